@@ -49,7 +49,7 @@ def backup(config: BackupConfig) -> dict[str, Any]:
 def copy(to: str, keep: int) -> dict[str, Any]:
     """Make a backup; leaves a note of what it holds."""
     made = back_up(home(), open_store(home()), open_named(home(), to), keep=keep)
-    found = {
+    result = {
         "at": made.contents.at,
         "artifacts": len(made.contents.artifacts),
         "sent": len(made.sent),
@@ -57,18 +57,18 @@ def copy(to: str, keep: int) -> dict[str, Any]:
         "documents": len(made.contents.documents),
         "removed": len(made.pruned),
     }
-    _leave("backup", found, f"backup to {to}")
-    return {**found, "damaged": list(made.contents.damaged), "kept_out": list(made.kept_out)}
+    _leave("backup", result, f"backup to {to}")
+    return {**result, "damaged": list(made.contents.damaged), "kept_out": list(made.kept_out)}
 
 
 @task(name="drill", persist_result=False)  # type: ignore[untyped-decorator]
 def prove(to: str) -> dict[str, Any]:
     """Restore the newest backup into a scratch place and compare it; leaves a note of how long that took."""
-    found = asdict(drill(home(), open_named(home(), to)))
-    _leave("drill", found, f"drill of the backup in {to}")
-    return found
+    result = asdict(drill(home(), open_named(home(), to)))
+    _leave("drill", result, f"drill of the backup in {to}")
+    return result
 
 
-def _leave(key: str, found: dict[str, Any], words: str) -> None:
-    rows = [[name.replace("_", " "), number(value)] for name, value in found.items()]
+def _leave(key: str, result: dict[str, Any], words: str) -> None:
+    rows = [[name.replace("_", " "), number(value)] for name, value in result.items()]
     hand_in(new_artifact("markdown", key, f"# {words}\n\n{table(['what', 'value'], rows)}", words))

@@ -95,7 +95,7 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
     champion, given = champion_of(run.store, config.model), resolve(name)
     settings = (config.revalidation, config.evaluation, config.comparison)
     sound = integrity(champion, config.revalidation.integrity)
-    found = Found(
+    value = Found(
         integrity=Part(
             name="integrity", status="passed" if sound.passed else "failed", said=sound.said, checks=sound.checks
         ),
@@ -104,20 +104,20 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
         documents_before=documents_looked_at(run.store, champion.ref),
     )
     if not sound.passed:
-        concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
+        concluded(run, verdict(champion, given, None, None, None, *settings, evidence=value))
         sound.require()
     validation = validated(given.ref, config.validation, config.preprocessing, config.cluster)
-    found = found.model_copy(update={"data": data_part(validation)})
+    value = value.model_copy(update={"data": data_part(validation)})
     if not validation.passed:
-        concluded(run, verdict(champion, given, None, None, None, *settings, found=found))
+        concluded(run, verdict(champion, given, None, None, None, *settings, evidence=value))
         validation.require()
     checkpoint = checkpoint_of(run.store, champion)
     promoted = promotion_scores(run.store, champion, checkpoint)
-    drift, same = drift_of(checkpoint, validation.require(), found.reference, config)
+    drift, same = drift_of(checkpoint, validation.require(), value.reference, config)
     scores, lacking = measured(run.store, checkpoint, validation, config)
     service = service_of(run, champion, config.revalidation.service)
-    found = found.model_copy(update={"same_data": same, "lacking": lacking, "service": service})
-    result = verdict(champion, given, drift, scores, promoted, *settings, found=found)
+    value = value.model_copy(update={"same_data": same, "lacking": lacking, "service": service})
+    result = verdict(champion, given, drift, scores, promoted, *settings, evidence=value)
     concluded(run, result, scores=scores, promoted=promoted)
     result.require()
     return result
@@ -161,11 +161,11 @@ def promotion_scores(store: Store, champion: Model, checkpoint: Checkpoint) -> E
 
 def data_part(validation: Validation) -> Part:
     """What the data stage says: the checks that closed its gate or warned."""
-    told = tuple(check for check in validation.checks if check.outcome != "passed")
-    failed = [check.name for check in told if not check.passed]
+    entries = tuple(check for check in validation.checks if check.outcome != "passed")
+    failed = [check.name for check in entries if not check.passed]
     counted = f"{validation.metrics['documents']:.0f} documents, {validation.metrics['quarantined']:.0f} set aside"
-    said = f"the data is no measure: {', '.join(failed)}" if failed else counted
-    return Part(name="data", status="failed" if failed else "passed", said=said, checks=told)
+    text = f"the data is no measure: {', '.join(failed)}" if failed else counted
+    return Part(name="data", status="failed" if failed else "passed", said=text, checks=entries)
 
 
 def drift_of(
@@ -187,7 +187,9 @@ def measured(
 ) -> tuple[Evaluation | None, str]:
     """The champion's checkpoint on the held-out split of the data; None, and why, where that is too small."""
     fewest = config.evaluation.min_documents
-    held = _held_out(store, validation)
+    # Documents of the held-out split before any was set aside: a split without one is refused by the next stage.
+    folder = store.fetch(find(store, *parse_ref(validation.ref)))
+    held = int(json.loads((folder / "validation.json").read_text(encoding="utf-8"))["heldout"])
     if held:
         own = tokenizer_given(store, config.preprocessing) or tokenizer_of_tuned(store, checkpoint)
         tokens = tokenized(validation, config.preprocessing, config.cluster, own)
@@ -205,11 +207,5 @@ def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[s
     """
     since = answers_judged(run.store, champion.ref, fewest=config.min_requests)
     names = list(serving(run.home, champion.ref))
-    told = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
-    return min((each for each in told if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
-
-
-def _held_out(store: Store, validation: Validation) -> int:
-    """Documents of the held-out split before any was set aside: a split without one is refused by the next stage."""
-    folder = store.fetch(find(store, *parse_ref(validation.ref)))
-    return int(json.loads((folder / "validation.json").read_text(encoding="utf-8"))["heldout"])
+    payload = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
+    return min((each for each in payload if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)

@@ -41,15 +41,15 @@ def watch(config: WatchConfig) -> list[dict[str, Any]]:
 def tell(name: str, seen: Seen | None, config: WatchConfig) -> dict[str, Any]:
     """Leave a note of one endpoint: the verdict, what moved, and the last windows."""
     rows = history(home(), name, requests=config.window_requests, windows=config.windows)
-    told = brief(name, seen)
+    payload = brief(name, seen)
     columns = (seen.told or {}).get("columns", []) if seen else []
     cells = [
         [each["name"], each["verdict"], *map(_cell, (each["reference"], each["new"], each["p_value"]))]
         for each in columns
     ]
-    parts = [f"# endpoint/{name}: {told['verdict']}", _words(told)]
+    parts = [f"# endpoint/{name}: {payload['verdict']}", _words(payload)]
     parts += [table(["measure", "verdict", "before", "now", "p"], cells)] if cells else []
-    notes = [new_artifact("markdown", "answers", "\n\n".join(parts), f"endpoint/{name}: {told['verdict']}")]
+    notes = [new_artifact("markdown", "answers", "\n\n".join(parts), f"endpoint/{name}: {payload['verdict']}")]
     shown = [{key: _cell(value) for key, value in row.items()} for row in rows]
     notes += (
         [new_artifact("table", "answers-over-time", json.dumps(shown), f"endpoint/{name}, window by window")]
@@ -57,13 +57,13 @@ def tell(name: str, seen: Seen | None, config: WatchConfig) -> dict[str, Any]:
         else []
     )
     hand_in(*notes)
-    return told
+    return payload
 
 
-def _words(told: dict[str, Any]) -> str:
-    said = f"Said now: {', '.join(told['said'])}; evidence: `{told['evidence']}`. " if told["said"] else ""
-    stands = f"Stands: {', '.join(told['standing'])}." if told["standing"] else "Nothing stands."
-    return f"{told['requests']} requests since the last window. {said}{stands}"
+def _words(payload: dict[str, Any]) -> str:
+    text = f"Said now: {', '.join(payload['said'])}; evidence: `{payload['evidence']}`. " if payload["said"] else ""
+    stands = f"Stands: {', '.join(payload['standing'])}." if payload["standing"] else "Nothing stands."
+    return f"{payload['requests']} requests since the last window. {text}{stands}"
 
 
 def _cell(value: object) -> str:

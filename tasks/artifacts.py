@@ -309,11 +309,11 @@ def require_checks(stage: str, checks: tuple[Check, ...]) -> None:
     failed = [check for check in checks if not check.passed]
     if checks and not failed:
         return
-    said = (
+    text = (
         "; ".join(f"{c.name}: measured {_number(c.measured)}, limit {c.limit}" for c in failed) or "nothing was checked"
     )
     raise GateFailed(
-        f"the gate of {stage} stays closed: {said}",
+        f"the gate of {stage} stays closed: {text}",
         stage=stage,
         checks=[{"name": c.name, "measured": c.measured, "limit": c.limit} for c in failed],
         remedy=" ".join(dict.fromkeys(c.remedy for c in failed if c.remedy)),

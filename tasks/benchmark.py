@@ -86,9 +86,9 @@ def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
 def too_old(record: Record, args: tuple[Any, ...]) -> bool:
     """A qualification holds for its time, its machines and its baseline."""
     cluster, config = args
-    there = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
+    reachable = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
     same = record.value["baseline"] == sku_digest(hardware_of(cluster, config))
-    return age_hours(record) > config.max_age_hours or not there or not same or _condemned_since(record, cluster)
+    return age_hours(record) > config.max_age_hours or not reachable or not same or _condemned_since(record, cluster)
 
 
 def _condemned_since(record: Record, cluster: ClusterConfig) -> bool:
@@ -112,9 +112,14 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: Trai
     """Measure every machine, and what they do together, and judge both. `training` is what the training probe runs."""
     require_possible(cluster, config)
     sku = hardware_of(cluster, config)
-    before = _history(cluster, sku)
+    # What earlier qualifications as the same hardware say of the machines; they stand in the lineage beside the
+    # inputs.
+    work = at_work()
+    results = [one for one in stored(work.lifecycle.store, cluster.name) if one.verdict.sku == sku.name]
+    work.context += [one.manifest.ref for one in results]
+    before = past(results)
     asked = program(cluster, config, training)
-    first = machines(cluster, config, there=intended_nodes() or usable_nodes(cluster, config.nodes))
+    first = machines(cluster, config, existing=intended_nodes() or usable_nodes(cluster, config.nodes))
     proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
         rest = proof.unproven
@@ -180,14 +185,6 @@ def _hours_since_end(folder: Path) -> float:
     """Of a job that ended while nobody looked: what it measured may have been true then."""
     ended = read_mark(folder / "nodes" / "0" / "exit.json").get("ended") or (folder / "result.json").stat().st_mtime
     return (time.time() - float(ended)) / 3600
-
-
-def _history(cluster: ClusterConfig, sku: Sku) -> list[Past]:
-    """What earlier qualifications as the same hardware say of the machines; they stand in the lineage beside the inputs."""
-    work = at_work()
-    found = [one for one in stored(work.lifecycle.store, cluster.name) if one.verdict.sku == sku.name]
-    work.context += [one.manifest.ref for one in found]
-    return past(found)
 
 
 def joined(first: Proof, second: Proof) -> Proof:
@@ -275,8 +272,8 @@ def _rates(measured: Measurement, left: Remaining) -> dict[str, Any]:
 
 def _peaks(sku: Sku) -> dict[str, float]:
     """By precision of training, as the file of the hardware has them; of CPUs it has none."""
-    found = {precision: sku.specs.get(f"peak_{precision}_tflops") for precision in ("fp32", "bf16")}
-    return {precision: float(number.value) for precision, number in found.items() if number}
+    result = {precision: sku.specs.get(f"peak_{precision}_tflops") for precision in ("fp32", "bf16")}
+    return {precision: float(number.value) for precision, number in result.items() if number}
 
 
 def _values(measured: Measurement, check: str, left: Remaining) -> list[float]:

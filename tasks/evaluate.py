@@ -126,12 +126,16 @@ def compare(
     theirs = None
     if champion and champion.subject.version != scores.subject.version:
         theirs = _side(champion)
-        _require_same_documents(mine, theirs)
+        if mine.documents.get("bytes") != theirs.documents.get("bytes"):
+            raise IntegrityError(
+                f"the evaluations of {mine.ref} and {theirs.ref} were not made on the same documents",
+                remedy="Measure both again: `headway retrain --from evaluate`.",
+            )
     checks = _checks(scores, champion, mine, theirs, config, limits)
     run.outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     if theirs:
-        told = run.results["comparison"] = against(mine, theirs, config)
-        run.observer.happened("evaluate", "compared", in_words(told))
+        payload = run.results["comparison"] = against(mine, theirs, config)
+        run.observer.happened("evaluate", "compared", in_words(payload))
     require_checks("evaluate", checks)
     return scores.subject
 
@@ -144,7 +148,7 @@ def _checks(
     config: EvaluationConfig,
     limits: ComparisonConfig,
 ) -> tuple[Check, ...]:
-    found = list(bigram_checks(scores.metrics, config, limits))
+    results = list(bigram_checks(scores.metrics, config, limits))
     if theirs and champion:
         now, then = (each.metrics.get("bits_per_byte", float("nan")) for each in (scores, champion))
         remedy = (
@@ -153,28 +157,20 @@ def _checks(
         )
         margin = limits.max_loss_to_champion
         noise = limits.seed_noise
-        found.append(relative_check("bits_per_byte", margin, mine, theirs, config, seed_noise=noise, remedy=remedy))
+        results.append(relative_check("bits_per_byte", margin, mine, theirs, config, seed_noise=noise, remedy=remedy))
     for rule in limits.rules:
-        found += rule_checks(rule, mine, theirs, config, seed_noise=limits.seed_noise)
-    return tuple(found)
-
-
-def _require_same_documents(mine: Side, theirs: Side) -> None:
-    if mine.documents.get("bytes") != theirs.documents.get("bytes"):
-        raise IntegrityError(
-            f"the evaluations of {mine.ref} and {theirs.ref} were not made on the same documents",
-            remedy="Measure both again: `headway retrain --from evaluate`.",
-        )
+        results += rule_checks(rule, mine, theirs, config, seed_noise=limits.seed_noise)
+    return tuple(results)
 
 
 def _side(scores: Evaluation) -> Side:
     store = current().store
     folder = store.fetch(find(store, *parse_ref(scores.ref)))
-    told, documents, sources = (_json(folder / f"{name}.json") for name in ("evaluation", "documents", "sources"))
-    return Side(scores.subject.ref, told, documents, sources)
+    payload, documents, sources = (_json(folder / f"{name}.json") for name in ("evaluation", "documents", "sources"))
+    return Side(scores.subject.ref, payload, documents, sources)
 
 
 def _json(path: Path) -> dict[str, Any]:
     """The content of a file; empty where an evaluation has none of this name."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return result

@@ -41,9 +41,9 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
     job = run_job(program(checkpoint, tokens, config, made_from=made_from, measured=measured, on=on), on=on)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", export_checks(metrics, config))
-    for name, told in job.result["variants"].items():
-        if not told["passed"]:
-            current().observer.happened("export", "variant left out", f"variant {name} left out: {told['why']}")
+    for name, entry in job.result["variants"].items():
+        if not entry["passed"]:
+            current().observer.happened("export", "variant left out", f"variant {name} left out: {entry['why']}")
     model = publish(job.output, Model, name=checkpoint.name, metrics=metrics)
     sign(model)
     return model
@@ -71,22 +71,22 @@ def program(
 def _note_context(config: ExportConfig, measured: int | None) -> None:
     """Tell where the settings declare a longer context than was measured."""
     if config.context_length and measured and config.context_length > measured:
-        said = (
+        text = (
             f"export.context_length declares {config.context_length} tokens, and the evaluation measured {measured}: "
             "how good the model is beyond them is not known"
         )
-        current().observer.happened("export", "longer context", said)
+        current().observer.happened("export", "longer context", text)
 
 
 def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:
     """All that a checkpoint was made from, and itself; not what it was made under, which changes with machines."""
     edges = [edge for edge in walk(current().store, checkpoint.ref)["edges"] if edge["how"] == "input"]
-    found, queue = {tokens.ref}, [checkpoint.ref, tokens.ref]
+    result, queue = {tokens.ref}, [checkpoint.ref, tokens.ref]
     while queue:
         ref = queue.pop()
-        found.add(ref)
-        queue += [edge["input"] for edge in edges if edge["output"] == ref and edge["input"] not in found]
-    return tuple(sorted(found))
+        result.add(ref)
+        queue += [edge["input"] for edge in edges if edge["output"] == ref and edge["input"] not in result]
+    return tuple(sorted(result))
 
 
 def export_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:

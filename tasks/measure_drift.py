@@ -35,5 +35,5 @@ def measure_drift(
     if tokenizer:
         inputs["tokenizer"] = tokenizer
     job = run_job(Program("tasks.jobs.drift", settings, inputs, ranks=1, threads=on.threads_per_node), on=on)
-    said = job.result
-    return publish(job.output / "drift", Drift, name=new.name, metrics=said["metrics"], verdict=said["verdict"])
+    output = job.result
+    return publish(job.output / "drift", Drift, name=new.name, metrics=output["metrics"], verdict=output["verdict"])

@@ -83,9 +83,9 @@ def plan(
     """Size and time of a training run, and the gate on memory, disk and time; the network is the base's where there is one."""
     vocab_size = int(json.loads((fetch(tokens) / "tokens.json").read_text())["vocab_size"])
     if base:
-        found = open_model_folder(fetch(base))
-        training = training.model_copy(update={"network": shape_of(found.config)})
-        vocab_size = found.vocab_size
+        result = open_model_folder(fetch(base))
+        training = training.model_copy(update={"network": shape_of(result.config)})
+        vocab_size = result.vocab_size
     train_tokens = int(tokens.metrics["train_tokens"])
     home = home_folder("")
     past = noted(measured_on(on.name), PAST_RUNS)

@@ -69,7 +69,7 @@ def verdict(
     evaluation: EvaluationConfig,
     comparison: ComparisonConfig,
     *,
-    found: Found,
+    evidence: Found,
 ) -> Revalidation:
     """Judge a champion by all parts, and publish the evidence. `scores` are of the new data, `promotion` of its promotion."""
     drifted = _json(fetch(drift) / "drift.json") if drift else None
@@ -81,36 +81,36 @@ def verdict(
         )
     checks = performance_checks(scores, measured, config, evaluation, comparison)
     parts = (
-        found.integrity,
-        found.data,
-        drift_part(drifted, found, config),
-        performance_part(measured, checks, found),
-        service_part(found.service, looked_at=found.data.status == "passed"),
+        evidence.integrity,
+        evidence.data,
+        drift_part(drifted, evidence, config),
+        performance_part(measured, checks, evidence),
+        service_part(evidence.service, looked_at=evidence.data.status == "passed"),
     )
     given = verdict_of(parts)
     documents = sampled(_evaluated(scores)["documents"].get("hashes", ())) if scores else ()
-    before = found.degraded_before
-    same = counted_before(dataset.ref, documents, found)
+    before = evidence.degraded_before
+    same = counted_before(dataset.ref, documents, evidence)
     window: dict[str, Any] = window_of(given, same or dataset.ref, before, of=config.windows)
     if same:
         window["shares_documents_with"] = same
-    told = {
+    payload = {
         "schema": SCHEMA,
         "model": model.ref,
         "dataset": dataset.ref,
-        "reference": found.reference,
+        "reference": evidence.reference,
         "verdict": given,
         "why": list(why(parts, given)),
         "parts": [part.model_dump(mode="json") for part in parts],
         "drift": drifted,
         "performance": measured,
-        "service": found.service,
+        "service": evidence.service,
         "window": window,
         "documents": list(documents),
         "drift_alarms_per_year": config.drift_alarms_per_year(),
         "acts": acts(given, same or dataset.ref, before, of=config.windows),
     }
-    return _published(told, parts, model, scores)
+    return _published(payload, parts, model, scores)
 
 
 def verdict_of(parts: Sequence[Part]) -> Literal["valid", "degraded", "invalid", "unknown"]:
@@ -142,10 +142,10 @@ def sampled(hashes: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({each[:DIGITS] for each in hashes})[:SAMPLED])
 
 
-def counted_before(dataset: str, documents: Sequence[str], found: Found) -> str:
+def counted_before(dataset: str, documents: Sequence[str], result: Found) -> str:
     """Another dataset of the row that shares more than MOST_SHARED of its documents with this one; empty without one."""
-    others = (each for each in found.degraded_before if each != dataset)
-    return next((each for each in others if shared(documents, found.documents_before.get(each, ())) > MOST_SHARED), "")
+    others = (each for each in result.degraded_before if each != dataset)
+    return next((each for each in others if shared(documents, result.documents_before.get(each, ())) > MOST_SHARED), "")
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> float:
@@ -164,16 +164,16 @@ def why(parts: Sequence[Part], given: str) -> tuple[str, ...]:
     return tuple(f"{part.name}: {part.said}" for part in parts if part.status in wanted)
 
 
-def drift_part(told: Mapping[str, Any] | None, found: Found, config: RevalidationConfig) -> Part:
+def drift_part(payload: Mapping[str, Any] | None, result: Found, config: RevalidationConfig) -> Part:
     """What the drift of the data says, and how often it says so of an unchanged champion in a year."""
-    if told is None:
-        said = "the same data that it was promoted on" if found.same_data else "not measured"
-        return Part(name="drift", status="passed" if found.same_data else "absent", said=said)
-    moved = told["verdict"] == "drift"
+    if payload is None:
+        text = "the same data that it was promoted on" if result.same_data else "not measured"
+        return Part(name="drift", status="passed" if result.same_data else "absent", said=text)
+    moved = payload["verdict"] == "drift"
     check = Check(
         name="drift, smallest corrected p value",
-        measured=told["p_value"],
-        limit=f"> {told['false_alarm_rate']:.4g}",
+        measured=payload["p_value"],
+        limit=f"> {payload['false_alarm_rate']:.4g}",
         passed=not moved,
         remedy="Look at what moved. Data that is broken is mended at its source, other data is learnt: `headway retrain`. "
         "revalidation.drift.false_alarm_rate is the share of unchanged data that may be called drift; with "
@@ -181,14 +181,14 @@ def drift_part(told: Mapping[str, Any] | None, found: Found, config: Revalidatio
         f"{config.drift_alarms_per_year():.1%} of unchanged champions a year: revalidation.false_alarms_per_year chooses it.",
     )
     status: Literal["failed", "insufficient", "passed"]
-    status = "failed" if moved else "insufficient" if told["verdict"] == "insufficient" else "passed"
-    return Part(name="drift", status=status, said=_moved(told) if moved else told["why"], checks=(check,))
+    status = "failed" if moved else "insufficient" if payload["verdict"] == "insufficient" else "passed"
+    return Part(name="drift", status=status, said=_moved(payload) if moved else payload["why"], checks=(check,))
 
 
-def _moved(told: Mapping[str, Any]) -> str:
+def _moved(payload: Mapping[str, Any]) -> str:
     """The columns that moved, by name: how far each did is a line of the evidence."""
-    names = [column["name"] for column in told["columns"] if column["verdict"] == "drift"]
-    return f"{len(names)} of {len(told['columns'])} columns moved: {', '.join(names)}"
+    names = [column["name"] for column in payload["columns"] if column["verdict"] == "drift"]
+    return f"{len(names)} of {len(payload['columns'])} columns moved: {', '.join(names)}"
 
 
 def performance_checks(
@@ -207,64 +207,64 @@ def performance_checks(
     )
 
 
-def performance_part(measured: Mapping[str, Any] | None, checks: tuple[Check, ...], found: Found) -> Part:
+def performance_part(measured: Mapping[str, Any] | None, checks: tuple[Check, ...], result: Found) -> Part:
     """How the champion does on the new data."""
     if measured is None:
-        if not found.lacking:
+        if not result.lacking:
             return Part(name="performance", status="absent", said="not looked at")
-        lacking = Check(name="documents to measure on", measured=found.lacking, limit="enough", passed=False)
-        return Part(name="performance", status="insufficient", said=found.lacking, checks=(lacking,))
+        lacking = Check(name="documents to measure on", measured=result.lacking, limit="enough", passed=False)
+        return Part(name="performance", status="insufficient", said=result.lacking, checks=(lacking,))
     new, before, loss = measured["new"], measured["promotion"], measured["loss"]
     failed = [check.name for check in checks if check.outcome == "failed"]
     unsure = [check.name for check in checks if check.outcome == "insufficient"]
-    said = (
+    text = (
         f"{new['bits_per_byte']:.4f} bits per byte, {before['bits_per_byte']:.4f} at its promotion: a loss of "
         f"{loss['estimate']:.1%} ({loss['low']:.1%} to {loss['high']:.1%})"
     )
-    said += f"; not kept: {', '.join(failed)}" if failed else ""
-    said += f"; too wide an interval to judge by: {', '.join(unsure)}" if unsure else ""
+    text += f"; not kept: {', '.join(failed)}" if failed else ""
+    text += f"; too wide an interval to judge by: {', '.join(unsure)}" if unsure else ""
     status: Literal["failed", "insufficient", "passed"] = "failed" if failed else "insufficient" if unsure else "passed"
-    return Part(name="performance", status=status, said=said, checks=checks)
+    return Part(name="performance", status=status, said=text, checks=checks)
 
 
-def service_part(told: Mapping[str, Any] | None, *, looked_at: bool = True) -> Part:
+def service_part(payload: Mapping[str, Any] | None, *, looked_at: bool = True) -> Part:
     """What the answers of the endpoint say."""
-    if told is None:
-        said = "no endpoint writes down what it answers" if looked_at else "not looked at"
-        return Part(name="service", status="absent", said=said)
-    found = told["verdict"] == "anomaly"
-    moved = [column["title"] or column["name"] for column in told["columns"] if column["verdict"] == "anomaly"]
-    requests = f"{told['requests']} requests since the last revalidation, {told['reference_requests']} before"
+    if payload is None:
+        text = "no endpoint writes down what it answers" if looked_at else "not looked at"
+        return Part(name="service", status="absent", said=text)
+    exists = payload["verdict"] == "anomaly"
+    moved = [column["title"] or column["name"] for column in payload["columns"] if column["verdict"] == "anomaly"]
+    requests = f"{payload['requests']} requests since the last revalidation, {payload['reference_requests']} before"
     check = Check(
-        name=f"answers of endpoint/{told['endpoint']}, smallest corrected p value",
-        measured=told["p_value"],
+        name=f"answers of endpoint/{payload['endpoint']}, smallest corrected p value",
+        measured=payload["p_value"],
         limit="as before",
-        passed=not found,
+        passed=not exists,
         remedy="Look at what it is asked, and at its log. `headway endpoint list` shows what is served.",
     )
-    said = f"not as before: {', '.join(moved) or told['endpoint']}; {requests}" if found else requests
+    text = f"not as before: {', '.join(moved) or payload['endpoint']}; {requests}" if exists else requests
     status: Literal["failed", "insufficient", "passed"]
-    status = "failed" if found else "insufficient" if told["verdict"] == "insufficient" else "passed"
-    return Part(name="service", status=status, said=said, checks=() if status == "insufficient" else (check,))
+    status = "failed" if exists else "insufficient" if payload["verdict"] == "insufficient" else "passed"
+    return Part(name="service", status=status, said=text, checks=() if status == "insufficient" else (check,))
 
 
 def _gate(parts: Sequence[Part]) -> tuple[Check, ...]:
     return tuple(check for part in parts for check in part.checks)
 
 
-def _metrics(told: Mapping[str, Any], scores: Evaluation | None) -> dict[str, float]:
+def _metrics(payload: Mapping[str, Any], scores: Evaluation | None) -> dict[str, float]:
     """What runs are compared by; what was not measured is left out."""
-    drift, performance = told["drift"] or {}, told["performance"]
-    found = {
+    drift, performance = payload["drift"] or {}, payload["performance"]
+    result = {
         "drift_p_value": drift.get("p_value"),
         "domain_auc": (drift.get("classifier") or {}).get("auc"),
         "loss_since_promotion": performance["loss"]["estimate"] if performance else None,
         "loss_low": performance["loss"]["low"] if performance else None,
         "loss_high": performance["loss"]["high"] if performance else None,
         "bits_per_byte": scores.metrics["bits_per_byte"] if scores else None,
-        "window": float(told["window"]["number"]),
+        "window": float(payload["window"]["number"]),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def _evaluated(scores: Evaluation) -> dict[str, Any]:
@@ -276,18 +276,18 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _published(told: dict[str, Any], parts: Sequence[Part], model: Model, scores: Evaluation | None) -> Revalidation:
+def _published(payload: dict[str, Any], parts: Sequence[Part], model: Model, scores: Evaluation | None) -> Revalidation:
     """`revalidation.json`, its page and its pictures, as the artifact that says the verdict."""
     with scratch() as folder:
-        (folder / FILE).write_text(json.dumps(told, indent=1))
-        write_evidence(folder, told)
-        figures(folder, told)
+        (folder / FILE).write_text(json.dumps(payload, indent=1))
+        write_evidence(folder, payload)
+        figures(folder, payload)
         return publish(
             folder,
             Revalidation,
             name=model.name,
-            metrics=_metrics(told, scores),
+            metrics=_metrics(payload, scores),
             checks=_gate(parts),
             subject=model,
-            verdict=told["verdict"],
+            verdict=payload["verdict"],
         )

@@ -157,8 +157,8 @@ def _library() -> tuple[Any, Any]:
 
 
 def _results(suite: Any, batches: Any, frame: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    told = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
-    for result in batches.get_batch({"dataframe": frame}).validate(suite, result_format=told).results:
+    payload = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
+    for result in batches.get_batch({"dataframe": frame}).validate(suite, result_format=payload).results:
         assert not result.exception_info.get("raised_exception"), result.exception_info
         yield result.expectation_config.meta["name"], result.result
 
@@ -179,20 +179,20 @@ def _check(figure: Figure, kept: bool, only_warn: bool) -> Check:
 def _documents(profile: Profile, rules: Sequence[DocumentRule], bits: Bits) -> list[Figure]:
     """The share of documents that break each rule, with the first few."""
     broken = {rule.name: np.flatnonzero(bits >> number & 1) for number, rule in enumerate(rules)}
-    told = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
-    return [expectations.of_rule(r, len(broken[r.name]), profile.documents, told[r.name]) for r in rules]
+    payload = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
+    return [expectations.of_rule(r, len(broken[r.name]), profile.documents, payload[r.name]) for r in rules]
 
 
 def _unreadable(profile: Profile, config: ValidationConfig) -> Figure:
     first = islice(profile.unreadable(), SAMPLES)
-    samples = tuple(f"{profile.names[found['shard']]}:{found['line']}: {found['reason']}" for found in first)
+    samples = tuple(f"{profile.names[item['shard']]}:{item['line']}: {item['reason']}" for item in first)
     return expectations.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
 
 
 def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
     """Repetitions across the held-out border: a model would be measured on what it has read."""
     heldout = np.zeros(profile.documents, bool)
-    found: list[int] = []
+    results: list[int] = []
     count = left = 0
     for first, batch in profile.batches(("heldout", *PARTNERS)):
         column = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
@@ -201,8 +201,8 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
         partners = np.where(column["exact_of"] >= 0, column["exact_of"], column["near_of"])
         crosses = (partners >= 0) & (heldout[rows] != heldout[partners])
         count, left = count + int(crosses.sum()), left + int((crosses & ~gone[rows] & ~gone[partners]).sum())
-        found += rows[crosses][: SAMPLES - len(found)].tolist()
-    return expectations.of_border(count, left, samples_of(profile, {BORDER: found})[BORDER])
+        results += rows[crosses][: SAMPLES - len(results)].tolist()
+    return expectations.of_border(count, left, samples_of(profile, {BORDER: results})[BORDER])
 
 
 def program(

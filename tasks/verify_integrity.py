@@ -49,10 +49,10 @@ def integrity(model: Model, config: IntegrityConfig) -> Integrity:
     """Compare all bytes; say `model.tampered` and stop what serves from changed files when they differ, and do not raise."""
     serving = served(model.name)
     others = {each.model_ref for each in serving.values()} - {model.ref}
-    found = {ref: _look(ref, config) for ref in (model.ref, *sorted(others))}
-    wrong = [finding for each in found.values() for finding in each]
+    result = {ref: _look(ref, config) for ref in (model.ref, *sorted(others))}
+    wrong = [finding for each in result.values() for finding in each]
     remedy = _remedy(model.ref, wrong)
-    checks = [_stored(ref, each, remedy) for ref, each in found.items()]
+    checks = [_stored(ref, each, remedy) for ref, each in result.items()]
     changed = {finding.where for finding in wrong} - {STORE}
     for where in sorted(changed | {f"endpoint/{name}" for name in serving}):
         checks.append(_check(f"files that {where} serves from", where not in changed, remedy))
@@ -69,10 +69,10 @@ def integrity(model: Model, config: IntegrityConfig) -> Integrity:
 def served(model: str) -> dict[str, ServedFrom]:
     """The endpoints that serve any version of a model now."""
     home = home_folder("")
-    found = {name: endpoint_of(home, name).serves_from() for name in known_endpoints(home)}
+    result = {name: endpoint_of(home, name).serves_from() for name in known_endpoints(home)}
     return {
         name: each
-        for name, each in found.items()
+        for name, each in result.items()
         if each and each.running and parse_ref(each.model_ref)[:2] == ("model", model)
     }
 
@@ -80,20 +80,20 @@ def served(model: str) -> dict[str, ServedFrom]:
 def _look(ref: str, config: IntegrityConfig) -> list[Finding]:
     """What is wrong with one version, told and acted on."""
     home, store = home_folder(""), current().store
-    found = findings(home, store, ref)
-    act_on(home, store, ref, found, source=SOURCE)
+    result = findings(home, store, ref)
+    act_on(home, store, ref, result, source=SOURCE)
     if config.stop_endpoints:  # also where the settings that the model was made with leave them running
-        for finding in found:
+        for finding in result:
             if finding.where != STORE:
-                reason = f"its files are not what was signed: {told(found)}"
+                reason = f"its files are not what was signed: {told(result)}"
                 take_out_of_service(home, store, finding.where.removeprefix("endpoint/"), reason=reason, serving=ref)
-    return found
+    return result
 
 
-def _stored(ref: str, found: list[Finding], remedy: str) -> Check:
-    here = [finding for finding in found if finding.where == STORE]
-    wrong = "the key does not count" if any(finding.untrusted for finding in here) else "changed"
-    return _check(f"files and signature of {ref[:-52]} where it is stored", not here, remedy, wrong=wrong)
+def _stored(ref: str, results: list[Finding], remedy: str) -> Check:
+    local = [finding for finding in results if finding.where == STORE]
+    wrong = "the key does not count" if any(finding.untrusted for finding in local) else "changed"
+    return _check(f"files and signature of {ref[:-52]} where it is stored", not local, remedy, wrong=wrong)
 
 
 def _check(name: str, passed: bool, remedy: str, *, wrong: str = "changed") -> Check:

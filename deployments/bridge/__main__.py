@@ -101,10 +101,10 @@ def _asked(part: Any) -> Any:
 
 def _tell_problems(home: Path, config: EventsConfig) -> None:
     """Say which sources are broken, for `up`, `status`, `doctor` and the alerts."""
-    found = {name: why for name, why in list(_taken.items()) if why and name != "dispatch"}
+    result = {name: why for name, why in list(_taken.items()) if why and name != "dispatch"}
     for problems in list(_sources):
-        found |= problems()
-    bridge.tell_problems(home, config, found)
+        result |= problems()
+    bridge.tell_problems(home, config, result)
 
 
 def _turns(name: str, begin: Callable[[], Duty]) -> None:

@@ -69,7 +69,20 @@ class Arrivals:
             if settling or 0 < due - now <= LONGEST_WAIT_SECONDS:
                 continue
             try:
-                self._publish(one, now)
+                watched: list[FolderConfig | ContainerConfig] = [*self.config.folders, *self.config.containers]
+                source = next((each for each in watched if each.dataset == one.dataset), None)
+                if source is None:
+                    raise _Never(f"nothing that is watched makes dataset/{one.dataset} any more")
+                store = open_store(self.home)
+                with acting(ACTOR):
+                    require(self.home, "publish", what=f"dataset/{one.dataset}", reason="events")
+                    if isinstance(source, FolderConfig):
+                        made = self._of_folder(store, source, now)
+                    else:
+                        copies = self._copies[source]
+                        made = self._make(store, source.dataset, copies.update(), origin=copies.origin)
+                number, reason = self._became(store, one, made)
+                self._note(one, number, reason)
             except _Never as error:
                 self._note(one, NOTHING, str(error))
             except (Changed, FileNotFoundError) as error:
@@ -79,22 +92,6 @@ class Arrivals:
             else:
                 self._again.pop(one.dataset, None)
                 self._said.pop(one.dataset, None)
-
-    def _publish(self, one: Waiting, now: float) -> None:
-        watched: list[FolderConfig | ContainerConfig] = [*self.config.folders, *self.config.containers]
-        source = next((each for each in watched if each.dataset == one.dataset), None)
-        if source is None:
-            raise _Never(f"nothing that is watched makes dataset/{one.dataset} any more")
-        store = open_store(self.home)
-        with acting(ACTOR):
-            require(self.home, "publish", what=f"dataset/{one.dataset}", reason="events")
-            if isinstance(source, FolderConfig):
-                made = self._of_folder(store, source, now)
-            else:
-                copies = self._copies[source]
-                made = self._make(store, source.dataset, copies.update(), origin=copies.origin)
-        number, reason = self._became(store, one, made)
-        self._note(one, number, reason)
 
     def _of_folder(self, store: Store, folder: FolderConfig, now: float) -> Manifest:
         root = place_of(folder)
@@ -130,7 +127,10 @@ class Arrivals:
 
     def _became(self, store: Store, one: Waiting, made: Manifest) -> tuple[int, str]:
         """The event that a version is told by; or that there is none, because it was current before anything arrived."""
-        known = self._told(made.ref)
+        query = "SELECT number FROM events WHERE status = 'accepted' AND object <> '' AND name = ? AND object = ?"
+        with self.ledger.snapshot() as db:
+            result = db.execute(query, ("dataset.published", made.ref)).fetchone()
+        known = int(result["number"]) if result else None
         if known:
             return known, ""
         number = published_as(store, "dataset", one.dataset, made.version)
@@ -139,12 +139,6 @@ class Arrivals:
             return NOTHING, f"{made.ref} is what it was before"
         receipt = self.ledger.receive(published(store, one.dataset, change))
         return receipt.of or receipt.number, ""
-
-    def _told(self, ref: str) -> int | None:
-        query = "SELECT number FROM events WHERE status = 'accepted' AND object <> '' AND name = ? AND object = ?"
-        with self.ledger.snapshot() as db:
-            found = db.execute(query, ("dataset.published", ref)).fetchone()
-        return int(found["number"]) if found else None
 
     def _waiting(self) -> list[Waiting]:
         query = (

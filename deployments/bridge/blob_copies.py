@@ -35,18 +35,20 @@ class BlobCopies:
 
     def __init__(self, home: Path, container: ContainerConfig) -> None:
         self.container = container
-        said = f"{container.url}/{container.prefix}#{container.dataset}"
-        self.folder = home / "events" / "blobs" / hashlib.sha256(said.encode()).hexdigest()[:16]
+        text = f"{container.url}/{container.prefix}#{container.dataset}"
+        self.folder = home / "events" / "blobs" / hashlib.sha256(text.encode()).hexdigest()[:16]
         self.files = self.folder / "files"
         self._left_out: set[str] = set()
 
     def update(self) -> Path:
         """Fetch what is new, remove what is gone; the folder of the files. Raises Changed, and Missing while storage is away."""
-        there = self._listing()
+        existing = self._listing()
         etags: dict[str, str] = read_json(self.folder / "etags.json") or {}
-        kept = {name: tag for name, tag in etags.items() if name in there and self._is_here(name, there[name], tag)}
+        kept = {
+            name: tag for name, tag in etags.items() if name in existing and self._is_here(name, existing[name], tag)
+        }
         self._remove_all_but(kept)
-        wanted = [blob for name, blob in there.items() if name not in kept]
+        wanted = [blob for name, blob in existing.items() if name not in kept]
         self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
         require_room(self.files, sum(blob.size for blob in wanted), what=self.container.url)
         try:
@@ -58,19 +60,19 @@ class BlobCopies:
 
     def origin(self, source: str) -> str:
         """Where a file of the copy came from, as provenance has it."""
-        here = f"{self.files.resolve()}/"
+        local = f"{self.files.resolve()}/"
         return (
-            f"{self.container.url}/{self.container.prefix}{source.removeprefix(here)}"
-            if source.startswith(here)
+            f"{self.container.url}/{self.container.prefix}{source.removeprefix(local)}"
+            if source.startswith(local)
             else source
         )
 
     def _listing(self) -> dict[str, BlobProperties]:
         """Blobs that count, by their name below the prefix. One whose name cannot be a file's is left out, and said so once."""
         with faults.told(self.container.url, self.container.credential):
-            found = list(container_of(self.container).list_blobs(name_starts_with=self.container.prefix or None))
+            results = list(container_of(self.container).list_blobs(name_starts_with=self.container.prefix or None))
         named = {
-            blob.name.removeprefix(self.container.prefix): blob for blob in found if counts(blob.name, self.container)
+            blob.name.removeprefix(self.container.prefix): blob for blob in results if counts(blob.name, self.container)
         }
         folders = {parent for name in named for parent in _parents(name)}
         wrong = {name: why for name, blob in named.items() if (why := _unfit(name, folders)) and blob.size}
@@ -86,13 +88,13 @@ class BlobCopies:
     def _remove_all_but(self, kept: dict[str, str]) -> None:
         """What is gone from storage, and what a kill left half fetched."""
         for parent, folders, files in os.walk(self.files, topdown=False):
-            here = Path(parent)
+            local = Path(parent)
             for name in files:
-                if (here / name).relative_to(self.files).as_posix() not in kept:
-                    (here / name).unlink()
+                if (local / name).relative_to(self.files).as_posix() not in kept:
+                    (local / name).unlink()
             for name in folders:
-                if not any((here / name).iterdir()):
-                    (here / name).rmdir()
+                if not any((local / name).iterdir()):
+                    (local / name).rmdir()
 
     def _fetch(self, blob: BlobProperties) -> tuple[str, str]:
         """Fetch the blob that was listed, and no other; its name and what storage calls it."""

@@ -43,9 +43,9 @@ def credential_of(config: ContainerConfig | QueueConfig) -> Known:
     address = urlsplit(config.url)
     first, *rest = address.path.strip("/").split("/")
     account = first if rest else (address.hostname or "").partition(".")[0]
-    said = config.model_dump(include=set(Identity.model_fields))
+    output = config.model_dump(include=set(Identity.model_fields))
     try:
-        return access(StoreConfig(uri=f"az://{account}/{(first, *rest)[-1]}", **said)).credential
+        return access(StoreConfig(uri=f"az://{account}/{(first, *rest)[-1]}", **output)).credential
     except ValueError as error:
         raise Missing(f"{config.url}: {error}", remedy="Correct the settings of the platform.") from error
 

@@ -54,21 +54,28 @@ class Dispatch:
         due = not 0 <= now - self._pruned < PRUNE_SECONDS
         if due and not batches.prune(self.ledger):  # what is left goes at the next turns, so that nobody waits for long
             self._pruned = now
-        self._with_prefect(now)
-
-    def _with_prefect(self, now: float) -> None:
         with prefect_server.client() as client:
             forward(client, self.ledger)
             opened, waiting = self._opened(now), batches.waiting(self.ledger)
             if any(not batch.flow_run for batch in opened) or waiting or not 0 <= now - self._looked < LOOK_SECONDS:
-                self._look(client, now)
+                from deployments.catalogue.triggers import switched
+
+                self._switched = switched(client, list(self.routes)) if self.routes else {}
+                self._looked = now
             for batch in opened:
                 self._follow(client, batch, now)
             at_work = Counter(batch.trigger for batch in batches.open_batches(self.ledger))
             for trigger, subject in waiting:
                 if at_work[trigger] < MOST_AT_ONCE:
                     at_work[trigger] += self._start(client, self.routes[trigger], subject, now)
-            self._tell()
+            # Leave for `headway events` what only Prefect knows.
+            payload = {
+                name: {"automation": self._switched.get(name), "problem": self._problems.get(name, "")}
+                for name in self.routes
+            }
+            path = told_at(self.home)
+            if process.read_json(path) != payload:
+                process.write_json(path, payload)
 
     def _opened(self, now: float) -> list[Batch]:
         """Open batches that are to be looked at now: those that a flow run has not so often."""
@@ -80,12 +87,6 @@ class Dispatch:
 
     def _wanted_by(self, name: str, subject: str) -> list[str]:
         return [route.name for route in self.routes.values() if route.wants(name, subject)]
-
-    def _look(self, client: Any, now: float) -> None:
-        from deployments.catalogue.triggers import switched
-
-        self._switched = switched(client, list(self.routes)) if self.routes else {}
-        self._looked = now
 
     def _start(self, client: Any, route: Route, subject: str, now: float) -> bool:
         """Make one batch of all that wait, and send it, unless something keeps it; whether one was made."""
@@ -134,13 +135,13 @@ class Dispatch:
         """Note what became of a batch; send one again that nothing came of."""
         from deployments.bridge.following import follow
 
-        found = follow(client, self.home, batch, now, since=self._since)
-        if found.flow_run and not batch.flow_run and found.flow_run != batch.seen:
-            batches.note_seen(self.ledger, batch, found.flow_run)
-        if found.state == "ended":
-            batches.note_ended(self.ledger, batch, found.outcome, now)
-            logging.info("%s: flow run %s ended: %s", batch.id, found.flow_run, found.outcome)
-        elif found.state in ("none", "lost"):
+        result = follow(client, self.home, batch, now, since=self._since)
+        if result.flow_run and not batch.flow_run and result.flow_run != batch.seen:
+            batches.note_seen(self.ledger, batch, result.flow_run)
+        if result.state == "ended":
+            batches.note_ended(self.ledger, batch, result.outcome, now)
+            logging.info("%s: flow run %s ended: %s", batch.id, result.flow_run, result.outcome)
+        elif result.state in ("none", "lost"):
             if not self._patience_is_over(batch, now):
                 return
             if batch.trigger in self.routes:
@@ -153,16 +154,6 @@ class Dispatch:
             return False
         patience = min(AGAIN_SECONDS * 2.0 ** min(max(batch.attempts - 1, 0), 10), AT_MOST_SECONDS)
         return batch.started is None or not 0 <= now - batch.started < patience
-
-    def _tell(self) -> None:
-        """Leave for `headway events` what only Prefect knows."""
-        told = {
-            name: {"automation": self._switched.get(name), "problem": self._problems.get(name, "")}
-            for name in self.routes
-        }
-        path = told_at(self.home)
-        if process.read_json(path) != told:
-            process.write_json(path, told)
 
 
 def told_at(home: Path) -> Path:

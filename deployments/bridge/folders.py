@@ -74,17 +74,17 @@ class Folders:
 
 def look(root: Path, include: str) -> Look:
     """The files of a folder and of the folders in it that count; nothing is followed, opened or read."""
-    found = Look({}, {})
+    result = Look({}, {})
     waiting = [str(root)]
     while waiting:
         folder = waiting.pop()
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    _look_at(entry, include, found, waiting)
+                    _look_at(entry, include, result, waiting)
         except OSError as error:
-            found.problems[folder] = error.strerror or type(error).__name__
-    return found
+            result.problems[folder] = error.strerror or type(error).__name__
+    return result
 
 
 def place_of(folder: FolderConfig) -> Path:
@@ -104,19 +104,19 @@ class _Watch:
         if 0 < self._next - now <= LONGEST_REST_SECONDS:
             return
         began = time.perf_counter()
-        found = look(self.root, self.folder.include)
-        self._say(found.problems)
-        self._tell(self._settled(found.files, now))
-        if not found.problems:  # what is gone is known by the ledger
-            there = {_shown(path) for path in found.files}
-            self._told = {path: stamp for path, stamp in self._known().items() if path in there}
+        result = look(self.root, self.folder.include)
+        self._say(result.problems)
+        self._tell(self._settled(result.files, now))
+        if not result.problems:  # what is gone is known by the ledger
+            existing = {_shown(path) for path in result.files}
+            self._told = {path: stamp for path, stamp in self._known().items() if path in existing}
         took = time.perf_counter() - began
         self._next = now + min(LONGEST_REST_SECONDS, took / SHARE)
 
     def _settled(self, files: dict[str, Stamp], now: float) -> dict[str, Stamp]:
         """Files that are not told of, and have not changed for long enough."""
-        told = self._known()
-        fresh = {path: stamp for path, stamp in files.items() if told.get(_shown(path)) != str(stamp)}
+        payload = self._known()
+        fresh = {path: stamp for path, stamp in files.items() if payload.get(_shown(path)) != str(stamp)}
         before, self._moving = self._moving, {}
         for path, stamp in fresh.items():
             was, since = before.get(path, (stamp, now))
@@ -124,12 +124,12 @@ class _Watch:
         return {path: stamp for path, (stamp, since) in self._moving.items() if now - since >= self.settle}
 
     def _tell(self, settled: dict[str, Stamp]) -> None:
-        told, rows = self._known(), sorted(settled.items())
+        payload, rows = self._known(), sorted(settled.items())
         for start in range(0, len(rows), AT_ONCE):
             part = rows[start : start + AT_ONCE]
             self.ledger.receive_all([self._event(path, stamp) for path, stamp in part])
             for path, stamp in part:
-                told[_shown(path)] = str(stamp)
+                payload[_shown(path)] = str(stamp)
                 del self._moving[path]
 
     def _event(self, path: str, stamp: Stamp) -> Event:
@@ -152,8 +152,8 @@ class _Watch:
             query = "SELECT object FROM events WHERE status = 'accepted' AND name = 'data.arrived' AND source = ? ORDER BY number"
             with self.ledger.snapshot() as db:
                 rows = db.execute(query, (_shown(str(self.root)),)).fetchall()
-            said = (str(row["object"]).removeprefix("file:") for row in rows)
-            pairs = (text.removesuffix(end).rpartition("#") for text in said if text.endswith(end))
+            output = (str(row["object"]).removeprefix("file:") for row in rows)
+            pairs = (text.removesuffix(end).rpartition("#") for text in output if text.endswith(end))
             self._told = {name: stamp for name, _, stamp in pairs}
         return self._told
 
@@ -167,7 +167,7 @@ class _Watch:
         self.problems = problems
 
 
-def _look_at(entry: os.DirEntry[str], include: str, found: Look, waiting: list[str]) -> None:
+def _look_at(entry: os.DirEntry[str], include: str, result: Look, waiting: list[str]) -> None:
     if entry.name.startswith(".") or entry.name.endswith(UNFINISHED) or entry.name == "__pycache__":
         return
     try:
@@ -175,11 +175,11 @@ def _look_at(entry: os.DirEntry[str], include: str, found: Look, waiting: list[s
             waiting.append(entry.path)
         elif entry.is_file(follow_symlinks=False) and fnmatch.fnmatchcase(entry.name, include):
             status = entry.stat(follow_symlinks=False)
-            found.files[entry.path] = Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            result.files[entry.path] = Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     except FileNotFoundError:
         return
     except OSError as error:
-        found.problems[entry.path] = error.strerror or type(error).__name__
+        result.problems[entry.path] = error.strerror or type(error).__name__
 
 
 def _shown(path: str) -> str:

@@ -107,15 +107,15 @@ def _started_for(client: SyncPrefectClient, batch: Batch) -> list[FlowRun]:
     except ObjectNotFound:
         return []
     since = FlowRunFilterExpectedStartTime(after_=datetime.fromtimestamp(batch.made, UTC) - BEFORE)
-    found: list[Any] = []
-    while len(found) % PAGE == 0:
+    results: list[Any] = []
+    while len(results) % PAGE == 0:
         page = client.read_flow_runs(
             flow_run_filter=FlowRunFilter(expected_start_time=since),
             deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
             limit=PAGE,
-            offset=len(found),
+            offset=len(results),
         )
-        found += page
+        results += page
         if not page:
             break
-    return [run for run in found if run.parameters.get("cause") == batch.id]
+    return [run for run in results if run.parameters.get("cause") == batch.id]

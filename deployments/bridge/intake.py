@@ -41,18 +41,18 @@ from tasks.events.ledger import Ledger
 CODE = re.compile(r"[\w.:-]{1,256}", re.ASCII)
 
 
-def code_of(told: Sequence[Told], config: WebhookConfig) -> str:
+def code_of(entries: Sequence[Told], config: WebhookConfig) -> str:
     """The code to send back, when what was sent is a validation and nothing else; else nothing.
 
     Raises NotTaken: 403 for a topic that is not listed, 400 for a validation without a code.
     """
-    if len(told) != 1 or told[0].type != VALIDATION:
+    if len(entries) != 1 or entries[0].type != VALIDATION:
         return ""
-    if not listed(told[0].source, config):
-        raise NotTaken(403, f"the topic {told[0].source[:200]!r} is not listed, and may not subscribe")
-    if not CODE.fullmatch(told[0].handshake):
+    if not listed(entries[0].source, config):
+        raise NotTaken(403, f"the topic {entries[0].source[:200]!r} is not listed, and may not subscribe")
+    if not CODE.fullmatch(entries[0].handshake):
         raise NotTaken(400, "the validation event has no code to send back")
-    return told[0].handshake
+    return entries[0].handshake
 
 
 def permission(headers: Headers, config: WebhookConfig) -> dict[str, str]:
@@ -118,13 +118,13 @@ class Intake:
         self._wake.set()
         self._thread.join()
 
-    def take(self, told: Sequence[Told], signature: Signature | None, *, deadline: float) -> Taken:
+    def take(self, entries: Sequence[Told], signature: Signature | None, *, deadline: float) -> Taken:
         """Put events on disk, all in one transaction, and say what became of them.
 
         Raises NotTaken for a signature that was used before; Unable when too many wait, or when the transaction begins after
         `deadline` (of time.monotonic): its sender has been told to try again by then.
         """
-        later, events, refused = self._sorted(told)
+        later, events, refused = self._sorted(entries)
 
         def first(db: sqlite3.Connection) -> None:
             if time.monotonic() > deadline:
@@ -147,12 +147,12 @@ class Intake:
         numbers = [receipt.number for receipt in receipts]
         return Taken(len(new), len(receipts) - len(new), len(later), len(refused), numbers)
 
-    def _sorted(self, told: Iterable[Told]) -> tuple[list[Told], list[Event], list[tuple[Told, str]]]:
+    def _sorted(self, entries: Iterable[Told]) -> tuple[list[Told], list[Event], list[tuple[Told, str]]]:
         """Those that storage is to be asked about, those that need none, and those that are not allowed."""
         later: list[Told] = []
         events: list[Event] = []
         refused: list[tuple[Told, str]] = []
-        for one in told:
+        for one in entries:
             try:
                 if not listed(one.source, self._webhook):
                     raise NotAllowed(f"the topic {one.source[:200]!r} is not listed")
@@ -187,26 +187,30 @@ class Intake:
         away: dict[str, str] = {}
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="webhook-look") as pool:
             looked = list(zip(rows, pool.map(lambda row: self._look(row.told, away), rows), strict=True))
-        found = {row.number: said for row, said in looked if isinstance(said, Event)}
-        self._ledger.receive_all(list(found.values()), first=lambda db: _forget(db, found))
-        for row, said in looked:
-            if isinstance(said, NotAllowed):
+        result = {row.number: value for row, value in looked if isinstance(value, Event)}
+        self._ledger.receive_all(list(result.values()), first=lambda db: _forget(db, result))
+        for row, value in looked:
+            if isinstance(value, NotAllowed):
                 self._notes.refused(
-                    str(said), source=row.told.source, identity=row.told.identity, about=row.told.subject
+                    str(value), source=row.told.source, identity=row.told.identity, about=row.told.subject
                 )
         with self._ledger.transaction() as db:
-            _forget(db, [row.number for row, said in looked if isinstance(said, NotAllowed)])
-            for row, said in looked:
-                if isinstance(said, str):
-                    _postpone(db, row, said)
+            _forget(db, [row.number for row, value in looked if isinstance(value, NotAllowed)])
+            for row, value in looked:
+                if isinstance(value, str):
+                    due = time.time() + min(LONGEST_SECONDS, AGAIN_SECONDS * 2.0 ** min(row.tries, 10))
+                    db.execute(
+                        "UPDATE waiting SET due = ?, tries = tries + 1, why = ? WHERE number = ?",
+                        (due, value[:300], row.number),
+                    )
         return 0.0
 
-    def _look(self, told: Told, away: dict[str, str]) -> Event | NotAllowed | str:
+    def _look(self, payload: Told, away: dict[str, str]) -> Event | NotAllowed | str:
         """What an event is to us; why it is never anything; or why storage does not say, which then holds for its container."""
         try:
-            container = allowed(told.url, self._config)[0].url
+            container = allowed(payload.url, self._config)[0].url
             if container not in away:
-                return to_event(told, self._config, "webhook")
+                return to_event(payload, self._config, "webhook")
         except NotAllowed as error:
             return error
         except (HeadwayError, ValueError) as error:  # storage is away, or our settings of it are wrong
@@ -217,28 +221,23 @@ class Intake:
     def _due(self) -> list[_Row]:
         with self._ledger.transaction() as db:
             db.execute(TABLE)
-            found = db.execute(
+            result = db.execute(
                 "SELECT number, told, tries FROM waiting WHERE due <= ? ORDER BY number LIMIT ?", (time.time(), AT_ONCE)
             ).fetchall()
-        return [_Row(row["number"], Told(*json.loads(row["told"])), row["tries"]) for row in found]
+        return [_Row(row["number"], Told(*json.loads(row["told"])), row["tries"]) for row in result]
 
 
-def _keep(db: sqlite3.Connection, told: Sequence[Told]) -> None:
+def _keep(db: sqlite3.Connection, entries: Sequence[Told]) -> None:
     """Of what an event says of a blob, its address is all that is needed."""
-    if not told:
+    if not entries:
         return
     db.execute(TABLE)
-    if db.execute("SELECT count(*) FROM waiting").fetchone()[0] + len(told) > MOST_WAITING:
+    if db.execute("SELECT count(*) FROM waiting").fetchone()[0] + len(entries) > MOST_WAITING:
         raise Unable(f"{MOST_WAITING} events wait for storage already", retry_after=LONGEST_SECONDS)
     now = time.time()
-    rows = [(now, json.dumps(one._replace(data={"url": one.url})), now) for one in told]
+    rows = [(now, json.dumps(one._replace(data={"url": one.url})), now) for one in entries]
     db.executemany("INSERT INTO waiting (received, told, due) VALUES (?, ?, ?)", rows)
 
 
 def _forget(db: sqlite3.Connection, numbers: Iterable[int]) -> None:
     db.executemany("DELETE FROM waiting WHERE number = ?", [(number,) for number in numbers])
-
-
-def _postpone(db: sqlite3.Connection, row: _Row, why: str) -> None:
-    due = time.time() + min(LONGEST_SECONDS, AGAIN_SECONDS * 2.0 ** min(row.tries, 10))
-    db.execute("UPDATE waiting SET due = ?, tries = tries + 1, why = ? WHERE number = ?", (due, why[:300], row.number))

@@ -117,41 +117,72 @@ def read_events(body: bytes) -> list[Told]:
     """The events of a body: one or several, of either schema. Raises ValueError for anything else, and says what is wrong."""
     if len(body) > MOST_BYTES:
         raise ValueError(f"it has {len(body)} bytes, and at most {MOST_BYTES} are taken")
-    said = from_json(body, allow_inf_nan=False)
-    each = said if isinstance(said, list) else [said]
+    output = from_json(body, allow_inf_nan=False)
+    each = output if isinstance(output, list) else [output]
     if not each or len(each) > MOST_EVENTS:
         raise ValueError(f"it holds {len(each)} events, and 1 to {MOST_EVENTS} are taken")
     return [_read(one) for one in each]
 
 
-def cloud_event(said: dict[str, Any]) -> Told:
+def cloud_event(output: dict[str, Any]) -> Told:
     """An event of CloudEvents 1.0, by its attributes and `data`. Raises ValueError."""
-    event = _CloudEvent.model_validate(said)
+    event = _CloudEvent.model_validate(output)
     data = event.data
     if event.data_base64 is not None:
         data = from_json(base64.b64decode(event.data_base64, validate=True), allow_inf_nan=False)
     return Told("cloud_events", event.source, event.id, event.type, event.subject, _epoch(event.time), _object(data))
 
 
-def to_event(told: Told, config: EventsConfig, channel: Channel, listed: Places | None = None) -> Event:
+def to_event(payload: Told, config: EventsConfig, channel: Channel, listed: Places | None = None) -> Event:
     """What an event is to us; a blob is looked at where it lies, unless it was `listed` just now (objects.list_many).
 
     Raises NotAllowed with the reason, and Missing while storage is away: then the sender is to try again.
     """
-    if told.type == BLOB_CREATED:
-        return _arrival(told, config, channel, listed)
-    if told.type.startswith(OURS):
-        return _ours(told, channel)
-    raise NotAllowed(f"nothing starts by an event of type {told.type[:100]!r}: {BLOB_CREATED} and {OURS}NAME are taken")
+    if payload.type == BLOB_CREATED:
+        # Whatever the event says of the blob, the blob's address and ETag are those that we found.
+        blob = read_again(payload.url, config, listed)
+        return Event(
+            name="data.arrived",
+            subject=f"dataset/{blob.container.dataset}",
+            source=payload.source,
+            identity=payload.identity,
+            object=blob.object,
+            occurred=payload.occurred,
+            channel=channel,
+            data={"url": blob.url, "bytes": blob.size, "version": blob.version},
+        )
+    if payload.type.startswith(OURS):
+        # An event of a sender of our own. `data.object` is the version that it is about.
+        name = _name(payload.type.removeprefix(OURS))
+        kind = name.partition(".")[0]
+        try:
+            if parse_ref(payload.subject, kind=kind)[2] or not payload.subject.startswith(f"{kind}/"):
+                raise ValueError("it names a version")
+        except ValueError:
+            raise NotAllowed(f"the subject of {payload.type} is {kind}/NAME, not {payload.subject[:100]!r}") from None
+        data = {key: value for key, value in payload.data.items() if key != "object"}
+        return Event(
+            name=name,
+            subject=payload.subject,
+            source=payload.source,
+            identity=payload.identity,
+            object=_object_of(payload, kind),
+            occurred=payload.occurred,
+            channel=channel,
+            data=_small(data),
+        )
+    raise NotAllowed(
+        f"nothing starts by an event of type {payload.type[:100]!r}: {BLOB_CREATED} and {OURS}NAME are taken"
+    )
 
 
-def _read(said: Any) -> Told:
-    if not isinstance(said, dict):
+def _read(output: Any) -> Told:
+    if not isinstance(output, dict):
         raise ValueError("an event is a JSON object")
-    if "specversion" in said:
-        return cloud_event(said)
-    if "eventType" in said:
-        event = _GridEvent.model_validate(said)
+    if "specversion" in output:
+        return cloud_event(output)
+    if "eventType" in output:
+        event = _GridEvent.model_validate(output)
         when, data = _epoch(event.eventTime), _object(event.data)
         return Told("event_grid", event.topic, event.id, event.eventType, event.subject, when, data)
     raise ValueError("it is neither of Event Grid's schema (`eventType`) nor of CloudEvents 1.0 (`specversion`)")
@@ -165,60 +196,25 @@ def _object(data: Any) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _arrival(told: Told, config: EventsConfig, channel: Channel, listed: Places | None) -> Event:
-    """Whatever the event says of the blob, the blob's address and ETag are those that we found."""
-    blob = read_again(told.url, config, listed)
-    return Event(
-        name="data.arrived",
-        subject=f"dataset/{blob.container.dataset}",
-        source=told.source,
-        identity=told.identity,
-        object=blob.object,
-        occurred=told.occurred,
-        channel=channel,
-        data={"url": blob.url, "bytes": blob.size, "version": blob.version},
-    )
-
-
-def _ours(told: Told, channel: Channel) -> Event:
-    """An event of a sender of our own. `data.object` is the version that it is about."""
-    name = _name(told.type.removeprefix(OURS))
-    kind = name.partition(".")[0]
-    try:
-        if parse_ref(told.subject, kind=kind)[2] or not told.subject.startswith(f"{kind}/"):
-            raise ValueError("it names a version")
-    except ValueError:
-        raise NotAllowed(f"the subject of {told.type} is {kind}/NAME, not {told.subject[:100]!r}") from None
-    data = {key: value for key, value in told.data.items() if key != "object"}
-    return Event(
-        name=name,
-        subject=told.subject,
-        source=told.source,
-        identity=told.identity,
-        object=_object_of(told, kind),
-        occurred=told.occurred,
-        channel=channel,
-        data=_small(data),
-    )
-
-
-def _name(said: str) -> EventName:
-    if said == "data.arrived":
+def _name(text: str) -> EventName:
+    if text == "data.arrived":
         raise NotAllowed("data.arrived comes from storage or from a watched folder, and from nobody else")
     for name in NAMES:
-        if name == said:
+        if name == text:
             return name
-    raise NotAllowed(f"there is no event {said[:100]!r}; there are {', '.join(NAMES)}")
+    raise NotAllowed(f"there is no event {text[:100]!r}; there are {', '.join(NAMES)}")
 
 
-def _object_of(told: Told, kind: str) -> str:
+def _object_of(payload: Told, kind: str) -> str:
     """The version that an event of our own senders is about; of a dataset or a model a whole one, as lineage knows it."""
-    said = told.data.get("object", "")
-    if not isinstance(said, str) or not said.isprintable() or len(said) > 2048:
+    output = payload.data.get("object", "")
+    if not isinstance(output, str) or not output.isprintable() or len(output) > 2048:
         raise NotAllowed("`object` is text of at most 2048 characters")
-    if said and kind != "endpoint" and not re.fullmatch(f"{re.escape(told.subject)}@[0-9a-f]{{64}}", said):
-        raise NotAllowed(f"the object of {told.type} is {told.subject}@VERSION with 64 hex digits, not {said[:100]!r}")
-    return said
+    if output and kind != "endpoint" and not re.fullmatch(f"{re.escape(payload.subject)}@[0-9a-f]{{64}}", output):
+        raise NotAllowed(
+            f"the object of {payload.type} is {payload.subject}@VERSION with 64 hex digits, not {output[:100]!r}"
+        )
+    return output
 
 
 def _small(data: dict[str, Any]) -> dict[str, Any]:

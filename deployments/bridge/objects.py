@@ -107,12 +107,12 @@ def _read(container: ContainerConfig, name: str) -> Blob:
     client = container_of(container).get_blob_client(name)
     with faults.told(f"{container.url}/{name}", container.credential):
         try:
-            found = client.get_blob_properties()
+            result = client.get_blob_properties()
         except ResourceNotFoundError as error:
             if faults.code_of(error) == "ContainerNotFound":
                 raise
             raise NotAllowed(f"{container.url}/{name} is gone") from None
-    return Blob(container, name, found.etag.strip('"'), found.size, found.version_id or "")
+    return Blob(container, name, result.etag.strip('"'), result.size, result.version_id or "")
 
 
 def allowed(url: str, config: EventsConfig) -> tuple[ContainerConfig, str]:

@@ -36,27 +36,27 @@ def forward(client: Any, ledger: Ledger) -> None:
 
 def event_of(ledger: Ledger, row: sqlite3.Row) -> dict[str, Any]:
     """An accepted event as Prefect's API takes it."""
-    told = {name: row[name] for name in ("number", "name", "subject", "object", "channel", "source", "identity")}
-    told = _clean(redact_value({**told, "data": json.loads(row["data"])}))
-    kind, _, name = str(told["subject"]).partition("/")
+    payload = {name: row[name] for name in ("number", "name", "subject", "object", "channel", "source", "identity")}
+    payload = _clean(redact_value({**payload, "data": json.loads(row["data"])}))
+    kind, _, name = str(payload["subject"]).partition("/")
     return {
         "id": str(uuid5(NAMESPACE_URL, f"headway/event/{ledger.path}/{row['number']}/{row['received']}")),
-        "event": f"headway.{told['name']}",
+        "event": f"headway.{payload['name']}",
         "occurred": _time(row["received"]),
         "resource": {
             "prefect.resource.id": f"headway.{kind}.{name}",
-            "prefect.resource.name": told["subject"],
-            "headway.channel": told["channel"],
-            "headway.object": told["object"],
+            "prefect.resource.name": payload["subject"],
+            "headway.channel": payload["channel"],
+            "headway.object": payload["object"],
         },
         "related": [],
-        "payload": {**told, "occurred": row["occurred"], "received": row["received"]},
+        "payload": {**payload, "occurred": row["occurred"], "received": row["received"]},
     }
 
 
 def due(name: str, batch: Batch, events: Sequence[sqlite3.Row], now: float) -> dict[str, Any]:
     """The event on which a trigger's automation starts the deployment for a batch; the same id for the same attempt."""
-    told = [{key: row[key] for key in ("number", "name", "subject", "object")} for row in events[-TOLD_OF_A_BATCH:]]
+    entries = [{key: row[key] for key in ("number", "name", "subject", "object")} for row in events[-TOLD_OF_A_BATCH:]]
     return {
         "id": str(uuid5(NAMESPACE_URL, f"headway/batch/{batch.id}/{batch.attempts}")),
         "event": name,
@@ -76,7 +76,7 @@ def due(name: str, batch: Batch, events: Sequence[sqlite3.Row], now: float) -> d
             "deployment": batch.deployment,
             "attempt": batch.attempts + 1,
             "covered": len(events),
-            "events": _clean(redact_value(told)),
+            "events": _clean(redact_value(entries)),
         },
     }
 

@@ -119,8 +119,8 @@ class Queues:
     def _settled(self, queue: QueueConfig, read: _Read) -> bool:
         """Note what is not taken in; False for a message that is to be delivered again."""
         if not read.unreadable:
-            for told, why in read.refused:
-                self._note(read.message, why, told.source, told.identity, told.subject)
+            for entry, why in read.refused:
+                self._note(read.message, why, entry.source, entry.identity, entry.subject)
             return True
         if _deliveries(read.message) < queue.max_deliveries:
             return False
@@ -155,7 +155,11 @@ class _Reading:
     def all(self, messages: list[QueueMessage]) -> list[_Read]:
         parsed = [(message, _parse(message)) for message in messages]
         urls = [
-            told.url for _, said in parsed if not isinstance(said, str) for told in said if told.type == BLOB_CREATED
+            entry.url
+            for _, value in parsed
+            if not isinstance(value, str)
+            for entry in value
+            if entry.type == BLOB_CREATED
         ]
         try:
             self.listed = list_many(urls, self.config)
@@ -163,17 +167,17 @@ class _Reading:
             self.away = error
         return list(in_order(lambda one: self._one(*one), parsed, workers=WORKERS, ahead=4 * WORKERS))
 
-    def _one(self, message: QueueMessage, said: list[Told] | str) -> _Read:
-        if isinstance(said, str):
-            return _Read(message, [], [], unreadable=said)
+    def _one(self, message: QueueMessage, messages: list[Told] | str) -> _Read:
+        if isinstance(messages, str):
+            return _Read(message, [], [], unreadable=messages)
         read = _Read(message, [], [])
-        for told in said:
+        for entry in messages:
             try:
-                if self.away and told.type == BLOB_CREATED:
+                if self.away and entry.type == BLOB_CREATED:
                     raise self.away
-                read.events.append(to_event(told, self.config, "queue", self.listed))
+                read.events.append(to_event(entry, self.config, "queue", self.listed))
             except NotAllowed as error:
-                read.refused.append((told, str(error)))
+                read.refused.append((entry, str(error)))
             except HeadwayError as error:
                 self.away = self.away or error
                 return _Read(message, [], [], away=error)
@@ -201,10 +205,10 @@ def _body(text: str) -> bytes:
 
 def _receive(client: QueueClient, queue: QueueConfig) -> list[QueueMessage]:
     with faults.told(queue.url, queue.credential):
-        found = client.receive_messages(
+        result = client.receive_messages(
             messages_per_page=AT_ONCE, max_messages=ROUND, visibility_timeout=queue.visibility_seconds
         )
-        return list(found)
+        return list(result)
 
 
 def _deliveries(message: QueueMessage) -> int:

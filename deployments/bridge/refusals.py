@@ -25,16 +25,16 @@ log = logging.getLogger("headway.webhook")
 class NotTaken(Exception):
     """The request is at fault: trying it again as it is makes no difference."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class Unable(Exception):
     """We are at fault, for now: the answer is 503, so that the sender keeps the event and tries again."""
 
-    def __init__(self, said: str, *, retry_after: float = 30.0) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, retry_after: float = 30.0) -> None:
+        super().__init__(message)
         self.retry_after = max(1, round(retry_after))
 
 
@@ -74,15 +74,15 @@ class Notes:
         if more > 0:
             self._writer.submit(self._write, f"and {more} more were refused within a minute; of the last one: {last}")
 
-    def trouble(self, said: str) -> None:
+    def trouble(self, text: str) -> None:
         """Say in the log what is wrong with us: once a minute while it stays the same."""
         now = time.monotonic()
         with self._lock:
             before, when = self._trouble
-            if said == before and now - when < MINUTE:
+            if text == before and now - when < MINUTE:
                 return
-            self._trouble = (said, now)
-        log.warning("%s", said)
+            self._trouble = (text, now)
+        log.warning("%s", text)
 
     def close(self) -> None:
         """Write down what there is to write, and end."""
@@ -90,8 +90,8 @@ class Notes:
         self._writer.shutdown()
 
     def _write(self, reason: str, source: str = "", identity: str = "", about: str = "") -> None:
-        said, who, which, what = (redact(text)[:LONGEST] for text in (reason, source, identity, about))
+        output, who, which, what = (redact(text)[:LONGEST] for text in (reason, source, identity, about))
         try:
-            self._ledger.refuse("webhook", said, source=who, identity=which, about=what)
+            self._ledger.refuse("webhook", output, source=who, identity=which, about=what)
         except (sqlite3.Error, OSError) as error:
             self.trouble(f"a refusal could not be noted: {error}")

@@ -77,14 +77,14 @@ class Senders:
 
 def unset(config: WebhookConfig) -> dict[str, str]:
     """Secrets of the settings that this process does not have, by the name of their setting: whoever sends is answered 503."""
-    found = {}
+    result = {}
     for name, reference in (("secret", config.secret), ("hmac", config.hmac)):
         try:
             if reference:
                 _variable(reference)
         except Unable as error:
-            found[f"webhook, {name}"] = str(error)
-    return found
+            result[f"webhook, {name}"] = str(error)
+    return result
 
 
 def _variable(reference: str) -> bytes:

@@ -34,13 +34,13 @@ class Signature(NamedTuple):
 
 def check(header: str, body: bytes, key: bytes, *, max_age: float) -> Signature:
     """The signature in a header, when it is right and not stale. Raises NotTaken (401)."""
-    found = FORM.fullmatch(header.replace(" ", ""))
-    if not found:
+    match = FORM.fullmatch(header.replace(" ", ""))
+    if not match:
         raise NotTaken(401, "the signature is not of the form t=SECONDS,v1=HEX")
-    stamp = int(found[1])
+    stamp = int(match[1])
     away = time.time() - stamp
-    right = hmac.new(key, b"%s.%s" % (found[1].encode(), body), hashlib.sha256).hexdigest()
-    given = found[2].lower().split(",v1=")[1:]
+    right = hmac.new(key, b"%s.%s" % (match[1].encode(), body), hashlib.sha256).hexdigest()
+    given = match[2].lower().split(",v1=")[1:]
     if not any([hmac.compare_digest(one, right) for one in given]):
         raise NotTaken(401, "the signature is not right: another key, another body or another time stamp")
     if abs(away) > max_age:

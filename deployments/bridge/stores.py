@@ -44,11 +44,11 @@ class StoreHistory:
             return
         self._last = now
         kept = read_json(self._book) or {}
-        there = numbers(store)
-        known: dict[str, int] = kept[store.uri] if store.uri in kept else _older(store, there, self._since())
-        if news := [event for event in _news(store, known, there) if not self.ledger.knows(event)]:
+        existing = numbers(store)
+        known: dict[str, int] = kept[store.uri] if store.uri in kept else _older(store, existing, self._since())
+        if news := [event for event in _news(store, known, existing) if not self.ledger.knows(event)]:
             self.ledger.receive_all(news)
-        newest = {**known, **{name: found[-1] for name, found in there.items()}}
+        newest = {**known, **{name: item[-1] for name, item in existing.items()}}
         if newest != kept.get(store.uri):
             write_text(self._book, json.dumps({**kept, store.uri: newest}))
 
@@ -64,13 +64,13 @@ class StoreHistory:
 
 def numbers(store: Store) -> dict[str, list[int]]:
     """The numbers of all changes of each dataset, in order; by a listing alone."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for key in store.list(HISTORY):
         name, _, document = key.removeprefix(f"{HISTORY}/").partition("/")
         number = document.removesuffix(".json")
         if number.isdecimal():
-            found.setdefault(name, []).append(int(number))
-    return {name: sorted(each) for name, each in found.items()}
+            result.setdefault(name, []).append(int(number))
+    return {name: sorted(each) for name, each in result.items()}
 
 
 def read_change(store: Store, name: str, number: int) -> Change | None:
@@ -93,18 +93,18 @@ def published(store: Store, name: str, change: Change) -> Event:
     )
 
 
-def _news(store: Store, known: dict[str, int], there: dict[str, list[int]]) -> list[Event]:
-    fresh = [(name, each) for name, found in there.items() for each in found if each > known.get(name, 0)]
+def _news(store: Store, known: dict[str, int], existing: dict[str, list[int]]) -> list[Event]:
+    fresh = [(name, each) for name, item in existing.items() for each in item if each > known.get(name, 0)]
     changes = ((name, read_change(store, name, number)) for name, number in fresh)
-    told = [(name, change) for name, change in changes if change and _tells(change)]
-    return [published(store, name, change) for name, change in told]
+    entries = [(name, change) for name, change in changes if change and _tells(change)]
+    return [published(store, name, change) for name, change in entries]
 
 
-def _older(store: Store, there: dict[str, list[int]], since: float) -> dict[str, int]:
+def _older(store: Store, existing: dict[str, list[int]], since: float) -> dict[str, int]:
     """The last number of each dataset that was written before a time."""
     known = {}
-    for name, found in there.items():
-        changes = ((number, read_change(store, name, number)) for number in reversed(found))
+    for name, item in existing.items():
+        changes = ((number, read_change(store, name, number)) for number in reversed(item))
         known[name] = next((number for number, change in changes if change and change.time < since), 0)
     return known
 

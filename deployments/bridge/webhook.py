@@ -114,12 +114,12 @@ class Answers:
         signature = self._senders.check(headers, body)
         if signature and _binary_mode(headers):
             raise NotTaken(400, "a signed event is sent in structured mode: a signature covers no headers")
-        told = _events(headers, body)
-        if code := code_of(told, self._config):
+        payload = _events(headers, body)
+        if code := code_of(payload, self._config):
             return JSONResponse({"validationResponse": code})
-        if not any(listed(one.source, self._config) for one in told):
-            raise NotTaken(403, f"the topic {told[0].source[:200]!r} is not listed")
-        return JSONResponse(self._intake.take(told, signature, deadline=deadline)._asdict(), 202)
+        if not any(listed(one.source, self._config) for one in payload):
+            raise NotTaken(403, f"the topic {payload[0].source[:200]!r} is not listed")
+        return JSONResponse(self._intake.take(payload, signature, deadline=deadline)._asdict(), 202)
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -160,8 +160,8 @@ def _binary_mode(headers: Headers) -> bool:
 
 
 def _binary(headers: Headers, body: bytes) -> Told:
-    said = {name: unquote(headers[f"ce-{name}"], errors="strict") for name in ATTRIBUTES if f"ce-{name}" in headers}
-    return cloud_event({**said, "data": from_json(body, allow_inf_nan=False) if body else None})
+    output = {name: unquote(headers[f"ce-{name}"], errors="strict") for name in ATTRIBUTES if f"ce-{name}" in headers}
+    return cloud_event({**output, "data": from_json(body, allow_inf_nan=False) if body else None})
 
 
 def _words(error: ValueError) -> str:
@@ -172,8 +172,8 @@ def _words(error: ValueError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def _error(status: int, said: str, **headers: str) -> Response:
-    return JSONResponse({"error": said}, status, headers)
+def _error(status: int, text: str, **headers: str) -> Response:
+    return JSONResponse({"error": text}, status, headers)
 
 
 READ_SECONDS = 10.0

@@ -103,8 +103,8 @@ def catalogue(config: PlatformConfig) -> list[Deployment]:
 
 def presets() -> list[str]:
     """Names of the shipped configurations that say what is trained; one that says only where belongs on top of such a one."""
-    found = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
-    return [name for name in found if "training" in load(name, []).model_fields_set]
+    results = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    return [name for name in results if "training" in load(name, []).model_fields_set]
 
 
 def parameters(
@@ -115,21 +115,21 @@ def parameters(
     if flow in APART:
         return {"config": changed(form, overrides).model_dump(mode="json")}
     whole = load(source, list(overrides))
-    told = {**whole.model_dump(mode="json"), "model": whole.training.model}
-    part = form.model_validate({key: value for key, value in told.items() if key in form.model_fields})
+    payload = {**whole.model_dump(mode="json"), "model": whole.training.model}
+    part = form.model_validate({key: value for key, value in payload.items() if key in form.model_fields})
     config = {"config": part.model_dump(mode="json")}
     return config if flow in WITHOUT_DATASET else {"dataset": dataset or whole.dataset, **config}
 
 
 def as_prefect_yaml(config: PlatformConfig) -> str:
     """The catalogue as the file that `prefect deploy --all` takes."""
-    found = {
+    result = {
         "prefect-version": "3.8.8",
         "name": "headway",
         "pull": [],
         "deployments": [_as_yaml(deployment) for deployment in catalogue(config)],
     }
-    return yaml.safe_dump(found, sort_keys=False, width=120, allow_unicode=True)
+    return yaml.safe_dump(result, sort_keys=False, width=120, allow_unicode=True)
 
 
 def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
@@ -151,9 +151,13 @@ def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Sched
 
 
 def _schedule(flow: str, preset: str, where: str, schedule: ScheduleConfig) -> Schedule:
-    told = _changed(where, flow, preset, schedule.dataset, schedule.set)
+    payload = _changed(where, flow, preset, schedule.dataset, schedule.set)
     return Schedule(
-        slug=slug_of(schedule), cron=schedule.cron, timezone=schedule.timezone, active=schedule.active, parameters=told
+        slug=slug_of(schedule),
+        cron=schedule.cron,
+        timezone=schedule.timezone,
+        active=schedule.active,
+        parameters=payload,
     )
 
 

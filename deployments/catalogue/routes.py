@@ -27,14 +27,14 @@ class Route:
 
 def routes(config: EventsConfig) -> list[Route]:
     """All triggers. Raises ValueError for two that are the same."""
-    found = [Route(_name(trigger), trigger) for trigger in config.triggers]
-    for number, route in enumerate(found):
-        if route.name in [earlier.name for earlier in found[:number]]:
+    results = [Route(_name(trigger), trigger) for trigger in config.triggers]
+    for number, route in enumerate(results):
+        if route.name in [earlier.name for earlier in results[:number]]:
             raise ValueError(
                 f"events.triggers.{number}: {route.trigger.event} of {route.trigger.subject} starts {route.trigger.start} "
                 "twice; leave one of them out"
             )
-    return found
+    return results
 
 
 def check(config: EventsConfig, deployments: Collection[str]) -> None:
@@ -55,11 +55,9 @@ def check(config: EventsConfig, deployments: Collection[str]) -> None:
 def _name(trigger: TriggerConfig) -> str:
     """Readable, and apart from that of every other trigger."""
     subject = [] if trigger.subject == "*" else [trigger.subject]
-    words = "-".join(_slug(part) for part in (trigger.event, *subject, trigger.start))
+    words = "-".join(
+        re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in (trigger.event, *subject, trigger.start)
+    )
     odd = [trigger.subject] if trigger.subject != "*" and re.search(r"[^a-z0-9/.-]", trigger.subject) else []
     differs = [*odd, trigger.dataset, *trigger.set]
     return f"{words}-{digest(differs)[:6]}" if any(differs) else words
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

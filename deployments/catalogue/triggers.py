@@ -32,14 +32,14 @@ def apply(client: SyncPrefectClient, config: EventsConfig) -> list[str]:
     ValueError for a trigger of a deployment that the server does not have, before anything is changed.
     """
     wanted = {f"{OURS}{route.name}": _automation(client, route) for route in routes(config)}
-    there = {found.name: found for found in client.read_automations() if found.name.startswith(OURS)}
+    existing = {item.name: item for item in client.read_automations() if item.name.startswith(OURS)}
     for name, automation in wanted.items():
-        known = there.pop(name, None)
+        known = existing.pop(name, None)
         if known is None:
             client.create_automation(automation)
         elif _compared(known) != _compared(automation):
             client.update_automation(known.id, automation.model_copy(update={"enabled": known.enabled}))
-    for gone in there.values():
+    for gone in existing.values():
         client.delete_automation(gone.id)
     return sorted(wanted)
 
@@ -47,8 +47,8 @@ def apply(client: SyncPrefectClient, config: EventsConfig) -> list[str]:
 def switched(client: SyncPrefectClient, names: list[str]) -> dict[str, str]:
     """Of each trigger, whether its automation is `on`, `off` or `missing`."""
     filtered = AutomationFilter(name=AutomationFilterName(any_=[f"{OURS}{name}" for name in names]))
-    found = {one.name.removeprefix(OURS): one.enabled for one in client.read_automations(automations=filtered)}
-    return {name: {True: "on", False: "off", None: "missing"}[found.get(name)] for name in names}
+    result = {one.name.removeprefix(OURS): one.enabled for one in client.read_automations(automations=filtered)}
+    return {name: {True: "on", False: "off", None: "missing"}[result.get(name)] for name in names}
 
 
 def _automation(client: SyncPrefectClient, route: Route) -> AutomationCore:
@@ -71,16 +71,15 @@ def _automation(client: SyncPrefectClient, route: Route) -> AutomationCore:
 
 def _parameters(route: Route) -> dict[str, Any]:
     """What the flow is called with. Values come out of the event; settings are handed over as they are, never as templates."""
-    told: dict[str, Any] = {name: _of_event(name) for name in ("cause", "dataset")}
+    payload: dict[str, Any] = {
+        name: {"__prefect_kind": "jinja", "template": f"{{{{ event.payload.{name} }}}}"}
+        for name in ("cause", "dataset")
+    }
     if route.trigger.set:
         flow, _, preset = route.trigger.start.partition("/")
         config = parameters(flow, preset, "", route.trigger.set)["config"]
-        told["config"] = {"__prefect_kind": "json", "value": json.dumps(config)}
-    return told
-
-
-def _of_event(name: str) -> dict[str, str]:
-    return {"__prefect_kind": "jinja", "template": f"{{{{ event.payload.{name} }}}}"}
+        payload["config"] = {"__prefect_kind": "json", "value": json.dumps(config)}
+    return payload
 
 
 def _compared(automation: Any) -> Any:

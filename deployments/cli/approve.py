@@ -54,20 +54,20 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
     """Runs of this home that wait for an approval, with a process or without."""
     from tasks.orchestration.run_log import logged_runs
 
-    found = []
+    results = []
     for run in logged_runs(home):
         event = run.waits
         if event and event.get("for") == "approval":
             where = run.handle.get("flow_run") or {}
-            told = {key: run.handle.get(key) for key in ("flow", "subject")}
+            payload = {key: run.handle.get(key) for key in ("flow", "subject")}
             named = {"name": run.question, "flow_run": run.identity, "url": where.get("url")}
-            found.append({**named, **told, **_question(event)})
-    return found
+            results.append({**named, **payload, **_question(event)})
+    return results
 
 
 def _question(event: dict[str, Any]) -> dict[str, Any]:
-    told = {key: event.get(key, default) for key, default in (("exercises", "approve"), ("key", ""))}
-    return {"question": event["question"], "since": event["since"], **told}
+    payload = {key: event.get(key, default) for key, default in (("exercises", "approve"), ("key", ""))}
+    return {"question": event["question"], "since": event["since"], **payload}
 
 
 def _choose(waiting: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -42,9 +42,16 @@ def artifacts(
             f"{what!r} is not a kind of artifact; the kinds are {', '.join(KINDS)}. For the versions of one name add --history"
         )
     store = open_store(home())
-    found = list(store.manifests(what))
-    rows = [{"ref": m.ref, "uri": store.uri_of(m), "files": _files(store, m)} for m in found]
-    words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in found]
+    results = list(store.manifests(what))
+    rows = [
+        {
+            "ref": m.ref,
+            "uri": store.uri_of(m),
+            "files": [{**file.model_dump(), "location": store.location(m, file)} for file in m.content.files],
+        }
+        for m in results
+    ]
+    words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in results]
     return say({"artifacts": rows}, words or "No artifact yet.", as_json=as_json)
 
 
@@ -100,17 +107,13 @@ def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
             damaged[name] = [problem.model_dump() for problem in problems]
     fields = {"ok": not damaged, "looked_at": looked, "problems": damaged}
     if damaged:
-        said = "; ".join(f"{name}: {found[0]['path']} ({found[0]['problem']})" for name, found in damaged.items())
+        text = "; ".join(f"{name}: {item[0]['path']} ({item[0]['problem']})" for name, item in damaged.items())
         error = IntegrityError(
-            f"{len(damaged)} of {looked} are not as they were written: {said}",
+            f"{len(damaged)} of {looked} are not as they were written: {text}",
             remedy="`headway verify REF` says how to get an artifact back; documents come back with `headway restore`.",
         )
         raise CommandError(error, fields)
     say(fields, f"{looked} artifacts and documents, all as they were written", as_json=as_json)
-
-
-def _files(store: Any, manifest: Any) -> list[dict[str, Any]]:
-    return [{**file.model_dump(), "location": store.location(manifest, file)} for file in manifest.content.files]
 
 
 def _history(what: str, as_json: bool) -> None:
@@ -126,9 +129,9 @@ def _history(what: str, as_json: bool) -> None:
     kind, name, version = parse_ref(what if "/" in what else f"{kind_of(store, what)}/{what}")
     if version or kind == "endpoint":
         raise ValueError(f"{what} has no history of versions: write KIND/NAME, for example dataset/tiny")
-    found = past(store, kind, name)
-    now = next(reversed(found.stack()), None)
-    rows = [_row(found, change) for change in reversed(found.changes)]
+    result = past(store, kind, name)
+    now = next(reversed(result.stack()), None)
+    rows = [_row(result, change) for change in reversed(result.changes)]
     for row in (row for row in rows if row["version"] == now and row["action"] != "delete"):
         row["current"] = True
         break
@@ -136,8 +139,8 @@ def _history(what: str, as_json: bool) -> None:
     say(fields, [f"{kind}/{name}", *map(_history_line, rows)], as_json=as_json)
 
 
-def _row(found: Any, change: Any) -> dict[str, Any]:
-    manifest, changed = found.there.get(change.version), found.difference(change)
+def _row(result: Any, change: Any) -> dict[str, Any]:
+    manifest, changed = result.there.get(change.version), result.difference(change)
     return {
         "number": change.number,
         "action": change.action,
@@ -156,14 +159,14 @@ def _row(found: Any, change: Any) -> dict[str, Any]:
     }
 
 
-def _changed(found: Difference) -> dict[str, Any]:
+def _changed(result: Difference) -> dict[str, Any]:
     """What a change changed, in short: `headway diff` has it in full."""
-    files = found.files
+    files = result.files
     return {
         "files": {"added": len(files.added), "removed": len(files.removed), "changed": len(files.changed)},
-        "configuration": [one.key for one in found.configuration],
-        "metrics": [one.model_dump() for one in found.metrics],
-        "inputs": [one.name for one in found.inputs],
+        "configuration": [one.key for one in result.configuration],
+        "metrics": [one.model_dump() for one in result.metrics],
+        "inputs": [one.name for one in result.inputs],
     }
 
 
@@ -180,8 +183,8 @@ def _changed_in_words(changed: dict[str, Any] | None) -> str:
     if changed is None:
         return ""
     files = {sign: changed["files"][key] for sign, key in (("+", "added"), ("-", "removed"), ("~", "changed"))}
-    said = [f"{sign}{count}" for sign, count in files.items() if count]
-    parts = ["files " + " ".join(said)] if said else []
+    messages = [f"{sign}{count}" for sign, count in files.items() if count]
+    parts = ["files " + " ".join(messages)] if messages else []
     for title, names in (
         ("configuration", changed["configuration"]),
         (

@@ -52,26 +52,26 @@ def _entries(home: Path, person: str, what: str, start: float, as_json: bool) ->
     from tasks.security.audit import entries
     from tasks.storage import open_store
 
-    found = [
+    results = [
         entry
         for entry in entries(open_store(home))
         if entry.time >= start
         and person in ("", entry.who, entry.claimed)
         and what in f"{entry.action} {entry.right} {entry.what} {entry.after}"
     ]
-    rows = [{**entry.model_dump(), "time": _utc(entry.time)} for entry in found]
+    rows = [{**entry.model_dump(), "time": _utc(entry.time)} for entry in results]
     say({"entries": rows}, list(map(_line, rows)) or "No entry.", as_json=as_json)
 
 
 def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
     from tasks.security.access import accesses
 
-    found = [
+    results = [
         one
         for one in accesses(home)
         if one.time >= start and person in ("", one.who) and what in f"{one.what} {one.ref}"
     ]
-    rows = [{**one.model_dump(), "time": _utc(one.time)} for one in found]
+    rows = [{**one.model_dump(), "time": _utc(one.time)} for one in results]
     lines = [f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows]
     say({"access": rows}, lines or "No read.", as_json=as_json)
 
@@ -85,12 +85,12 @@ def _verify(home: Path, head: str, as_json: bool) -> None:
     if head and not re.fullmatch(HASH, head):
         raise ValueError(f"--head {head!r} is no hash: --verify prints it, and twelve digits or more of it will do")
     copy = _newest_copied(home)
-    found = check(open_store(home), contains=[head] if head else [], shipped=copy)
-    broken = found.broken
+    result = check(open_store(home), contains=[head] if head else [], shipped=copy)
+    broken = result.broken
     fields: dict[str, Any] = {
         "ok": broken is None,
-        "checked": found.entries,
-        "head": found.head.hash or None,
+        "checked": result.entries,
+        "head": result.head.hash or None,
         "copied": copy.number if copy else None,
         "broken": {"number": broken.number, "problem": broken.problem} if broken else None,
     }
@@ -100,7 +100,7 @@ def _verify(home: Path, head: str, as_json: bool) -> None:
             remedy="Entries before it stand. Compare with the copy or a backup, and see who may write there: docs/audit.md.",
         )
         raise CommandError(error, fields)
-    words = f"entries: {found.entries}, each as it was written\nhead {found.head.hash or '(none yet)'}"
+    words = f"entries: {result.entries}, each as it was written\nhead {result.head.hash or '(none yet)'}"
     say(fields, words + (f"\nthe copy has {copy.number} of them" if copy else ""), as_json=as_json)
 
 

@@ -51,9 +51,9 @@ def _ssh(cluster: ClusterConfig) -> Iterator[Finding]:
     except ValueError as error:
         yield Finding("ssh hosts", False, str(error), "Correct cluster.ssh.")
         return
-    said = run_all({connection: "uname -n" for connection in hosts.values()}, seconds=ANSWER_SECONDS)
+    output = run_all({connection: "uname -n" for connection in hosts.values()}, seconds=ANSWER_SECONDS)
     for host, connection in hosts.items():
-        answer = said[connection]
+        answer = output[connection]
         name = f"ssh {host.address}"
         if isinstance(answer, Exception):
             yield Finding(name, False, str(answer), getattr(answer, "remedy", ""))

@@ -63,21 +63,21 @@ def restore(
     source = open_named(home(), from_)
     with asked("override", as_, what=f"restore from {source.uri}", reason=reason), _progress("restore") as tell:
         restored = restore_home(home(), open_store(home()), source, at=at, tell=tell)
-    said = restored.contents
+    output = restored.contents
     fields = {
         "home": str(home()),
         "from": source.uri,
         "backup": restored.backup.version,
-        "at": said.at,
-        "artifacts": len(said.artifacts),
-        "documents": len(said.documents),
+        "at": output.at,
+        "artifacts": len(output.artifacts),
+        "documents": len(output.documents),
         "files": restored.files,
         "bytes": restored.bytes,
-        "damaged": list(said.damaged),
+        "damaged": list(output.damaged),
     }
     words = (
-        f"Restored {home()} as it was at {said.at}: {len(said.artifacts)} artifact(s), {restored.bytes / 1e6:.1f} MB, "
-        f"{len(said.documents)} document(s), all as backed up"
+        f"Restored {home()} as it was at {output.at}: {len(output.artifacts)} artifact(s), {restored.bytes / 1e6:.1f} MB, "
+        f"{len(output.documents)} document(s), all as backed up"
     )
     say(fields, words, as_json=as_json)
 
@@ -102,32 +102,32 @@ def _tell_made(made: Any, to: str, as_json: bool) -> None:
     """What is damaged here is in no backup: that is told with exit code 5, after all the rest is safe."""
     from tasks.common.errors import IntegrityError
 
-    said = made.contents
+    output = made.contents
     fields = {
         "to": to,
         "backup": made.manifest.version,
-        "at": said.at,
-        "artifacts": len(said.artifacts),
+        "at": output.at,
+        "artifacts": len(output.artifacts),
         "sent": list(made.sent),
         "sent_bytes": made.sent_bytes,
-        "documents": len(said.documents),
+        "documents": len(output.documents),
         "left_out": list(made.left_out),
-        "damaged": list(said.damaged),
+        "damaged": list(output.damaged),
         "kept_out": list(made.kept_out),
         "pruned": list(made.pruned),
     }
-    if said.damaged:
+    if output.damaged:
         raise CommandError(
             IntegrityError(
-                f"backed up, but not what is damaged here and in no backup from before: {', '.join(said.damaged[:5])}",
-                problems=[{"path": ref, "problem": "sha256"} for ref in said.damaged],
+                f"backed up, but not what is damaged here and in no backup from before: {', '.join(output.damaged[:5])}",
+                problems=[{"path": ref, "problem": "sha256"} for ref in output.damaged],
                 remedy="`headway verify` names the files of each; make it again, and back up again.",
             ),
             fields,
         )
     words = (
-        f"Backed up to {to} at {said.at}: {len(said.artifacts)} artifact(s), of which {len(made.sent)} were new "
-        f"({made.sent_bytes / 1e6:.1f} MB), and {len(said.documents)} document(s)"
+        f"Backed up to {to} at {output.at}: {len(output.artifacts)} artifact(s), of which {len(made.sent)} were new "
+        f"({made.sent_bytes / 1e6:.1f} MB), and {len(output.documents)} document(s)"
     )
     words += f"; {len(made.pruned)} old one(s) removed" if made.pruned else ""
     if made.kept_out:

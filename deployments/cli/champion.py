@@ -38,19 +38,19 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
         known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
         raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
     made_with = _made_with(store, ref)
-    there = (made_with.get("cluster") or {}).get("backend", "local")
-    if there != "local" and not any(one.startswith("cluster.backend=") for one in overrides):
+    backend = (made_with.get("cluster") or {}).get("backend", "local")
+    if backend != "local" and not any(one.startswith("cluster.backend=") for one in overrides):
         raise ValueError(
-            f"{ref[:-52]} was made on the backend {there}; how that is reached and what runs there is not taken from a record: "
+            f"{ref[:-52]} was made on the backend {backend}; how that is reached and what runs there is not taken from a record: "
             f"name the configuration, `headway revalidate {model} -c CONFIG`, or measure it here with --set cluster.backend=local"
         )
     part = {key: value for key, value in made_with.items() if key in RevalidateConfig.model_fields}
     cluster = parameters("revalidate", DEFAULT)["config"]["cluster"]
     value = with_settings({**part, "cluster": cluster, "model": model}, overrides)
     config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
-    told = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
-    require_no_secrets(told)
-    return told
+    payload = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
+    require_no_secrets(payload)
+    return payload
 
 
 def _made_with(store: Store, ref: str) -> dict[str, Any]:

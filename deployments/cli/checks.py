@@ -47,36 +47,18 @@ def revalidate(
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
     from deployments.cli.champion import of_champion
-    from tasks.config.flows import RevalidateConfig
-
-    if model and not config:
-        told = of_champion(model, data, set_ or [])
-    else:
-        told = parameters_of("revalidate", config, data, [*(set_ or []), *_named(model)])
-    settings = RevalidateConfig.model_validate(told["config"])
-    what = f"revalidate {settings.model} on dataset {told['dataset']}"
-    _run(settings, {"dataset": told["dataset"]}, what, as_, as_json)
-
-
-def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
-    """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
-    from deployments.catalogue.flows import parameters
-    from tasks.common.redaction import require_no_secrets
-
-    told = parameters(flow, config or "local", dataset, tuple(set_ or ()))
-    require_no_secrets(told)
-    return told
-
-
-def _named(model: str) -> list[str]:
-    """A model that is named beside a configuration is whose champion is meant."""
-    return [f"training.model={model}"] if model else []
-
-
-def _run(settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json: bool) -> None:
     from tasks.common.home import home
+    from tasks.config.flows import RevalidateConfig
     from tasks.security.audit import audit
     from tasks.storage import open_store
+
+    if model and not config:
+        payload = of_champion(model, data, set_ or [])
+    else:
+        payload = parameters_of("revalidate", config, data, [*(set_ or []), *_named(model)])
+    settings = RevalidateConfig.model_validate(payload["config"])
+    what = f"revalidate {settings.model} on dataset {payload['dataset']}"
+    arguments = {"dataset": payload["dataset"]}
 
     with asked("run", as_, what=what):
         from deployments.cli.running import run_and_tell
@@ -86,21 +68,36 @@ def _run(settings: Any, arguments: dict[str, Any], what: str, as_: str, as_json:
         run_and_tell("revalidate", settings, arguments, preflight=look, as_json=as_json, show=_parts)
 
 
+def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
+    """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
+    from deployments.catalogue.flows import parameters
+    from tasks.common.redaction import require_no_secrets
+
+    payload = parameters(flow, config or "local", dataset, tuple(set_ or ()))
+    require_no_secrets(payload)
+    return payload
+
+
+def _named(model: str) -> list[str]:
+    """A model that is named beside a configuration is whose champion is meant."""
+    return [f"training.model={model}"] if model else []
+
+
 def _parts(fields: dict[str, Any]) -> RenderableType:
     """The verdict for people: its parts, and where the evidence is."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    told = fields["revalidation"]
-    if not told:
+    payload = fields["revalidation"]
+    if not payload:
         return Text()
     table = Table("part", "status", "found", box=None, pad_edge=False)
-    for part in told["parts"]:
+    for part in payload["parts"]:
         table.add_row(part["name"], Text(part["status"], COLOURS[part["status"]]), Text(part["said"]))
-    window = told["window"]
-    row = f", window {window['number']} of {window['of']}" if told["verdict"] == "degraded" else ""
-    return Group(table, Text(f"{told['verdict']}{row}"), Text(f"Evidence: {told['evidence']}", overflow="fold"))
+    window = payload["window"]
+    row = f", window {window['number']} of {window['of']}" if payload["verdict"] == "degraded" else ""
+    return Group(table, Text(f"{payload['verdict']}{row}"), Text(f"Evidence: {payload['evidence']}", overflow="fold"))
 
 
 def _preflight(arguments: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def copy(
         else:
             copied, fields = _to_store(source, ref, open_named(home(), to), reason)
     manifest = copied.manifest
-    told = {
+    payload = {
         "ref": manifest.ref,
         "from": source.uri,
         **fields,
@@ -47,7 +47,7 @@ def copy(
         if copied.moved
         else f"was in {fields['to']} already; nothing was moved"
     )
-    say(told, words, as_json=as_json)
+    say(payload, words, as_json=as_json)
 
 
 def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dict[str, Any]]:

@@ -46,8 +46,8 @@ def cost(
     """
     from tasks.planning.spent import costs, known_costs, timed, total
 
-    found = _run(run)
-    done = timed(found.events)
+    result = _run(run)
+    done = timed(result.events)
     machines = _machines(done, sku)
     prices = {at.name: _price(at.name, region) for at in machines.values() if at.name}
     of_kind = _kind(kind, done)
@@ -57,8 +57,8 @@ def cost(
     known = known_costs(stages)
     several = len(known) > 1
     fields = {
-        **{"run": found.identity, "flow": found.handle.get("flow"), "subject": found.handle.get("subject")},
-        **{"status": found.status, "kind": of_kind, "total": total(stages)},
+        **{"run": result.identity, "flow": result.handle.get("flow"), "subject": result.handle.get("subject")},
+        **{"status": result.status, "kind": of_kind, "total": total(stages)},
         "known": None if several else sum(known.values()),
         "currency": None if several else next(iter((*known, *currencies.values())), "USD"),
         "by_currency": known,
@@ -95,15 +95,15 @@ def _run(identity: str) -> LoggedRun:
     from tasks.common.home import home
     from tasks.orchestration.run_log import logged_runs
 
-    found = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
-    if not found:
-        said = f"run {identity!r}: there is no such run" if identity else "there is no run yet"
-        raise ValueError(f"{said} in {home()}; `headway status` lists runs, their names are the folders of runs/")
-    if identity and len(found) > 1:
+    results = [one for one in logged_runs(home()) if one.identity.startswith(identity)]
+    if not results:
+        text = f"run {identity!r}: there is no such run" if identity else "there is no run yet"
+        raise ValueError(f"{text} in {home()}; `headway status` lists runs, their names are the folders of runs/")
+    if identity and len(results) > 1:
         raise ValueError(
-            f"run {identity!r} may be any of {', '.join(one.identity for one in found[:5])}: write more of it"
+            f"run {identity!r} may be any of {', '.join(one.identity for one in results[:5])}: write more of it"
         )
-    return found[0]
+    return results[0]
 
 
 def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
@@ -113,8 +113,8 @@ def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
 
     from tasks.report.machines_used import machines_of
 
-    found = {one.job: machines_of(Path(one.job)) for one in done if one.job}
-    named = {folder: at for folder, at in found.items() if at}
+    result = {one.job: machines_of(Path(one.job)) for one in done if one.job}
+    named = {folder: at for folder, at in result.items() if at}
     return {f: replace(at, name=sku) if sku and not at.name.startswith("Standard") else at for f, at in named.items()}
 
 
@@ -166,17 +166,17 @@ def _told(price: MachinePrice, kind: PriceKind) -> dict[str, Any]:
 def _warnings(
     prices: dict[str, MachinePrice], hours: dict[str, float | None], stages: list[StageCost], kind: PriceKind
 ) -> list[str]:
-    said = [warning for price in prices.values() for warning in price.origin(kind).warnings]
-    said += [f"{name} has no {kind} price" for name, hour in hours.items() if hour is None and prices[name].hours]
+    messages = [warning for price in prices.values() for warning in price.origin(kind).warnings]
+    messages += [f"{name} has no {kind} price" for name, hour in hours.items() if hour is None and prices[name].hours]
     if any(name.startswith("local") and hour is None for name, hour in hours.items()):
-        said = [warning for warning in said if "of local-" not in warning]
-        said.append(
+        messages = [warning for warning in messages if "of local-" not in warning]
+        messages.append(
             "machines of your own have no price: write it into prices/own.yaml of the home, 0.0 where they cost nothing"
         )
     gone = sorted({stage.stage for stage in stages if stage.cost is None and not stage.machine})
     if gone:
-        said.append(f"of {', '.join(gone)} nobody says which machine it was: give --sku")
-    return list(dict.fromkeys(said))
+        messages.append(f"of {', '.join(gone)} nobody says which machine it was: give --sku")
+    return list(dict.fromkeys(messages))
 
 
 def _not_added(known: dict[str, float]) -> list[str]:
@@ -194,8 +194,8 @@ def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
     of_each = fields["by_currency"] or {fields["currency"]: 0.0}
     least = " and ".join(f"{currency} {cost:,.2f}" for currency, cost in of_each.items())
     open_ = any(stage.cost is None for stage in stages)
-    said = f"not known; at least {least}" if open_ else least
-    yield f"\ntotal {said}, {fields['machine_hours']:.4g} machine hours"
+    text = f"not known; at least {least}" if open_ else least
+    yield f"\ntotal {text}, {fields['machine_hours']:.4g} machine hours"
     for price in fields["prices"]:
         if price["source"]:
             yield f"{price['machine']} {price['region']}: {price['source']}, {price['date'] or 'no date'}".replace(
@@ -251,8 +251,13 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
         at = machines_of(folder)
         if use and at:
             judged = judge(use)
-            told = {"machine": at.name, "machines": at.count, "advice": judged.advice, "reasons": list(judged.reasons)}
-            yield {"run": run.identity, "subject": run.handle.get("subject"), **told, "use": asdict(use)}
+            payload = {
+                "machine": at.name,
+                "machines": at.count,
+                "advice": judged.advice,
+                "reasons": list(judged.reasons),
+            }
+            yield {"run": run.identity, "subject": run.handle.get("subject"), **payload, "use": asdict(use)}
 
 
 def _out_of_memory(folder: Path) -> int:

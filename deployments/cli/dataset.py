@@ -117,11 +117,11 @@ def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[by
     for path in (*signatures, *([Path(sign_key)] if sign_key not in ("", "home") else [])):
         if not path.is_file():
             raise ValueError(f"{path} does not exist; name a file")
-    found = [path.read_bytes() for path in signatures]
+    results = [path.read_bytes() for path in signatures]
     if sign_key:
         key = ensure_key(home() / "keys") if sign_key == "home" else Path(sign_key)
-        found.append(sign_folder(folder, LocalKey(key)))
-    return found
+        results.append(sign_folder(folder, LocalKey(key)))
+    return results
 
 
 def _origin(manifest: Any) -> str:

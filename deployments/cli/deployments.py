@@ -27,11 +27,11 @@ def deployments(
     from tasks.common.home import home
 
     chosen = load_file(PlatformConfig, config) if config else load_settings(home())
-    found = catalogue(chosen)
-    fields = {"deployments": [{"full_name": one.full_name, **asdict(one)} for one in found]}
+    result = catalogue(chosen)
+    fields = {"deployments": [{"full_name": one.full_name, **asdict(one)} for one in result]}
     if prefect_yaml:
         words = as_prefect_yaml(chosen).rstrip("\n")
     else:
-        crons = {one.full_name: "; ".join(f"{s.cron} {s.timezone}" for s in one.schedules) for one in found}
-        words = "\n".join(f"{one.full_name:<20}{one.description}  {crons[one.full_name]}".rstrip() for one in found)
+        crons = {one.full_name: "; ".join(f"{s.cron} {s.timezone}" for s in one.schedules) for one in result}
+        words = "\n".join(f"{one.full_name:<20}{one.description}  {crons[one.full_name]}".rstrip() for one in result)
     say(fields, words, as_json=as_json)

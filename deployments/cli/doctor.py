@@ -85,8 +85,8 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
         print(words)
     from tasks.common.errors import Missing
 
-    said = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
-    raise CommandError(Missing(said, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
+    text = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
+    raise CommandError(Missing(text, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
 
 
 def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
@@ -132,20 +132,20 @@ def _python() -> Finding:
 
 def _packages(extra: str, modules: tuple[str, ...]) -> Finding:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    said = f"missing: {', '.join(missing)}" if missing else "installed"
-    return Finding(f"extra {extra}", not missing, said, f"pip install -c constraints.txt -e '.[{extra}]'")
+    text = f"missing: {', '.join(missing)}" if missing else "installed"
+    return Finding(f"extra {extra}", not missing, text, f"pip install -c constraints.txt -e '.[{extra}]'")
 
 
 def _ceiling(package: str, ceiling: tuple[int, int]) -> Finding:
     """Versions that install and then do not work."""
     try:
-        found = version(package)
+        result = version(package)
     except PackageNotFoundError:
         return Finding(package, False, "missing", "pip install -c constraints.txt -e '.[orchestrator]'")
-    parts = tuple(int(part) for part in found.split(".")[:2])
+    parts = tuple(int(part) for part in result.split(".")[:2])
     limit = ".".join(map(str, ceiling))
     return Finding(
-        package, parts < ceiling, found, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
+        package, parts < ceiling, result, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
     )
 
 
@@ -162,8 +162,8 @@ def _writable(home: Path) -> Finding:
 
 
 def _room(home: Path) -> Finding:
-    there = next(path for path in (home, *home.parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
     return Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
 
 
@@ -198,9 +198,9 @@ def _worker(home: Path) -> Finding:
     try:
         place = worker.temporary(home)
     except OSError as error:
-        said = f"it cannot write its temporary files: {error.filename}: {error.strerror}"
+        text = f"it cannot write its temporary files: {error.filename}: {error.strerror}"
         return Finding(
-            "worker", False, said, "Delete that folder, or have its owner give it to you; then `headway up`."
+            "worker", False, text, "Delete that folder, or have its owner give it to you; then `headway up`."
         )
     return Finding("worker", True, f"its temporary files: {place}")
 
@@ -215,5 +215,5 @@ def _endpoints(home: Path) -> Iterator[Finding]:
         except (HeadwayError, ValueError) as error:  # of a cloud
             yield Finding(f"endpoint {name}", False, str(error), getattr(error, "remedy", ""))
             continue
-        said = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
-        yield Finding(f"endpoint {name}", True, said)
+        text = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
+        yield Finding(f"endpoint {name}", True, text)

@@ -44,10 +44,10 @@ def drift(
     corpora = [_corpus(name) for name in (reference, new)]
     folder = _folder(tokenizer) if tokenizer else None
     with tempfile.TemporaryDirectory() as work:
-        found = drift_of(
+        result = drift_of(
             corpora[0], corpora[1], config, Path(work), tokenizer=folder, text_field=text_field, workers=cores()
         )
-    say({"drift": found}, _words(found), as_json=as_json)
+    say({"drift": result}, _words(result), as_json=as_json)
 
 
 def _corpus(name: str) -> Corpus:
@@ -84,27 +84,27 @@ def _fetched(name: str, *, kind: str) -> tuple[str, Path]:
     return manifest.ref, store.fetch(manifest)
 
 
-def _words(found: dict[str, Any]) -> str:
-    counts, rate = found["documents"], found["false_alarm_rate"]
+def _words(result: dict[str, Any]) -> str:
+    counts, rate = result["documents"], result["false_alarm_rate"]
     rows = [("column", "verdict", "value", "threshold", "p", "what moved")]
-    for column in found["columns"]:
-        told = (_number(column[key]) for key in ("value", "threshold", "p_value"))
-        rows.append((column["name"], MARKS[column["verdict"]], *told, ", ".join(column["moved"])))
+    for column in result["columns"]:
+        payload = (_number(column[key]) for key in ("value", "threshold", "p_value"))
+        rows.append((column["name"], MARKS[column["verdict"]], *payload, ", ".join(column["moved"])))
     widths = [max(len(row[place]) for row in rows) for place in range(5)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip()
         for row in rows
     ]
-    features = (found["classifier"] or {}).get("features", [])
+    features = (result["classifier"] or {}).get("features", [])
     words = ", ".join(f"{each['feature']} {each['reference']:.1%} -> {each['new']:.1%}" for each in features[:8])
     return "\n".join(
         [
-            f"{found['verdict']}: {found['why']}",
-            f"{short_ref(found['reference'])}: {counts['reference']} documents, {counts['looked_at_reference']} looked at; "
-            f"{short_ref(found['new'])}: {counts['new']} documents, {counts['looked_at_new']} looked at; "
-            f"{found['splits']} splits, false-alarm rate {rate:g}",
+            f"{result['verdict']}: {result['why']}",
+            f"{short_ref(result['reference'])}: {counts['reference']} documents, {counts['looked_at_reference']} looked at; "
+            f"{short_ref(result['new'])}: {counts['new']} documents, {counts['looked_at_new']} looked at; "
+            f"{result['splits']} splits, false-alarm rate {rate:g}",
             *lines,
-            *([f"Words that tell them apart, by documents: {words}"] if found["verdict"] == "drift" and words else []),
+            *([f"Words that tell them apart, by documents: {words}"] if result["verdict"] == "drift" and words else []),
         ]
     )
 

@@ -97,6 +97,6 @@ def _stop(name: str, reason: str) -> None:
 
     endpoint = endpoint_of(home(), name)
     served = endpoint.observe()
-    said = {"what": f"endpoint/{name}", "reason": reason, "before": served.model_ref if served else None}
-    with audited(open_store(home()), "stop endpoint", right="roll_back", **said):
+    output = {"what": f"endpoint/{name}", "reason": reason, "before": served.model_ref if served else None}
+    with audited(open_store(home()), "stop endpoint", right="roll_back", **output):
         endpoint.stop()

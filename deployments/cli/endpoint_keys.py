@@ -33,10 +33,10 @@ def add(
     bare, folder = _folder(name)
     if not re.fullmatch(CALLER, caller):
         raise ValueError(f"--caller {caller!r} is no name: lower case letters, digits, dot and dash, at most 63")
-    told = {"right": "promote", "reason": reason, "after": caller}
+    payload = {"right": "promote", "reason": reason, "after": caller}
     with (
         asked("promote", as_, what=f"make a key of endpoint/{bare} for {caller}", reason=reason),
-        _told("make key", bare, told),
+        _told("make key", bare, payload),
     ):
         key, shown = add_key(folder, caller)
     fields = {"ref": f"endpoint/{bare}", "id": key.id, "caller": caller, "key": shown}
@@ -72,10 +72,10 @@ def revoke(
     from tasks.serving.keys import revoke_key
 
     bare, folder = _folder(name)
-    told = {"right": "roll_back", "reason": reason, "before": key_id}
+    payload = {"right": "roll_back", "reason": reason, "before": key_id}
     with (
         asked("roll_back", as_, what=f"revoke {key_id} of endpoint/{bare}", reason=reason),
-        _told("revoke key", bare, told),
+        _told("revoke key", bare, payload),
     ):
         key = revoke_key(folder, key_id)
     say(

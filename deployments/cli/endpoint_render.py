@@ -29,6 +29,8 @@ def render(
 ) -> None:
     """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
     from deployments.configuration.files import load
+    from tasks.common.home import home
+    from tasks.common.process import read_json
     from tasks.serving.azureml.files import files_of
     from tasks.serving.azureml.render import Rendering, require_complete
 
@@ -39,7 +41,9 @@ def render(
     ref, content, pending = _model(settings, model)
     address, unknown = _address(deployment.azureml.store, ref)
     made = Rendering(deployment.endpoint, deployment, deployment.azureml.location or REGION)
-    colour = _colour(deployment.endpoint)
+    # Of the deployment that the next model would get.
+    record = read_json(home() / "endpoints" / deployment.endpoint / "endpoint.json") or {}
+    colour = "green" if record.get("colour") == "blue" else "blue"
     texts = files_of(made, colour, ref, files=content["files"], inputs=content["inputs"], address=address)
     fields = {"name": made.name, "colour": colour, "model": ref, "pending": [*pending, *unknown], "files": texts}
     for file, text in texts.items() if to else ():
@@ -81,15 +85,6 @@ def _address(store: str, ref: str) -> tuple[str, list[str]]:
         return open_files(home(), store).address(model_prefix(ref)), []
     except ValueError as error:
         return f"https://ACCOUNT.blob.core.windows.net/CONTAINER/{model_prefix(ref)}", [str(error)]
-
-
-def _colour(name: str) -> str:
-    """Of the deployment that the next model would get."""
-    from tasks.common.home import home
-    from tasks.common.process import read_json
-
-    record = read_json(home() / "endpoints" / name / "endpoint.json") or {}
-    return "green" if record.get("colour") == "blue" else "blue"
 
 
 def _words(fields: dict[str, Any], to: Path | None) -> str:

@@ -35,8 +35,8 @@ def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json
     if not reason.strip():
         raise ValueError(f"say why: --reason TEXT goes into the audit log with the rollback of endpoint/{name}")
     with asked("roll_back", as_, what=f"roll back endpoint/{name}", reason=reason):
-        said = {"what": f"endpoint/{name}", "reason": reason, "before": before, "after": previous}
-        with audited(open_store(home()), "rollback endpoint", right="roll_back", **said):
+        output = {"what": f"endpoint/{name}", "reason": reason, "before": before, "after": previous}
+        with audited(open_store(home()), "rollback endpoint", right="roll_back", **output):
             began = time.monotonic()
             served = go_back(home(), name, reason, require=require)
     seconds = round(time.monotonic() - began, 2)

@@ -49,8 +49,8 @@ def events(
     if follow:
         _follow(home(), limit, as_json)
     else:
-        found = told(home(), limit=limit)
-        say({"events": found}, list(map(line, found)) or "No event yet.", as_json=as_json)
+        result = told(home(), limit=limit)
+        say({"events": result}, list(map(line, result)) or "No event yet.", as_json=as_json)
 
 
 @app.command()
@@ -86,11 +86,15 @@ def send(
 
 def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
     """Events as this command tells them, oldest first: times are ISO 8601 in UTC, flow runs have their page."""
+    # Where flow runs have their pages, also while the server is down.
+    from deployments.services import prefect_server
+    from tasks.common import process
     from tasks.common.redaction import redact_value
     from tasks.events.ledger import Ledger
     from tasks.events.listing import told as listed
 
-    pages = _pages(home)
+    known = process.read_json(home / "prefect" / "server.json") or {}
+    pages = prefect_server.named_server(home) or str(known.get("url", ""))
     return [_plain(redact_value(event), pages) for event in listed(Ledger(home), _now(home), limit=limit, after=after)]
 
 
@@ -115,8 +119,8 @@ def _came_of_it(event: dict[str, Any]) -> Iterator[str]:
     for wait in event["waits"]:
         until = f" until {wait['until']}" if wait["until"] else ""
         yield f"waits for {wait['trigger']}: {wait['why']}{until}"
-    said = event["reason"] or event["became"] or event["batches"] or event["waits"]
-    if event["status"] == "accepted" and not said:
+    output = event["reason"] or event["became"] or event["batches"] or event["waits"]
+    if event["status"] == "accepted" and not output:
         yield _nothing(event)
 
 
@@ -132,16 +136,16 @@ def _follow(home: Path, limit: int, as_json: bool) -> None:
     first, newest = True, 0
     try:
         while True:
-            found = told(home, limit=limit if first else FOLLOWED)
-            if not first and found and found[0]["number"] > newest + 1:  # a burst: more came than are looked at again
-                found = told(home, limit=ALL, after=newest)
-            for event in found:
+            result = told(home, limit=limit if first else FOLLOWED)
+            if not first and result and result[0]["number"] > newest + 1:  # a burst: more came than are looked at again
+                result = told(home, limit=ALL, after=newest)
+            for event in result:
                 text = json.dumps(event) if as_json else line(event)
                 fresh = first or event["number"] in shown or event["number"] > newest
                 if fresh and shown.get(event["number"]) != text:
                     print(text, flush=True)
                     shown[event["number"]] = text
-            newest = max([newest, *(event["number"] for event in found)])
+            newest = max([newest, *(event["number"] for event in result)])
             shown = dict(sorted(shown.items())[-FOLLOWED:])
             first = False
             time.sleep(EVERY_SECONDS)
@@ -167,15 +171,6 @@ def _utc(seconds: float | None) -> str | None:
         return None
 
 
-def _pages(home: Path) -> str:
-    """Where flow runs have their pages, also while the server is down."""
-    from deployments.services import prefect_server
-    from tasks.common import process
-
-    known = process.read_json(home / "prefect" / "server.json") or {}
-    return prefect_server.named_server(home) or str(known.get("url", ""))
-
-
 def _now(home: Path) -> Now:
     """What is known of the triggers: from the settings, and from what the bridge says of Prefect's automations."""
     from deployments.bridge.dispatch import told_at
@@ -186,12 +181,12 @@ def _now(home: Path) -> Now:
     from tasks.events.listing import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
-    runs, said = bridge.status(home) is not None, process.read_json(told_at(home)) or {}
+    runs, output = bridge.status(home) is not None, process.read_json(told_at(home)) or {}
 
     def kept(trigger: str) -> str:
         if not runs:
             return "the bridge does not run: `headway up`"
-        known = said.get(trigger, {})
+        known = output.get(trigger, {})
         automation = {
             "off": "its automation is switched off in Prefect's page",
             "missing": "its automation is gone: `headway up` makes it",
@@ -212,8 +207,8 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
     if name not in NAMES:
         raise ValueError(f"there is no event {name!r}; there are {', '.join(NAMES)}")
     _known_subject(home, name, subject)
-    told = dict(_pair(one) for one in data) | ({"reason": reason} if reason else {})
-    require_no_secrets(told)
+    details = dict(_pair(one) for one in data) | ({"reason": reason} if reason else {})
+    require_no_secrets(details)
     return Event(
         name=name,
         subject=subject,
@@ -222,7 +217,7 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
         object=_known_object(home, subject, object_),
         occurred=time.time(),
         channel="hand",
-        data=told,
+        data=details,
     )
 
 
@@ -244,8 +239,8 @@ def _known_subject(home: Path, name: str, subject: str) -> None:
         events = load_settings(home).events
         watched = {one.dataset for one in events.folders} | {one.dataset for one in events.containers}
         if kind != "dataset" or known not in watched:
-            there = ", ".join(f"dataset/{one}" for one in sorted(watched)) or "none"
-            raise ValueError(f"no watched folder or container makes {subject}; those that there are make: {there}")
+            hint = ", ".join(f"dataset/{one}" for one in sorted(watched)) or "none"
+            raise ValueError(f"no watched folder or container makes {subject}; those that there are make: {hint}")
     else:
         find(open_store(home), kind, known)
 
@@ -256,10 +251,10 @@ def _known_object(home: Path, subject: str, object_: str) -> str:
     from tasks.storage import open_store
     from tasks.storage.store import find
 
-    found = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
-    if found and not found.startswith(f"{subject}@"):
+    result = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
+    if result and not result.startswith(f"{subject}@"):
         raise ValueError(f"--object {object_} is no version of {subject}: name {subject}@VERSION")
-    return found
+    return result
 
 
 def _pair(text: str) -> tuple[str, str]:

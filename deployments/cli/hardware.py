@@ -40,8 +40,8 @@ def hardware(
         return say({"hardware": rows}, "\n".join(_aligned([COLUMNS, *map(_cells, rows)])), as_json=as_json)
     path = find_sku(name, own)
     sku = read_sku(path, own)
-    said = sku.model_dump(mode="json")
-    fields = {**said, "file": str(path), "digest": digest(said)}
+    output = sku.model_dump(mode="json")
+    fields = {**output, "file": str(path), "digest": digest(output)}
     return say({"hardware": fields}, "\n".join(_page(sku, path)), as_json=as_json)
 
 

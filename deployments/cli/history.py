@@ -44,10 +44,10 @@ def diff(
                 f"{ref} is no artifact: compare the models that endpoints serve, see `headway endpoint list`"
             )
     store = open_store(home())
-    found = difference(find(store, *parse_ref(a)), find(store, *parse_ref(b)))
-    fields = {**found.model_dump(mode="json", exclude={"code"}), "same": found.same}
-    fields["code"] = {"before": found.code[0], "after": found.code[1]}
-    say(fields, _difference_in_words(found), as_json=as_json)
+    result = difference(find(store, *parse_ref(a)), find(store, *parse_ref(b)))
+    fields = {**result.model_dump(mode="json", exclude={"code"}), "same": result.same}
+    fields["code"] = {"before": result.code[0], "after": result.code[1]}
+    say(fields, _difference_in_words(result), as_json=as_json)
 
 
 def rollback(
@@ -129,9 +129,9 @@ def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) ->
     fields["bytes"] = sum(manifest.bytes for manifest in gone)
     fields["failed"] = [{"ref": d.manifest.ref, "error": d.error} for d in failed]
     if failed:
-        said = "; ".join(f"{short_ref(d.manifest.ref)}: {d.error}" for d in failed[:5])
+        text = "; ".join(f"{short_ref(d.manifest.ref)}: {d.error}" for d in failed[:5])
         remedy = "The others are gone. Mend what is said, and run the same command again."
-        error = Missing(f"{len(failed)} of {len(done)} version(s) could not be deleted: {said}", remedy=remedy)
+        error = Missing(f"{len(failed)} of {len(done)} version(s) could not be deleted: {text}", remedy=remedy)
         raise CommandError(error, fields)
     say(fields, f"{len(gone)} version(s) deleted, {_megabytes(fields['bytes'])}", as_json=as_json)
 
@@ -156,14 +156,14 @@ def _used() -> dict[str, str]:
     from tasks.orchestration.run_log import logged_runs
     from tasks.serving.known import known_endpoints, models_before, served_model
 
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for run in logged_runs(home()):
         if run.status == "running" or not (run.here or run.last("closed")):
             ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
             refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
-            found |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
-    found |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
-    return found | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
+            result |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
+    result |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
+    return result | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
 
 
 def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
@@ -178,24 +178,24 @@ def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
     return [*lines, *_difference_in_words(difference(step.before, step.after))[1:]]
 
 
-def _difference_in_words(found: Difference) -> list[str]:
+def _difference_in_words(result: Difference) -> list[str]:
     """First the two references, then what differs."""
-    if found.same:
-        return [f"{short_ref(found.before)} and {short_ref(found.after)} are the same version"]
-    files = found.files
-    lines = [f"{short_ref(found.before)} -> {short_ref(found.after)}"]
+    if result.same:
+        return [f"{short_ref(result.before)} and {short_ref(result.after)} are the same version"]
+    files = result.files
+    lines = [f"{short_ref(result.before)} -> {short_ref(result.after)}"]
     counts = f"{len(files.added)} added, {len(files.removed)} removed, {len(files.changed)} changed"
     lines.append(f"files: {counts}, {files.unchanged} the same")
     lines += _some([f"  + {file.path}  {file.after} bytes" for file in files.added])
     lines += _some([f"  - {file.path}  {file.before} bytes" for file in files.removed])
     lines += _some([f"  ~ {file.path}  {file.before} -> {file.after} bytes" for file in files.changed])
-    settings = [f"  {one.key}  {one.before} -> {one.after}" for one in found.configuration]
-    metrics = [f"  {m.name}  {_number(m.before)} -> {_number(m.after)}{_by(m.difference)}" for m in found.metrics]
-    inputs = [f"  {one.name}  {_versions(one.before)} -> {_versions(one.after)}" for one in found.inputs]
+    settings = [f"  {one.key}  {one.before} -> {one.after}" for one in result.configuration]
+    metrics = [f"  {m.name}  {_number(m.before)} -> {_number(m.after)}{_by(m.difference)}" for m in result.metrics]
+    inputs = [f"  {one.name}  {_versions(one.before)} -> {_versions(one.after)}" for one in result.inputs]
     for title, part in (("configuration", settings), ("metrics", metrics), ("made from", inputs)):
         lines += [f"{title}:", *_some(part)] if part else []
-    if found.code[0] != found.code[1]:
-        lines.append(f"code: {(found.code[0] or 'unknown')[:12]} -> {(found.code[1] or 'unknown')[:12]}")
+    if result.code[0] != result.code[1]:
+        lines.append(f"code: {(result.code[0] or 'unknown')[:12]} -> {(result.code[1] or 'unknown')[:12]}")
     return lines
 
 

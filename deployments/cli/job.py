@@ -48,9 +48,9 @@ def reconcile(
     from tasks.common.home import home
     from tasks.compute.reconcile import reconcile as settle
 
-    found = settle(home(), journal(), ask=ask, opener=opener())
-    fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in found]}
-    words = [f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in found]
+    result = settle(home(), journal(), ask=ask, opener=opener())
+    fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in result]}
+    words = [f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in result]
     say(fields, words or "Every job is settled, or somebody supervises it.", as_json=as_json)
 
 
@@ -98,9 +98,9 @@ def age(seconds: float) -> str:
 def _progress(entry: JobEntry) -> str:
     from tasks.common.process import read_json
 
-    told = read_json(Path(entry.folder) / "progress.json") or {}
-    if told.get("total"):
-        return f", {told['done']:.0f} of {told['total']:.0f}"
+    payload = read_json(Path(entry.folder) / "progress.json") or {}
+    if payload.get("total"):
+        return f", {payload['done']:.0f} of {payload['total']:.0f}"
     return f", step {entry.step}" if entry.step is not None else ""
 
 
@@ -285,12 +285,12 @@ def logs(
             print(harmless(f"{name} | {line}"), flush=True)
         return
     failing = None if rank else of.failing_rank(folder)
-    found = [
+    results = [
         {"name": name, "lines": of.relevant(of.tail(path), lines).splitlines()}
         for name, path in _logs(folder, rank, failing)
     ]
-    words = "\n".join(f"{each['name']} | {line}" for each in found for line in each["lines"])
-    fields = {"id": entry.id, "failing_rank": failing, "logs": found}
+    words = "\n".join(f"{each['name']} | {line}" for each in results for line in each["lines"])
+    fields = {"id": entry.id, "failing_rank": failing, "logs": results}
     say(fields, words or "Nothing is written yet.", as_json=as_json)
 
 
@@ -298,10 +298,10 @@ def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterato
     """Names and places of the logs, the failing rank's first; without a choice of ranks the launchers' at the end."""
     from tasks.compute import logs as of
 
-    found = of.rank_logs(folder, ranks)
+    result = of.rank_logs(folder, ranks)
     first = f"rank-{failing}"
-    yield from ((name, path) for name, path in found.items() if name == first)
-    yield from ((name, path) for name, path in found.items() if name != first)
+    yield from ((name, path) for name, path in result.items() if name == first)
+    yield from ((name, path) for name, path in result.items() if name != first)
     if not ranks:
         yield from ((str(path.relative_to(folder)), path) for path in of.launcher_logs(folder))
 

@@ -34,15 +34,18 @@ def lineage(
         return _sync(as_json)
     if not ref:
         raise ValueError("name what to look at, for example: headway lineage endpoint/local; or --sync")
-    found = _walk(ref, forward)
-    lines = [*(_answer(found) if forward else []), *_tree(found), *_warning(found)]
+    result = _walk(ref, forward)
+    lines = [*(_answer(result) if forward else []), *_tree(result), *_warning(result)]
     if html:
-        found["html"] = _draw(found, Path(html))
-        lines = [found["html"]]
+        path = Path(html)
+        from tasks.report.lineage.page import write_lineage_page
+
+        result["html"] = str(write_lineage_page(path, result).absolute())
+        lines = [result["html"]]
     if openlineage:
-        found["events"] = _hand_on(found, openlineage)
-        lines = [*(lines if html else []), f"{found['events']} events for {openlineage}"]
-    say(_apart(found) if forward else found, lines, as_json=as_json)
+        result["events"] = _hand_on(result, openlineage)
+        lines = [*(lines if html else []), f"{result['events']} events for {openlineage}"]
+    say(_apart(result) if forward else result, lines, as_json=as_json)
     return None
 
 
@@ -65,20 +68,20 @@ def _walk(ref: str, forward: bool) -> dict[str, Any]:
     )
 
 
-def _apart(found: dict[str, Any]) -> dict[str, Any]:
+def _apart(result: dict[str, Any]) -> dict[str, Any]:
     """Each configuration once, by its digest: thousands of artifacts were made with one, and forward there may be thousands."""
-    configs = {node["config_digest"]: node["config"] for node in found["nodes"] if node["config_digest"]}
-    nodes = [{**node, "config": None} if node["config_digest"] else node for node in found["nodes"]]
-    return {**found, "nodes": nodes, "configurations": configs}
+    configs = {node["config_digest"]: node["config"] for node in result["nodes"] if node["config_digest"]}
+    nodes = [{**node, "config": None} if node["config_digest"] else node for node in result["nodes"]]
+    return {**result, "nodes": nodes, "configurations": configs}
 
 
-def _answer(found: dict[str, Any]) -> list[str]:
+def _answer(result: dict[str, Any]) -> list[str]:
     """What stands on it, endpoints first: after a poisoning, they are what has to stop."""
-    stand = [*found["endpoints"], *found["models"]]
+    stand = [*result["endpoints"], *result["models"]]
     if not stand:
-        return [f"No model and no endpoint stands on {short_ref(found['root'])}.", ""]
-    serving = {edge["output"]: edge["input"] for edge in found["edges"] if edge["how"] == "serves"}
-    heads = [f"{len(found['endpoints'])} endpoint(s) and {len(found['models'])} model(s) stand on {found['root']}:"]
+        return [f"No model and no endpoint stands on {short_ref(result['root'])}.", ""]
+    serving = {edge["output"]: edge["input"] for edge in result["edges"] if edge["how"] == "serves"}
+    heads = [f"{len(result['endpoints'])} endpoint(s) and {len(result['models'])} model(s) stand on {result['root']}:"]
     for each in stand[:LINES_SHOWN]:
         served = f"  serves {short_ref(serving[each['ref']])}" if each["ref"] in serving else ""
         heads.append(
@@ -87,16 +90,16 @@ def _answer(found: dict[str, Any]) -> list[str]:
     return [*heads, *_more(len(stand)), ""]
 
 
-def _tree(found: dict[str, Any]) -> list[str]:
+def _tree(result: dict[str, Any]) -> list[str]:
     """The lineage as an indented list; what was shown before is not unfolded again."""
-    nodes = {node["ref"]: node for node in found["nodes"]}
-    near, far = ("output", "input") if found["direction"] == "down" else ("input", "output")
+    nodes = {node["ref"]: node for node in result["nodes"]}
+    near, far = ("output", "input") if result["direction"] == "down" else ("input", "output")
     ahead: dict[str, list[str]] = {}
-    for edge in found["edges"]:
+    for edge in result["edges"]:
         ahead.setdefault(edge[near], []).append(edge[far])
     lines: list[str] = []
     shown: set[str] = set()
-    left = [(found["root"], 0)]
+    left = [(result["root"], 0)]
     while left and len(lines) < LINES_SHOWN:
         at, depth = left.pop()
         lines.append(f"{'  ' * min(depth, DEEPEST)}{_line(nodes[at], at in shown)}")
@@ -119,19 +122,13 @@ def _more(count: int, shown: int = LINES_SHOWN) -> list[str]:
     return [f"... {count - shown} more; --json lists all"] if count > shown else []
 
 
-def _warning(found: dict[str, Any]) -> list[str]:
-    refs = found["damaged"]
-    said = "The manifest of {} cannot be read, so what it was made from is not known: headway verify says more."
-    return [said.format(", ".join(map(short_ref, refs[:5])) + (" ..." if len(refs) > 5 else ""))] if refs else []
+def _warning(result: dict[str, Any]) -> list[str]:
+    refs = result["damaged"]
+    text = "The manifest of {} cannot be read, so what it was made from is not known: headway verify says more."
+    return [text.format(", ".join(map(short_ref, refs[:5])) + (" ..." if len(refs) > 5 else ""))] if refs else []
 
 
-def _draw(found: dict[str, Any], path: Path) -> str:
-    from tasks.report.lineage.page import write_lineage_page
-
-    return str(write_lineage_page(path, found).absolute())
-
-
-def _hand_on(found: dict[str, Any], target: str) -> int:
+def _hand_on(result: dict[str, Any], target: str) -> int:
     """Events of the runs behind the lineage, to a file or a server; returns how many."""
     from tasks.common.home import home
     from tasks.config.base import openlineage_key
@@ -141,9 +138,9 @@ def _hand_on(found: dict[str, Any], target: str) -> int:
     from tasks.storage import open_store
 
     store = open_store(home())
-    runs = {(node["stage"], node["key"]) for node in found["nodes"] if node["stage"] and node["key"]}
+    runs = {(node["stage"], node["key"]) for node in result["nodes"] if node["stage"] and node["key"]}
     seconds = {run: record.seconds for run in runs if (record := load(store, *run))}
-    events = events_of(found, store=store.uri, seconds=seconds, code=code_place())
+    events = events_of(result, store=store.uri, seconds=seconds, code=code_place())
     hand_on(events, target, key=openlineage_key())
     return len(events)
 

@@ -181,5 +181,5 @@ def _as_interrupt(*_: object) -> None:
 
 
 def _usage(error: typer.TyperException) -> str:
-    said = error.format_message() if hasattr(error, "format_message") else str(error)
-    return f"{said} See `headway --help`, or --help after the command."
+    output = error.format_message() if hasattr(error, "format_message") else str(error)
+    return f"{output} See `headway --help`, or --help after the command."

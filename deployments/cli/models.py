@@ -69,13 +69,13 @@ def models(
 
     store = open_store(home())
     bare = parse_ref(name, kind="model")[1] if name else ""
-    found = list(store.manifests("model", bare) if bare else store.manifests("model"))
-    if bare and not found:
+    results = list(store.manifests("model", bare) if bare else store.manifests("model"))
+    if bare and not results:
         raise Unknown(f"there is no model/{bare} in {store.uri}", remedy="`headway models` lists what there is.")
     served = _served()
-    names = {manifest.provenance.name: None for manifest in found}
+    names = {manifest.provenance.name: None for manifest in results}
     known = {name: _by_ref(store, name) for name in names}
-    rows = [_row(store, one, known[one.provenance.name], served) for one in found]
+    rows = [_row(store, one, known[one.provenance.name], served) for one in results]
     rows.sort(key=lambda row: row["created"], reverse=True)
     say({"models": rows}, list(map(_line, rows)) or "No model yet: `headway retrain` makes one.", as_json=as_json)
 
@@ -110,8 +110,8 @@ def promote(
 def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
     if before == ref:
         return f"{short_ref(ref)} is the champion already: nothing to do"
-    told = f"{short_ref(ref)} {'would become' if dry_run else 'is'} the champion; before: {short_ref(before or 'none')}"
-    return f"{told}\nWhat endpoints serve stays as it is."
+    text = f"{short_ref(ref)} {'would become' if dry_run else 'is'} the champion; before: {short_ref(before or 'none')}"
+    return f"{text}\nWhat endpoints serve stays as it is."
 
 
 def _served() -> dict[str, list[str]]:
@@ -119,22 +119,22 @@ def _served() -> dict[str, list[str]]:
     from tasks.common.home import home
     from tasks.serving.known import endpoint_of, known_endpoints
 
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in known_endpoints(home()):
         served = endpoint_of(home(), name).serves_from()
         if served and served.running:
-            found.setdefault(served.model_ref, []).append(name)
-    return found
+            result.setdefault(served.model_ref, []).append(name)
+    return result
 
 
 def _by_ref(store: Store, name: str) -> dict[str, list[str]]:
     """The aliases of a model's versions, by reference."""
     from tasks.registry.refs import aliases
 
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for alias, ref in aliases(store, name).items():
-        found.setdefault(ref, []).append(alias)
-    return found
+        result.setdefault(ref, []).append(alias)
+    return result
 
 
 def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: dict[str, list[str]]) -> dict[str, Any]:

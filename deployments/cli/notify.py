@@ -47,9 +47,9 @@ def test(
         return
     if not as_json:
         print(words)
-    said = "; ".join(f"{one['channel']}: {one['why']}" for one in bad)
+    text = "; ".join(f"{one['channel']}: {one['why']}" for one in bad)
     remedy = "Mend the address in the platform's settings, or what listens there; docs/notifications.md has examples."
-    raise CommandError(Missing(said, remedy=remedy), {"channels": tried})
+    raise CommandError(Missing(text, remedy=remedy), {"channels": tried})
 
 
 def _try(channel: Any) -> dict[str, Any]:

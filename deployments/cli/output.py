@@ -53,20 +53,20 @@ def of_the_disk(error: BaseException) -> tuple[str, str] | None:
     if not isinstance(error.filename, str | bytes):  # of a process, or of an address; a full disk names none
         return (str(error), FULL) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
     path = Path(os.fsdecode(error.filename))
-    said = f"{path}: {error.strerror}"
+    text = f"{path}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return _closed(path, said)
-    return (said, REMEDIES[error.errno]) if error.errno in REMEDIES else None
+        return _closed(path, text)
+    return (text, REMEDIES[error.errno]) if error.errno in REMEDIES else None
 
 
-def _closed(path: Path, said: str) -> tuple[str, str]:
+def _closed(path: Path, text: str) -> tuple[str, str]:
     """What is said of a path that is not ours to use: whose it is, as far as we may look."""
     place, owner = _seen(path.absolute())
     me = _name(os.geteuid())
     if owner != me:
         remedy = f"Work as {owner}, have it given to you (chown -R {me} {place}), {ANOTHER}"
-        return f"{said}; {place} belongs to {owner}, and you are {me}", remedy
-    return said, f"Look at the rights on it (ls -ld {place}), {ANOTHER}"
+        return f"{text}; {place} belongs to {owner}, and you are {me}", remedy
+    return text, f"Look at the rights on it (ls -ld {place}), {ANOTHER}"
 
 
 def _seen(path: Path) -> tuple[Path, str]:
@@ -125,7 +125,7 @@ def visible(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Text of several lines in which nothing moves the cursor, colours, or turns the direction: some of it strangers wrote."""
-    return _CONTROL.sub(lambda found: visible(found[0]), text)
+    return _CONTROL.sub(lambda result: visible(result[0]), text)
 
 
 def short_ref(ref: str) -> str:
@@ -138,14 +138,14 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
     """Print what went wrong and how to mend it; returns the exit code."""
     error = raised.error if isinstance(raised, CommandError) else raised
     fields = raised.fields if isinstance(raised, CommandError) else {}
-    code, said = exit_code(error), describe(error)
-    if isinstance(raised, CommandError) and not said["stage"]:
-        said["stage"] = raised.stage or None
+    code, output = exit_code(error), describe(error)
+    if isinstance(raised, CommandError) and not output["stage"]:
+        output["stage"] = raised.stage or None
     if code == 1:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
-        print(_json({"schema": SCHEMA, "exit_code": code, "error": said, **fields}))
-    words = f"headway: {said['message']}" + (f"\n  -> {said['remedy']}" if said["remedy"] else "")
+        print(_json({"schema": SCHEMA, "exit_code": code, "error": output, **fields}))
+    words = f"headway: {output['message']}" + (f"\n  -> {output['remedy']}" if output["remedy"] else "")
     print(harmless(words), file=sys.stderr)
     return code
 

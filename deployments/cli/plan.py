@@ -30,46 +30,47 @@ BAR = 40
 PARTS = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "other": "."}
 
 
-def page(made: Planned, told: dict[str, Any]) -> str:
+def page(made: Planned, payload: dict[str, Any]) -> str:
     """All of it, one line a fact."""
-    return "\n".join(_lines(made, told))
+    return "\n".join(_lines(made, payload))
 
 
-def _lines(made: Planned, told: dict[str, Any]) -> Iterator[str]:
-    name = f"{told['name']}: " if told["name"] else ""
-    verdict = {"fits": "it fits", "tight": "it fits, tightly", "does not fit": "it does not fit"}[told["fit"]]
-    if told["fit"] != "does not fit" and not told["fits"]:
+def _lines(made: Planned, payload: dict[str, Any]) -> Iterator[str]:
+    name = f"{payload['name']}: " if payload["name"] else ""
+    verdict = {"fits": "it fits", "tight": "it fits, tightly", "does not fit": "it does not fit"}[payload["fit"]]
+    if payload["fit"] != "does not fit" and not payload["fits"]:
         verdict = "it fits in memory, and not within max_days and max_cost"
-    yield f"{name}{told['parameters'] / 1e9:,.3g} B parameters on {told['gpus'] or '?'} x {told['machine']['gpu']}: {verdict}"
-    if told["parallel"]:
-        yield f"  divided     {_division(told['parallel'])}"
-        yield f"              {told['reason']}"
-    if told["nearest"]:
-        yield f"  would fit   {told['nearest']}"
-    if told["memory_gib"]:
-        yield from _memory(told["memory_gib"])
-    if told["fit"] == "does not fit":
+    size, gpus = payload["parameters"] / 1e9, payload["gpus"] or "?"
+    yield f"{name}{size:,.3g} B parameters on {gpus} x {payload['machine']['gpu']}: {verdict}"
+    if payload["parallel"]:
+        yield f"  divided     {_division(payload['parallel'])}"
+        yield f"              {payload['reason']}"
+    if payload["nearest"]:
+        yield f"  would fit   {payload['nearest']}"
+    if payload["memory_gib"]:
+        yield from _memory(payload["memory_gib"])
+    if payload["fit"] == "does not fit":
         return
-    rates = told["tflops_per_gpu"]
+    rates = payload["tflops_per_gpu"]
     yield (
-        f"  a step      {told['step_seconds']:.4g} s, {told['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU; TFLOP/s a GPU "
-        f"{rates['hardware']:.1f} by the hardware, {rates['model']:.1f} of the model, MFU {told['mfu']:.1%}"
+        f"  a step      {payload['step_seconds']:.4g} s, {payload['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU; "
+        f"TFLOP/s a GPU {rates['hardware']:.1f} by the hardware, {rates['model']:.1f} of the model, MFU {payload['mfu']:.1%}"
     )
-    yield f"  it goes to  {_shares(told['step_parts_seconds'], told['step_seconds'])}"
-    if told["days"]:
-        failing = f", {told['days_with_failures']:.3g} with failures" if told["days_with_failures"] else ""
-        yield f"  takes       {told['days']:.3g} days{failing}"
-    checkpoint, goodput = told["checkpoint"], told["goodput"]
+    yield f"  it goes to  {_shares(payload['step_parts_seconds'], payload['step_seconds'])}"
+    if payload["days"]:
+        failing = f", {payload['days_with_failures']:.3g} with failures" if payload["days_with_failures"] else ""
+        yield f"  takes       {payload['days']:.3g} days{failing}"
+    checkpoint, goodput = payload["checkpoint"], payload["goodput"]
     if checkpoint:
         yield (
             f"  checkpoint  {checkpoint['gib']:,.4g} GiB every {checkpoint['interval_seconds'] / 60:.3g} min, written in "
             f"{checkpoint['write_seconds']:.3g} s to {checkpoint['storage']}"
         )
         yield f"  goodput     {goodput['mid']:.1%} ({goodput['low']:.1%} to {goodput['high']:.1%} by how often machines fail)"
-    yield from (f"  stored      {choice['reason']}" for choice in told["storage"].values() if choice)
-    yield from _money(told["cost"])
-    yield from (f"  instead     {_instead(other)}" for other in told["others"][:3])
-    yield from (f"  mind        {said}" for said in told["warnings"])
+    yield from (f"  stored      {choice['reason']}" for choice in payload["storage"].values() if choice)
+    yield from _money(payload["cost"])
+    yield from (f"  instead     {_instead(other)}" for other in payload["others"][:3])
+    yield from (f"  mind        {value}" for value in payload["warnings"])
 
 
 def _division(parallel: dict[str, Any]) -> str:
@@ -88,8 +89,8 @@ def _division(parallel: dict[str, Any]) -> str:
 def _memory(memory: dict[str, float]) -> Iterator[str]:
     scale = BAR / max(memory["usable"], memory["total"])
     bar = "".join(mark * round(memory[part] * scale) for part, mark in PARTS.items())
-    said = ", ".join(f"{part} {memory[part]:.1f}" for part in PARTS)
-    yield f"  memory      {memory['total']:.1f} of {memory['usable']:.1f} GiB a GPU: {said}"
+    text = ", ".join(f"{part} {memory[part]:.1f}" for part in PARTS)
+    yield f"  memory      {memory['total']:.1f} of {memory['usable']:.1f} GiB a GPU: {text}"
     yield f"              |{bar.ljust(round(memory['usable'] * scale))}|"
 
 
@@ -131,8 +132,8 @@ def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
     measured = _last_qualification(store, settings)
     if measured is None:
         return False
-    told = _reckoned(settings, measured, store)
-    say(told, _plan_measured_page(told), as_json=as_json)
+    payload = _reckoned(settings, measured, store)
+    say(payload, _plan_measured_page(payload), as_json=as_json)
     return True
 
 
@@ -143,11 +144,11 @@ def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | 
 
     name = settings.cluster.name
     record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
-    found = Qualification.model_validate(record.value) if record else None
-    if found is None or not found.passed:
+    result = Qualification.model_validate(record.value) if record else None
+    if result is None or not result.passed:
         return None
     ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
-    return found if found.subject.world_size == ranks else None
+    return result if result.subject.world_size == ranks else None
 
 
 def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
         on,
         vocab_size=settings.preprocessing.tokenizer.vocab_size,
         train_tokens=0,
-        past=[found for key in keys if (found := journal.get(key))],
+        past=[result for key in keys if (result := journal.get(key))],
     )
     usable = memory_limit(settings.planning, on) / GIB
     memory = numbers.memory_per_rank / GIB
@@ -198,24 +199,24 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
     }
 
 
-def _plan_measured_page(told: dict[str, Any]) -> str:
-    memory, seconds = told["memory_gib"], told["days"] * DAY
-    verdict = {"fits": "it fits", "does not fit": "it does not fit"}[told["fit"]]
-    corrected = told["correction"]
+def _plan_measured_page(payload: dict[str, Any]) -> str:
+    memory, seconds = payload["memory_gib"], payload["days"] * DAY
+    verdict = {"fits": "it fits", "does not fit": "it does not fit"}[payload["fit"]]
+    corrected = payload["correction"]
     runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
     by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
-    where = f"{told['ranks']} ranks of cluster {told['machine']['name']}"
+    where = f"{payload['ranks']} ranks of cluster {payload['machine']['name']}"
     lines = [
-        f"{told['name']}: {told['parameters']:,} parameters on {where}: {verdict}",
+        f"{payload['name']}: {payload['parameters']:,} parameters on {where}: {verdict}",
         f"  memory      {memory['total']:.3g} of {memory['usable']:.3g} GiB a rank",
-        f"  a step      {told['step_seconds']:.3g} s{by}",
-        f"  takes       {seconds / 60:.3g} minutes for {told['steps']:,} steps",
-        f"  checkpoint  {told['checkpoint']['gib']:.3g} GiB every {told['checkpoint']['every_steps']:,} steps",
-        f"  goodput     {told['goodput']['mid']:.1%}",
-        f"  measured    {told['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
-        f"{told['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
+        f"  a step      {payload['step_seconds']:.3g} s{by}",
+        f"  takes       {seconds / 60:.3g} minutes for {payload['steps']:,} steps",
+        f"  checkpoint  {payload['checkpoint']['gib']:.3g} GiB every {payload['checkpoint']['every_steps']:,} steps",
+        f"  goodput     {payload['goodput']['mid']:.1%}",
+        f"  measured    {payload['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
+        f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
     ]
-    return "\n".join([*lines, *([f"  mind        {told['reason']}"] if told["reason"] else [])])
+    return "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])])
 
 
 # `headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/what_if.py's.
@@ -230,9 +231,9 @@ def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> l
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--plots {str(folder)!r} is a file: give a folder")
-    found = [what_if(one, home=home, region=region) for one in made]
+    results = [what_if(one, home=home, region=region) for one in made]
     written = []
-    for number, (one, curves) in enumerate(zip(made, found, strict=True), start=1):
+    for number, (one, curves) in enumerate(zip(made, results, strict=True), start=1):
         place = folder / str(number) if len(made) > 1 else folder
         place.mkdir(parents=True, exist_ok=True)
         written += _pictures(curves, place, one.cost.currency if one.cost else "USD")
@@ -330,16 +331,16 @@ def plan(
         )
         for each in cases
     ]
-    told = [plain(each) for each in made]
+    entries = [plain(each) for each in made]
     if write:
         _write(made, Path(write))
     if plots:
         draw(made, Path(plots), home=home(), region=region)
-    words = "\n\n".join(_page(each, shown) for each, shown in zip(made, told, strict=True))
-    if len(told) > 1:
-        say_list(told, words, as_json=as_json)
+    words = "\n\n".join(_page(each, shown) for each, shown in zip(made, entries, strict=True))
+    if len(entries) > 1:
+        say_list(entries, words, as_json=as_json)
     else:
-        say(told[0], words, as_json=as_json)
+        say(entries[0], words, as_json=as_json)
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -355,29 +356,29 @@ def read_cases(path: Path) -> list[Case]:
             raise ValueError(
                 f"--case {str(path)!r}: {path.stat().st_size} bytes; a file of cases has at most {MOST_BYTES}"
             )
-        documents = [said for said in yaml.load_all(path.read_text(encoding="utf-8"), Loader) if said is not None]
+        documents = [value for value in yaml.load_all(path.read_text(encoding="utf-8"), Loader) if value is not None]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--case {str(path)!r}: {error}") from error
-    found = [one for said in documents for one in _listed(said)]
-    if not 0 < len(found) <= MOST_CASES:
+    results = [one for value in documents for one in _listed(value)]
+    if not 0 < len(results) <= MOST_CASES:
         raise ValueError(
-            f"--case {str(path)!r}: {len(found)} cases; give 1 to {MOST_CASES}, each with network, sequence, cluster, batch"
+            f"--case {str(path)!r}: {len(results)} cases; give 1 to {MOST_CASES}, each with network, sequence, cluster, batch"
         )
     cases = []
-    for number, said in enumerate(found, start=1):
+    for number, value in enumerate(results, start=1):
         try:
-            cases.append(Case.model_validate(said))
+            cases.append(Case.model_validate(value))
         except ValidationError as error:
-            named = said.get("name") if isinstance(said, dict) else None
+            named = value.get("name") if isinstance(value, dict) else None
             words = sentence(error.errors()[0], Case)
             raise ValueError(f"{path}, case {named or number}: {words}") from error
     return cases
 
 
-def _listed(said: Any) -> Iterable[Any]:
-    if isinstance(said, dict) and set(said) == {"cases"}:
-        said = said["cases"]
-    return said if isinstance(said, list) else [said]
+def _listed(output: Any) -> Iterable[Any]:
+    if isinstance(output, dict) and set(output) == {"cases"}:
+        output = output["cases"]
+    return output if isinstance(output, list) else [output]
 
 
 def _measured(cluster: str) -> float:
@@ -388,10 +389,10 @@ def _measured(cluster: str) -> float:
     from tasks.storage.store import find
 
     try:
-        found = find(open_store(home()), "qualification", cluster)
+        manifest = find(open_store(home()), "qualification", cluster)
     except Unknown:
         return 0.0
-    return 1e9 * found.provenance.metrics.get("allreduce_gigabytes_per_second", 0.0)
+    return 1e9 * manifest.provenance.metrics.get("allreduce_gigabytes_per_second", 0.0)
 
 
 def _with_goal(case: Case, goal: str) -> Case:
@@ -428,7 +429,7 @@ def _named(case: Case, make: Any) -> Planned:
         raise ValueError(f"{case.name}: {error}" if case.name else str(error)) from error
 
 
-def _page(made: Planned, told: dict[str, Any]) -> str:
+def _page(made: Planned, payload: dict[str, Any]) -> str:
     """The plan for people."""
 
-    return page(made, told)
+    return page(made, payload)

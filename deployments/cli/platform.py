@@ -183,10 +183,10 @@ def _agreed(runs: list[Any], *, yes: bool) -> None:
     if not runs or yes:
         return
     names = ", ".join(f"{run.handle['flow']} of {run.handle['subject']}" for run in runs)
-    said = f"{len(runs)} flow run(s) at work: {names}"
+    text = f"{len(runs)} flow run(s) at work: {names}"
     if not sys.stdin.isatty():
-        raise ValueError(f"{said}. `headway down --yes` stops them too; the next `headway up` resumes what it can")
-    if input(f"{said}. Stop them too? The next `headway up` resumes what it can. [y/N] ").strip().lower() not in (
+        raise ValueError(f"{text}. `headway down --yes` stops them too; the next `headway up` resumes what it can")
+    if input(f"{text}. Stop them too? The next `headway up` resumes what it can. [y/N] ").strip().lower() not in (
         "y",
         "yes",
     ):
@@ -198,8 +198,8 @@ def _stay(home: Path, *, adopted: bool) -> None:
     from deployments.platform.down import stopped
     from deployments.services.parts import restart_what_died
 
-    said = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
-    print(f"{said}; `headway up --detach` would leave it running.", file=sys.stderr)
+    text = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
+    print(f"{text}; `headway up --detach` would leave it running.", file=sys.stderr)
     while not stopped(home):
         restart_what_died(home)
         time.sleep(LOOK_EVERY_SECONDS)

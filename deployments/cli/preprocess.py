@@ -51,7 +51,7 @@ def preprocess(
     wanted = plan(input_, work, prefix=output_prefix)
     try:
         with _Drawn(wanted.bytes) as drawn:
-            done = run(wanted, workers=workers or cores(), overwrite=overwrite, told=drawn.told)
+            done = run(wanted, workers=workers or cores(), overwrite=overwrite, report=drawn.told)
     except KeyboardInterrupt as error:  # typer would end without a word
         raise CommandError(error, {"parts": str(wanted.parts)}) from None
     fields = {
@@ -80,7 +80,10 @@ def tokens(
     from tasks.data.tokenizing.checking import look
     from tasks.data.tokenizing.tokenizer import open_tokenizer
 
-    prefix = _without_ending(prefix)
+    path = prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
+    if not Path(f"{path}.idx").is_file():
+        raise ValueError(f"{path}.idx does not exist; name the prefix of a dataset, without .bin or .idx")
+    prefix = path
     beside = prefix.parent / "tokenizer"
     folder = tokenizer_model or (str(beside) if beside.is_dir() else "")
     tokenizer = open_tokenizer(folder) if folder else None
@@ -130,8 +133,8 @@ class _Drawn:
         if not self._read:
             self._progress.started("preprocess", None)
         self._read += max(read, 1)
-        said = f"{self._read / 1e6:.0f} of {self._total / 1e6:.0f} MB"
-        self._progress.progress("preprocess", self._read, self._total, said, None)
+        text = f"{self._read / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+        self._progress.progress("preprocess", self._read, self._total, text, None)
 
 
 def cores() -> int:
@@ -154,13 +157,6 @@ def _words(fields: dict[str, Any]) -> str:
     if fields["bytes_read"] and fields["resumed_units"]:
         lines.append(f"{fields['resumed_units']} of {fields['units']} units were there from an earlier run.")
     return "\n".join([*lines, "For Megatron: " + " ".join(fields["arguments"])])
-
-
-def _without_ending(prefix: Path) -> Path:
-    path = prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
-    if not Path(f"{path}.idx").is_file():
-        raise ValueError(f"{path}.idx does not exist; name the prefix of a dataset, without .bin or .idx")
-    return path
 
 
 def _decoded(samples: tuple[tuple[int, ...], ...], tokenizer: Any) -> str:

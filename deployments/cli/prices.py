@@ -53,7 +53,7 @@ def prices(
     if size and not any(row["hours"] for row in rows):
         raise ValueError(f"{rows[0]['warnings'][0]}; `headway prices` lists what is known")
     stored = [] if size else list(_storage(book, region or [], today))
-    warnings = list(dict.fromkeys(said for row in [*rows, *stored] for said in row["warnings"]))
+    warnings = list(dict.fromkeys(value for row in [*rows, *stored] for value in row["warnings"]))
     fields = {"machines": rows, "storage": stored, "warnings": warnings}
     return say(fields, "\n".join(_page(rows, stored, warnings)), as_json=as_json)
 
@@ -93,7 +93,7 @@ def _machines(book: Book, size: str, regions: list[str], today: datetime.date) -
             "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
             "source": "; ".join(dict.fromkeys(origin.source for origin in origins)),
             "date": min(dates, default=None),
-            "warnings": list(dict.fromkeys([*price.warnings, *(said for o in origins for said in o.warnings)])),
+            "warnings": list(dict.fromkeys([*price.warnings, *(value for o in origins for value in o.warnings)])),
         }
 
 
@@ -150,11 +150,11 @@ def _page(rows: list[dict[str, Any]], stored: list[dict[str, Any]], warnings: li
 
 def _short(warnings: list[str], most: int = 6) -> list[str]:
     """A few of them; of those that only say how old prices are, how many there are."""
-    old = [said for said in warnings if " days old (" in said]
+    old = [value for value in warnings if " days old (" in value]
     if len(old) > 2:
         remedy = old[0].partition("): ")[2]
         warnings = [
-            *(said for said in warnings if said not in old),
+            *(value for value in warnings if value not in old),
             f"prices of {len(old)} kinds of machines are old: {remedy}",
         ]
     more = len(warnings) - most
@@ -166,18 +166,18 @@ def _updated(done: Updated) -> dict[str, Any]:
         "file": str(done.path),
         "regions": {
             region: {
-                "machines": {name: dict(hours) for name, hours in found.machines.items()},
-                "storage": dict(found.storage),
-                "egress_gb": found.egress,
-                "left_out": list(found.left_out),
+                "machines": {name: dict(hours) for name, hours in item.machines.items()},
+                "storage": dict(item.storage),
+                "egress_gb": item.egress,
+                "left_out": list(item.left_out),
             }
-            for region, found in done.found.items()
+            for region, item in done.found.items()
         },
     }
 
 
 def _updated_in_words(done: Updated) -> Iterator[str]:
-    for region, found in done.found.items():
-        yield f"{region}: {len(found.machines)} sizes, {len(found.storage)} kinds of storage"
-        yield from (f"  {said}" for said in found.left_out)
+    for region, item in done.found.items():
+        yield f"{region}: {len(item.machines)} sizes, {len(item.storage)} kinds of storage"
+        yield from (f"  {value}" for value in item.left_out)
     yield f"written to {done.path}; `headway prices` shows them"

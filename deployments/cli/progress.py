@@ -88,8 +88,8 @@ class Progress:
         self.quiet()
         mark, colour = MARKS[outcome.status]
         name = "champion" if self.run and outcome in self.run.asides else outcome.name
-        said = f"{name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
-        self.console.print(Text.assemble((f"{mark} ", colour), said), soft_wrap=True)
+        text = f"{name:<11}{outcome.status.replace('_', ' '):<12}{outcome.seconds:7.1f} s  {brief(outcome)}"
+        self.console.print(Text.assemble((f"{mark} ", colour), text), soft_wrap=True)
 
     def closed(self, run: Lifecycle) -> None:
         self.quiet()

@@ -239,11 +239,11 @@ def _history(node: str, *, as_json: bool) -> None:
     from tasks.registry.qualifications import stored
     from tasks.storage import open_store
 
-    found = [told for one in stored(open_store(home())) for told in _past(one, node)]
-    if not found:
+    results = [entry for one in stored(open_store(home())) for entry in _past(one, node)]
+    if not results:
         remedy = "`headway qualify` measures it; a machine is called as its scheduler calls it."
         raise Unknown(f"no qualification knows a machine {node!r}", remedy=remedy)
-    say({"node": node, "history": found}, "\n".join(map(_line, found)), as_json=as_json)
+    say({"node": node, "history": results}, "\n".join(map(_line, results)), as_json=as_json)
 
 
 def _past(one: Stored, node: str) -> Iterator[dict[str, Any]]:
@@ -251,18 +251,18 @@ def _past(one: Stored, node: str) -> Iterator[dict[str, Any]]:
 
     for verdict in one.verdict.nodes:
         if verdict.name == node:
-            told = {
+            payload = {
                 "time": one.time.isoformat(timespec="seconds"),
                 "qualification": one.manifest.ref,
                 "sku": one.verdict.sku,
             }
-            yield {**told, **{key: value for key, value in as_node(verdict).items() if key != "name"}}
+            yield {**payload, **{key: value for key, value in as_node(verdict).items() if key != "name"}}
 
 
-def _line(told: dict[str, Any]) -> str:
-    rates = ", ".join(f"{check} {value:.4g}" for check, value in told["rates"].items())
-    said = [f"  {reason['sentence']}" for reason in told["reasons"]]
-    return "\n".join([f"{told['time']}  {told['verdict']:<9} {rates}".rstrip(), *said])
+def _line(payload: dict[str, Any]) -> str:
+    rates = ", ".join(f"{check} {value:.4g}" for check, value in payload["rates"].items())
+    messages = [f"  {reason['sentence']}" for reason in payload["reasons"]]
+    return "\n".join([f"{payload['time']}  {payload['verdict']:<9} {rates}".rstrip(), *messages])
 
 
 def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
@@ -275,11 +275,11 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
     from tasks.registry.qualifications import drained
     from tasks.storage import open_store
 
-    found = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
-    if not found:
+    results = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
+    if not results:
         what = ", ".join(names) or "any machine"
         raise ValueError(f"no qualification of this home has drained {what}: say on which cluster, with -c CONFIG")
-    clusters = {name: known_cluster(home(), name) for name in found}
+    clusters = {name: known_cluster(home(), name) for name in results}
     if unknown := [name for name, cluster in clusters.items() if cluster is None]:
         raise ValueError(
             f"no job of this home went to the cluster {', '.join(unknown)}: say how it is reached, with -c CONFIG"
@@ -331,7 +331,7 @@ def _tell_of_each(done: Sequence[Drained], what: str, *, as_json: bool) -> None:
     fields = {what: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]
     if failed:
-        said = "; ".join(f"{one.node}: {one.said}" for one in failed)
-        raise CommandError(Missing(f"not {what}: {said}"), fields)
+        text = "; ".join(f"{one.node}: {one.said}" for one in failed)
+        raise CommandError(Missing(f"not {what}: {text}"), fields)
     lines = [f"{one.node}: {one.said}" for one in done] or ["Headway drained no machine that is still drained."]
     say(fields, "\n".join(lines), as_json=as_json)

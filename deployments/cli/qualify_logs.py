@@ -38,30 +38,30 @@ def judge_logs(paths: list[Path], *, sku: str, as_json: bool) -> None:
     own = home() / "hardware"
     hardware = read_sku(find_sku(sku, own), own)
     now = datetime.datetime.now(datetime.UTC)
-    found = from_logs.judge_logs(read_logs(paths), hardware, BenchmarkConfig(), now=now)
-    fields, words = redact_value(_fields(found)), redact("\n".join(_page(found)))
-    if found.verdict in GOOD:
+    result = from_logs.judge_logs(read_logs(paths), hardware, BenchmarkConfig(), now=now)
+    fields, words = redact_value(_fields(result)), redact("\n".join(_page(result)))
+    if result.verdict in GOOD:
         say(fields, words, as_json=as_json)
         return
     if not as_json:
         print(words)
-    checks = redact_value([_check(reason) for reason in _all(found) if reason.verdict not in GOOD])
-    message = f"the logs show no sound cluster: its verdict is {found.verdict}" + _first(found)
+    checks = redact_value([_check(reason) for reason in _all(result) if reason.verdict not in GOOD])
+    message = f"the logs show no sound cluster: its verdict is {result.verdict}" + _first(result)
     raise CommandError(GateFailed(redact(message), stage="qualify", checks=checks, remedy=REMEDY), fields)
 
 
-def _fields(found: LogsVerdict) -> dict[str, Any]:
+def _fields(result: LogsVerdict) -> dict[str, Any]:
     return {
-        "verdict": found.verdict,
-        "sku": found.sku,
-        "expires": found.expires.isoformat(timespec="seconds"),
+        "verdict": result.verdict,
+        "sku": result.sku,
+        "expires": result.expires.isoformat(timespec="seconds"),
         "nodes": [
             {"name": node.name, "verdict": node.verdict, "reasons": [_reason(reason) for reason in node.reasons]}
-            for node in found.nodes
+            for node in result.nodes
         ],
-        "pairs": [pair.model_dump(include={"a", "b", "busbw_gb_s", "verdict"}) for pair in found.pairs],
-        "reasons": [_reason(reason) | {"said": reason.said} for reason in found.reasons],
-        "logs": [_log(judged) for judged in found.logs],
+        "pairs": [pair.model_dump(include={"a", "b", "busbw_gb_s", "verdict"}) for pair in result.pairs],
+        "reasons": [_reason(reason) | {"said": reason.said} for reason in result.reasons],
+        "logs": [_log(judged) for judged in result.logs],
     }
 
 
@@ -93,8 +93,8 @@ def _log(judged: JudgedLog) -> dict[str, Any]:
     }
 
 
-def _all(found: LogsVerdict) -> list[Reason]:
-    return [*(reason for node in found.nodes for reason in node.reasons), *found.reasons]
+def _all(result: LogsVerdict) -> list[Reason]:
+    return [*(reason for node in result.nodes for reason in node.reasons), *result.reasons]
 
 
 def _check(reason: Reason) -> dict[str, Any]:
@@ -106,25 +106,25 @@ def _check(reason: Reason) -> dict[str, Any]:
     }
 
 
-def _first(found: LogsVerdict) -> str:
+def _first(result: LogsVerdict) -> str:
     """The worst reason, in a sentence."""
-    worst = next((reason for reason in _all(found) if reason.verdict == found.verdict), None)
+    worst = next((reason for reason in _all(result) if reason.verdict == result.verdict), None)
     return f". {worst.sentence}" if worst else ""
 
 
-def _page(found: LogsVerdict) -> Iterator[str]:
+def _page(result: LogsVerdict) -> Iterator[str]:
     """For people: the verdict, machines, pairs, logs."""
-    counts = f"{len(found.nodes)} machines in {len(found.logs)} logs"
-    yield f"{found.verdict}: {counts}, judged as {found.sku}; until {found.expires:%Y-%m-%d %H:%M} UTC"
-    yield from _table("machines", [[node.name, node.verdict] for node in found.nodes])
+    counts = f"{len(result.nodes)} machines in {len(result.logs)} logs"
+    yield f"{result.verdict}: {counts}, judged as {result.sku}; until {result.expires:%Y-%m-%d %H:%M} UTC"
+    yield from _table("machines", [[node.name, node.verdict] for node in result.nodes])
     yield from _table(
-        "pairs", [[f"{pair.a} - {pair.b}", pair.verdict, _figure(pair.busbw_gb_s)] for pair in found.pairs]
+        "pairs", [[f"{pair.a} - {pair.b}", pair.verdict, _figure(pair.busbw_gb_s)] for pair in result.pairs]
     )
-    yield from _table("logs", [_line(judged) for judged in found.logs])
-    unjudged = [reason for judged in found.logs if judged.soft for reason in judged.reasons]
-    sentences = list(dict.fromkeys(_sentence(reason) for reason in (*_all(found), *unjudged)))
+    yield from _table("logs", [_line(judged) for judged in result.logs])
+    unjudged = [reason for judged in result.logs if judged.soft for reason in judged.reasons]
+    sentences = list(dict.fromkeys(_sentence(reason) for reason in (*_all(result), *unjudged)))
     if sentences:
-        yield from ("", "why", *(f"  {sentence}" for sentence in sentences[: SHOWN * max(len(found.nodes), 1)]))
+        yield from ("", "why", *(f"  {sentence}" for sentence in sentences[: SHOWN * max(len(result.nodes), 1)]))
 
 
 def _line(judged: JudgedLog) -> list[str]:
@@ -155,5 +155,5 @@ def _figure(value: float | None) -> str:
 
 
 def _sentence(reason: Reason) -> str:
-    said = f"; {reason.said}" if reason.said and reason.measured is not None else ""
-    return reason.sentence + said
+    text = f"; {reason.said}" if reason.said and reason.measured is not None else ""
+    return reason.sentence + text

@@ -82,23 +82,23 @@ def _show(as_json: bool) -> None:
     from tasks.common.home import home
     from tasks.planning.prices.limits import FETCHED, FILE, read_file
 
-    found = {
+    result = {
         name: read_file(home() / name).model_dump(mode="json") for name in (FILE, FETCHED) if (home() / name).exists()
     }
     lines = [
-        f"{service} {region}: {_told(told)}  ({name}, {told['date'] or 'no date'})"
-        for name, said in found.items()
-        for service, by_region in said.items()
-        for region, told in by_region.items()
+        f"{service} {region}: {_told(entry)}  ({name}, {entry['date'] or 'no date'})"
+        for name, value in result.items()
+        for service, by_region in value.items()
+        for region, entry in by_region.items()
     ]
     none = "No limits are known: write limits.yaml of the home, or `headway quota update -c CONFIG` asks Azure ML."
-    say({"limits": found}, "\n".join(lines) or none, as_json=as_json)
+    say({"limits": result}, "\n".join(lines) or none, as_json=as_json)
 
 
-def _told(told: dict[str, Any]) -> str:
-    parts = [f"{family} {vcpus} vCPUs" for family, vcpus in told["dedicated"].items() if vcpus]
-    parts += [f"total {told['total']}"] if told["total"] is not None else []
-    parts += [f"low priority {told['low_priority']}"] if told["low_priority"] is not None else []
+def _told(payload: dict[str, Any]) -> str:
+    parts = [f"{family} {vcpus} vCPUs" for family, vcpus in payload["dedicated"].items() if vcpus]
+    parts += [f"total {payload['total']}"] if payload["total"] is not None else []
+    parts += [f"low priority {payload['low_priority']}"] if payload["low_priority"] is not None else []
     return ", ".join(parts) or "nothing"
 
 
@@ -116,10 +116,10 @@ def _update(config: list[str] | None, set_: list[str] | None, as_json: bool) -> 
 
     cluster = parameters_of("qualify", config, "", set_)["config"]["cluster"]
     region, usages = account_usages(ClusterConfig.model_validate(cluster), partial(open_files, home()))
-    told = of_usages(usages)
-    path = keep_limits(home(), region, told, today=datetime.datetime.now(datetime.UTC).date())
+    payload = of_usages(usages)
+    path = keep_limits(home(), region, payload, today=datetime.datetime.now(datetime.UTC).date())
     say(
-        {"region": region, "file": str(path), **told},
-        f"{region}: {len(told['dedicated'])} families; {path}",
+        {"region": region, "file": str(path), **payload},
+        f"{region}: {len(payload['dedicated'])} families; {path}",
         as_json=as_json,
     )

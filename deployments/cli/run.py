@@ -37,8 +37,8 @@ def run(
     if deployment not in known:
         raise Unknown(f"there is no deployment {deployment!r}", remedy=f"There are {', '.join(known)}.")
     chosen = known[deployment]
-    told = parameters(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
-    require_no_secrets(told)
+    payload = parameters(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
+    require_no_secrets(payload)
     if not prefect_server.reachable(home()):
         raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
     from deployments.services.registration import submit
@@ -46,6 +46,6 @@ def run(
     key = key or str(uuid4())
     what = f"{deployment} on the platform, under the key {key}"
     with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
-        flow_run, new = submit(deployment, told, key)
+        flow_run, new = submit(deployment, payload, key)
     words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)

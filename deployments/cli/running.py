@@ -183,5 +183,5 @@ def _plain(value: Any) -> Any:
 
 
 def _stage(outcome: Outcome) -> dict[str, Any]:
-    told = ("name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job")
-    return {key: value for key, value in outcome.plain().items() if key in told}
+    entries = ("name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job")
+    return {key: value for key, value in outcome.plain().items() if key in entries}

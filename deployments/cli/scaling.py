@@ -31,13 +31,13 @@ def scaling(
 
     if picture and not picture.endswith(".png"):
         raise ValueError(f"--picture {picture!r}: give a file that ends in .png")
-    found = trainings(open_store(home()), model)
-    if not found:
+    result = trainings(open_store(home()), model)
+    if not result:
         what = f" of {model}" if model else ""
         raise Missing(
             f"no training{what} with a measured rate is stored", remedy="`headway retrain` trains and measures."
         )
-    made = curves(found)
+    made = curves(result)
     if picture:
         from tasks.report.scaling_picture import draw_scaling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,18 +26,18 @@ def seeds(
     from tasks.report.seeds import recipes
     from tasks.storage import open_store
 
-    found = recipes(open_store(home()), model)
-    if not found:
+    result = recipes(open_store(home()), model)
+    if not result:
         what = f" of {model}" if model else ""
         raise Missing(
             f"no evaluation of a training{what} is stored",
             remedy="`headway retrain --to evaluate` trains and measures; then again with another `--set training.seed=...`.",
         )
-    say({"recipes": [_plain(recipe) for recipe in found]}, "\n\n".join(map(_words, found)), as_json=as_json)
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    return {**recipe._asdict(), "runs": [run._asdict() for run in recipe.runs]}
+    say(
+        {"recipes": [{**recipe._asdict(), "runs": [run._asdict() for run in recipe.runs]} for recipe in result]},
+        "\n\n".join(map(_words, result)),
+        as_json=as_json,
+    )
 
 
 def _words(recipe: Recipe) -> str:

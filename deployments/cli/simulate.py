@@ -78,7 +78,7 @@ class Question:
 
 def question(words: Words) -> Question:
     """Raises ValueError for what cannot be, by name and value."""
-    from tasks.planning.checkpointing import chosen_interval
+    from tasks.planning.checkpointing import DETECTION_SECONDS, RESTART_SECONDS, Recovery, chosen_interval
     from tasks.planning.failures import DEDICATED, Range, failure_rates
 
     case = _case(words.case) if words.case else None
@@ -91,14 +91,16 @@ def question(words: Words) -> Question:
     gpu = machine.gpu if machine else words.gpu or "A100"
     rates = failure_rates(gpu, gpus, per_machine=per_machine, gpu_hours=hours, spot=spot, spot_class=spot_class)
     cost, gib, notes = _saving(words, case, machine, rates)
-    recovery = _recovery(words, cost)
+    # Reading a checkpoint is taken to last as long as writing it.
+    restart = RESTART_SECONDS + cost.lag_seconds if words.restart_seconds is None else words.restart_seconds
+    recovery = Recovery(DETECTION_SECONDS if words.detection_seconds is None else words.detection_seconds, restart)
     interval = chosen_interval(cost, recovery, rates.together.mid) if words.interval == "auto" else None
     seconds = interval.seconds if interval else _seconds(words.interval)
     failing = _failing(words, rates, spot_class if spot else None)
     asked = _simulated(words, rates, seconds, failing, cost, recovery)
-    said = f"{gpus:,} {gpu if machine or words.gpu else 'GPUs'} in {rates.machines:,} machines"
+    text = f"{gpus:,} {gpu if machine or words.gpu else 'GPUs'} in {rates.machines:,} machines"
     known = rates.warnings if machine or words.gpu else tuple(one for one in rates.warnings if "published" not in one)
-    return Question(asked, failing, hours, interval, gpus, said, gib, (*known, *notes))
+    return Question(asked, failing, hours, interval, gpus, text, gib, (*known, *notes))
 
 
 def _case(path: Path) -> Case:
@@ -124,15 +126,15 @@ def _machine(words: Words, case: Case | None) -> Machine | None:
 
 
 def _gpus(words: Words, case: Case | None, machine: Machine | None) -> int:
-    found = words.gpus
-    if found is None and case is not None:
+    result = words.gpus
+    if result is None and case is not None:
         per_machine = machine.gpus if machine else GENERIC_MACHINE
-        found = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
-    if found is None:
+        result = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
+    if result is None:
         raise ValueError("give --gpus, or --case with a cluster")
-    if not 1 <= found <= MOST_GPUS:
-        raise ValueError(f"--gpus {found}: give 1 to {MOST_GPUS:,}")
-    return found
+    if not 1 <= result <= MOST_GPUS:
+        raise ValueError(f"--gpus {result}: give 1 to {MOST_GPUS:,}")
+    return result
 
 
 def _saving(
@@ -164,14 +166,6 @@ def _saving(
         )
     gib = None if bytes_ is None else bytes_ / GIB
     return Saving(SNAPSHOT_OVERHEAD_SECONDS if stall is None else stall, write or 0.0), gib, notes
-
-
-def _recovery(words: Words, cost: Saving) -> Recovery:
-    """Reading a checkpoint is taken to last as long as writing it."""
-    from tasks.planning.checkpointing import DETECTION_SECONDS, RESTART_SECONDS, Recovery
-
-    restart = RESTART_SECONDS + cost.lag_seconds if words.restart_seconds is None else words.restart_seconds
-    return Recovery(DETECTION_SECONDS if words.detection_seconds is None else words.detection_seconds, restart)
 
 
 def _failing(words: Words, rates: Rates, spot_class: str | None) -> dict[str, Failing]:
@@ -215,10 +209,10 @@ def _simulated(
 
 def _seconds(word: str) -> float:
     try:
-        found = float(word)
+        result = float(word)
     except ValueError:
         raise ValueError(f"--interval-seconds {word!r}: give seconds, or auto") from None
-    return _positive(found, "--interval-seconds", 1e9) or 0.0
+    return _positive(result, "--interval-seconds", 1e9) or 0.0
 
 
 def _positive(value: float | None, name: str, most: float) -> float | None:
@@ -292,14 +286,14 @@ def simulate(
     )  # fmt: skip
     _writable(picture)
     count = default_runs(asked.simulated) if runs is None else runs
-    found = bands(asked.simulated, asked.failing, runs=count, seed=seed)
+    result = bands(asked.simulated, asked.failing, runs=count, seed=seed)
     sweep = swept(asked.simulated, runs=max(1, min(count, count // 5 + (count > FEWEST_RUNS))), seed=seed)
     if picture is not None:
         from tasks.report.simulation_picture import draw
 
-        draw(picture, f"{asked.said}, {days:g} days", found, sweep)
-    fields = {"simulation": _fields(asked, found, sweep, seed=seed)}
-    say(fields, "\n".join(_page(asked, found, sweep, seed=seed, picture=picture)), as_json=as_json)
+        draw(picture, f"{asked.said}, {days:g} days", result, sweep)
+    fields = {"simulation": _fields(asked, result, sweep, seed=seed)}
+    say(fields, "\n".join(_page(asked, result, sweep, seed=seed, picture=picture)), as_json=as_json)
 
 
 def _writable(picture: Path | None) -> None:
@@ -307,7 +301,7 @@ def _writable(picture: Path | None) -> None:
         raise ValueError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
 
 
-def _fields(asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: int) -> dict[str, Any]:
+def _fields(asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int) -> dict[str, Any]:
     from tasks.planning.simulation.bands import best_interval
 
     played = asked.simulated
@@ -328,42 +322,42 @@ def _fields(asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: i
         "recovery": asdict(played.recovery),
         "gpu_hours_per_interruption": asdict(asked.gpu_hours),
         "goodput": {
-            "low": found["low"].goodput.p5,
-            "mid": found["mid"].goodput.p50,
-            "high": found["high"].goodput.p95,
+            "low": result["low"].goodput.p5,
+            "mid": result["mid"].goodput.p50,
+            "high": result["high"].goodput.p95,
         },
-        "bands": {level: asdict(found[level]) for level in LEVELS},
+        "bands": {level: asdict(result[level]) for level in LEVELS},
         "sweep": [{"interval_seconds": at, **asdict(one.goodput), "expected": one.expected} for at, one in sweep],
         "best_interval_seconds": best_interval(sweep),
-        "warnings": _notes(asked, found),
+        "warnings": _notes(asked, result),
     }
 
 
-def _notes(asked: Question, found: Mapping[str, Band]) -> list[str]:
+def _notes(asked: Question, result: Mapping[str, Band]) -> list[str]:
     """What the figures themselves call for."""
     from tasks.planning.simulation.settings import spares_for
 
-    played, said = asked.simulated, list(asked.warnings)
-    waited, short = max(one.shares["waiting"] for one in found.values()), min(one.days for one in found.values())
+    played, output = asked.simulated, list(asked.warnings)
+    waited, short = max(one.shares["waiting"] for one in result.values()), min(one.days for one in result.values())
     if waited > WAITED and not played.failing.eviction_hazard:
         enough = spares_for(played.machines, asked.failing["low"], repair_seconds=played.replacing.repair_seconds)
-        said.append(f"up to {waited:.1%} of the time is waited for a machine: with {enough:,} spare ones, none")
+        output.append(f"up to {waited:.1%} of the time is waited for a machine: with {enough:,} spare ones, none")
     if short < played.days * (1 - 1e-9):
-        said.append(
+        output.append(
             f"interrupted so often that only {short:.3g} days were played: its share of useful time stands by then"
         )
-    return said
+    return output
 
 
 def _page(
-    asked: Question, found: Mapping[str, Band], sweep: Swept, *, seed: int, picture: Path | None
+    asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int, picture: Path | None
 ) -> Iterator[str]:
     """For people."""
     from tasks.planning.simulation.bands import best_interval
 
     played, size = asked.simulated, f"{asked.checkpoint_gib:,.0f} GiB, " if asked.checkpoint_gib else ""
     spares = f"{played.replacing.spares:,} spare ones"
-    yield f"{asked.said} and {spares}, {played.days:g} days, {found['mid'].runs} trainings of each rate, seed {seed}"
+    yield f"{asked.said} and {spares}, {played.days:g} days, {result['mid'].runs} trainings of each rate, seed {seed}"
     yield (
         f"checkpoint: {size}stands still {_time(played.saving.stall_seconds)}, written {_time(played.saving.lag_seconds)} later; "
         f"a failure is noticed in {_time(played.recovery.detection_seconds)}, restarting takes "
@@ -372,19 +366,19 @@ def _page(
     reason = f": {asked.interval.reason}" if asked.interval else ", as given"
     yield f"saved every {_time(played.interval)} of computing{reason}"
     yield ""
-    yield from _aligned(_rows(asked, found))
+    yield from _aligned(_rows(asked, result))
     yield ""
-    low, mid, high = found["low"].goodput.p5, found["mid"].goodput.p50, found["high"].goodput.p95
+    low, mid, high = result["low"].goodput.p5, result["mid"].goodput.p50, result["high"].goodput.p95
     yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {_days(played.days, mid)}"
     best = best_interval(sweep)
     yield f"best interval of {len(sweep)} tried: {_time(best)}, goodput {dict(sweep)[best].goodput.p50:.1%}"
-    yield from (f"note: {note}" for note in _notes(asked, found))
+    yield from (f"note: {note}" for note in _notes(asked, result))
     if picture is not None:
         yield f"picture: {picture}"
 
 
-def _rows(asked: Question, found: Mapping[str, Band]) -> Iterator[tuple[str, ...]]:
-    levels = [found[level] for level in LEVELS]
+def _rows(asked: Question, result: Mapping[str, Band]) -> Iterator[tuple[str, ...]]:
+    levels = [result[level] for level in LEVELS]
     hours = asdict(asked.gpu_hours)
     yield ("", "fails most", "as expected", "fails least")
     yield ("GPU-hours a failure", *(f"{hours[level]:,.0f}" for level in LEVELS))

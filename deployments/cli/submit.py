@@ -148,10 +148,10 @@ def _inputs(given: list[str]) -> dict[str, Manifest]:
     from tasks.storage import open_store
     from tasks.storage.store import find
 
-    store, found = open_store(home()), {}
+    store, result = open_store(home()), {}
     for each in given:
         name, equals, ref = each.partition("=")
         if not (name and equals and ref):
             raise ValueError(f"--input {each!r} is not of the form NAME=KIND/NAME[@VERSION]")
-        found[name] = find(store, *parse_ref(ref))
-    return found
+        result[name] = find(store, *parse_ref(ref))
+    return result

@@ -63,8 +63,8 @@ def run_and_tell(
         with _told(job, cluster, fields) as (spool, identity):
             watch = Watch(
                 metrics=lambda records: spool.log_metrics(identity, _rows(records)),
-                progress=lambda said: progress.progress(
-                    job.name, said["done"], said["total"], said["text"], said["seconds_left"]
+                progress=lambda output: progress.progress(
+                    job.name, output["done"], output["total"], output["text"], output["seconds_left"]
                 ),
                 event=lambda event: progress.happened(job.name, event.kind, event.text),
                 stop_on_interrupt=lambda: job_may_stop(progress, ask=ask),

@@ -13,7 +13,6 @@ import typer
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
-    from tasks.formats.deepspeed_log import DeepspeedStep
     from tasks.formats.megatron_log import Iteration, MegatronRun
 
 SHOWN = 10
@@ -36,7 +35,14 @@ def train_log(
     if megatron := read_megatron(log.text):
         fields = _of_megatron(megatron)
     elif steps := read_deepspeed(log.text):
-        fields = _of_deepspeed(steps)
+        names = ("step", "loss", "learning_rate", "seconds", "samples_per_second", "skipped")
+        rows = [{name: getattr(one, name) for name in names if getattr(one, name) is not None} for one in steps]
+        for row in rows:
+            if "seconds" in row:
+                row["step_seconds"] = row.pop("seconds")
+        last = rows[-1]
+        summary = {name: last.get(name) for name in ("step", "loss", "step_seconds", "samples_per_second", "skipped")}
+        fields = {"tool": "deepspeed", "world": None, "steps": rows, "summary": summary, "ended_by": []}
     else:
         raise ValueError(
             f"{file} has no line of a training of Megatron-LM or DeepSpeed: is it the log of the last rank?"
@@ -68,7 +74,7 @@ def _of_megatron(run: MegatronRun) -> dict[str, Any]:
 
 def _record(one: Iteration) -> dict[str, Any]:
     """Under the names of `metrics.jsonl`; what the line does not say is left out."""
-    said = {
+    output = {
         "step": one.number,
         "loss": one.loss,
         "learning_rate": one.learning_rate,
@@ -80,28 +86,17 @@ def _record(one: Iteration) -> dict[str, Any]:
         "consumed": one.samples,
         "skipped": one.skipped,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in output.items() if value is not None}
 
 
 def _samples_per_second(one: Iteration) -> float | None:
     return one.batch / one.seconds if one.batch and one.seconds else None
 
 
-def _of_deepspeed(steps: tuple[DeepspeedStep, ...]) -> dict[str, Any]:
-    names = ("step", "loss", "learning_rate", "seconds", "samples_per_second", "skipped")
-    rows = [{name: getattr(one, name) for name in names if getattr(one, name) is not None} for one in steps]
-    for row in rows:
-        if "seconds" in row:
-            row["step_seconds"] = row.pop("seconds")
-    last = rows[-1]
-    summary = {name: last.get(name) for name in ("step", "loss", "step_seconds", "samples_per_second", "skipped")}
-    return {"tool": "deepspeed", "world": None, "steps": rows, "summary": summary, "ended_by": []}
-
-
 def _page(fields: dict[str, Any]) -> list[str]:
     """For people: what it comes to, the last steps, how it ended."""
-    said = fields["summary"]
-    words = [f"{name} {_figure(value)}" for name, value in said.items() if value is not None and value is not False]
+    output = fields["summary"]
+    words = [f"{name} {_figure(value)}" for name, value in output.items() if value is not None and value is not False]
     columns = list(dict.fromkeys(name for row in fields["steps"][-SHOWN:] for name in row))
     rows = [columns, *([_figure(row.get(name)) for name in columns] for row in fields["steps"][-SHOWN:])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]

@@ -137,16 +137,16 @@ def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
     return audited(open_store(home()), action, right="override", what=what, reason=reason, **details)
 
 
-def _public_key(said: str) -> ec.EllipticCurvePublicKey:
+def _public_key(text: str) -> ec.EllipticCurvePublicKey:
     from tasks.common.home import home
     from tasks.security.trust import load_or_none, vault_key
     from tasks.signing.keys import load_public_key
     from tasks.storage.settings import Identity
 
-    if not said.startswith("https://"):
-        return load_public_key(Path(said))
+    if not text.startswith("https://"):
+        return load_public_key(Path(text))
     file = load_or_none(home())
-    return vault_key(said, (file.sign_with if file else None) or Identity()).public_key()
+    return vault_key(text, (file.sign_with if file else None) or Identity()).public_key()
 
 
 def _words(one: dict[str, Any]) -> str:

@@ -138,10 +138,10 @@ def list_(as_json: Json = False) -> None:
     )
 
 
-def _rights(said: str) -> Rights:
+def _rights(text: str) -> Rights:
     from tasks.security.policy import RIGHTS
 
-    wanted = [word.strip() for word in said.split(",") if word.strip()]
+    wanted = [word.strip() for word in text.split(",") if word.strip()]
     wrong = [word for word in wanted if word not in RIGHTS]
     if wrong or not wanted:
         what = f"{', '.join(wrong)}: no such right" if wrong else "say what they may do"

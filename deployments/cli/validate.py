@@ -38,8 +38,8 @@ def validate(
     from tasks.security.audit import audit
     from tasks.storage import open_store
 
-    told = parameters_of("validate", config, dataset, set_)
-    settings = ValidateConfig.model_validate(told["config"])
+    payload = parameters_of("validate", config, dataset, set_)
+    settings = ValidateConfig.model_validate(payload["config"])
     ref = _published(dataset, name, as_)
     what = f"validate dataset {ref}"
     with asked("run", as_, what=what):
@@ -96,8 +96,8 @@ def _table(fields: dict[str, Any]) -> Group:
     lines: list[Text] = []
     for check in fields["checks"] or ():
         outcome, count = check["outcome"], check["count"]
-        told = (_measured(check), check["limit"], "" if count is None else str(count))
-        table.add_row(check["name"], Text(outcome, COLOURS[outcome]), *told)
+        entries = (_measured(check), check["limit"], "" if count is None else str(count))
+        table.add_row(check["name"], Text(outcome, COLOURS[outcome]), *entries)
         lines += [Text(f"  {check['name']}: {sample}", COLOURS[outcome]) for sample in check["samples"]]
     made = [Text(f"{key}: {short_ref(fields[key])}") for key in ("accepted", "quarantined") if fields[key]]
     return Group(table, *lines, *made)

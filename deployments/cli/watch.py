@@ -47,30 +47,30 @@ def watch(
     say(fields, "\n".join(_words(fields)), as_json=as_json)
 
 
-def _words(told: dict[str, Any]) -> list[str]:
-    lines = _verdict(told)
-    if told["columns"]:
+def _words(payload: dict[str, Any]) -> list[str]:
+    lines = _verdict(payload)
+    if payload["columns"]:
         lines += [
             "",
-            *_table(("measure", "verdict", "before", "now", "p", "what moved"), map(_column, told["columns"])),
+            *_table(("measure", "verdict", "before", "now", "p", "what moved"), map(_column, payload["columns"])),
         ]
-    if told["windows"]:
-        lines += ["", *_table(("since (UTC)", *SHOWN), map(_window, told["windows"]))]
+    if payload["windows"]:
+        lines += ["", *_table(("since (UTC)", *SHOWN), map(_window, payload["windows"]))]
     return lines
 
 
-def _verdict(told: dict[str, Any]) -> list[str]:
-    lines = [f"endpoint/{told['endpoint']}: {told['verdict']}"]
-    if "model" in told:
-        against = "the model's own reference" if told["against"] == "model" else "what was answered before"
+def _verdict(payload: dict[str, Any]) -> list[str]:
+    lines = [f"endpoint/{payload['endpoint']}: {payload['verdict']}"]
+    if "model" in payload:
+        against = "the model's own reference" if payload["against"] == "model" else "what was answered before"
         lines.append(
-            f"{short_ref(told['model'])}: {told['requests']} requests and {told['labels']} labels since the last window, against "
-            f"{told['reference_requests']} ({against})"
+            f"{short_ref(payload['model'])}: {payload['requests']} requests and {payload['labels']} labels since the last "
+            f"window, against {payload['reference_requests']} ({against})"
         )
-    if told["said"]:
-        lines.append(f"Said: {', '.join(told['said'])}. Evidence: {told['evidence']}")
-    if told["standing"]:
-        lines.append(f"Stands: {', '.join(told['standing'])}")
+    if payload["said"]:
+        lines.append(f"Said: {', '.join(payload['said'])}. Evidence: {payload['evidence']}")
+    if payload["standing"]:
+        lines.append(f"Stands: {', '.join(payload['standing'])}")
     return lines
 
 

@@ -21,8 +21,8 @@ C = TypeVar("C", bound=Settings)
 
 def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
     """A configuration by the name of a shipped one, or by path; of several, what a later one names wins. Raises ValueError."""
-    value, said = _together(source)
-    return validated(RetrainConfig, with_settings(value, overrides), said)
+    value, output = _together(source)
+    return validated(RetrainConfig, with_settings(value, overrides), output)
 
 
 def load_cluster(source: str | Sequence[str], overrides: list[str]) -> ClusterConfig:
@@ -30,9 +30,9 @@ def load_cluster(source: str | Sequence[str], overrides: list[str]) -> ClusterCo
     strangers = [one for one in overrides if not one.startswith("cluster.")]
     if strangers:
         raise ValueError(f"--set {strangers[0]!r}: only settings of cluster count here, as cluster.nodes=2")
-    value, said = _together(source)
+    value, output = _together(source)
     section = with_settings(value, overrides).get("cluster") or {}
-    return validated(ClusterConfig, section, f"{said}, section cluster,")
+    return validated(ClusterConfig, section, f"{output}, section cluster,")
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

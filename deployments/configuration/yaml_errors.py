@@ -40,9 +40,9 @@ def sentence(problem: Any, root: type[BaseModel]) -> str:
         return f"{key}: there is no such key; {hint}"
     if problem["type"] == "missing":
         return f"{key} is missing"
-    said = problem["msg"].removeprefix("Value error, ")
+    text = problem["msg"].removeprefix("Value error, ")
     given = "" if problem["type"] == "value_error" else f", not {problem['input']!r}"
-    return f"{key}: {said}{given}" if key else said
+    return f"{key}: {text}{given}" if key else text
 
 
 def _keys(path: list[str], root: type[BaseModel]) -> list[str]:
@@ -50,14 +50,17 @@ def _keys(path: list[str], root: type[BaseModel]) -> list[str]:
     section: type[BaseModel] = root
     for part in path:
         if not part.isdigit():
-            section = next((c for c in _classes(section.model_fields[part].annotation) if _is_section(c)), BaseModel)
+            section = next(
+                (
+                    c
+                    for c in _classes(section.model_fields[part].annotation)
+                    if (isinstance(c, type) and issubclass(c, BaseModel))
+                ),
+                BaseModel,
+            )
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _classes(annotation: Any) -> list[Any]:
     """An annotation and everything inside it: of tuple[X, ...] | None, X among them."""
     return [annotation, *(inner for argument in get_args(annotation) for inner in _classes(argument))]
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

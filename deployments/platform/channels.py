@@ -31,7 +31,11 @@ def address_of(channel: NotificationConfig) -> str:
             f"{address.partition('://')[0][:12]!r}). For example: mailto://USER:PASSWORD@HOST?to=NAME@DOMAIN, slack://TOKENS, "
             "the address of a Slack webhook or of a Teams workflow, or jsons://HOST/PATH for any other"
         )
-    return _as_text(address)
+    # Apprise writes e-mails as HTML, where our lines would run together, unless the address says otherwise.
+    parts = urlsplit(address)
+    if parts.scheme not in ("mailto", "mailtos") or "format=" in parts.query:
+        return address
+    return f"{address}{'&' if parts.query else '?'}format=text"
 
 
 def send(channel: NotificationConfig, subject: str, body: str) -> str:
@@ -40,9 +44,9 @@ def send(channel: NotificationConfig, subject: str, body: str) -> str:
 
     client = Apprise()
     client.add(address_of(channel))
-    with _quietly() as said:
+    with _quietly() as output:
         sent = client.notify(title=subject, body=body)
-    why = str(said.getvalue()).strip().replace("\n", " ")
+    why = str(output.getvalue()).strip().replace("\n", " ")
     return "" if sent else why or "it was not accepted"
 
 
@@ -61,11 +65,3 @@ def _read(channel: NotificationConfig) -> str:
             f"notifications: {channel.name!r} takes its address from the variable {name}, which is not set"
         )
     return os.environ[name]
-
-
-def _as_text(address: str) -> str:
-    """Apprise writes e-mails as HTML, where our lines would run together, unless the address says otherwise."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("mailto", "mailtos") or "format=" in parts.query:
-        return address
-    return f"{address}{'&' if parts.query else '?'}format=text"

@@ -138,15 +138,15 @@ def apply(client: SyncPrefectClient, config: PlatformConfig) -> list[str]:
     """
     blocks = {channel.name: block_of(channel) for channel in _distinct(config.notifications)}
     documents = {name: _save(client, name, block) for name, block in blocks.items()}
-    wanted = {found.name: found for channel in config.notifications for found in _automations(channel, documents)}
-    there = {found.name: found for found in client.read_automations() if found.name.startswith(OURS)}
+    wanted = {item.name: item for channel in config.notifications for item in _automations(channel, documents)}
+    existing = {item.name: item for item in client.read_automations() if item.name.startswith(OURS)}
     for name, automation in wanted.items():
-        if name not in there:
+        if name not in existing:
             client.create_automation(automation)
-        elif not _same(there[name], automation):
-            client.update_automation(there[name].id, automation)
-    for name in there.keys() - wanted.keys():
-        client.delete_automation(there[name].id)
+        elif not _same(existing[name], automation):
+            client.update_automation(existing[name].id, automation)
+    for name in existing.keys() - wanted.keys():
+        client.delete_automation(existing[name].id)
     _forget(client, documents.values())
     return sorted(wanted)
 
@@ -171,7 +171,7 @@ def _distinct(channels: tuple[NotificationConfig, ...]) -> tuple[NotificationCon
 def _save(client: SyncPrefectClient, channel: str, block: AppriseNotificationBlock) -> UUID:
     """Make or update the block document of a channel."""
     data = {"url": block.url.get_secret_value()}
-    known = next((found for found in _documents(client, type(block)) if found.name == f"{OURS}{channel}"), None)
+    known = next((item for item in _documents(client, type(block)) if item.name == f"{OURS}{channel}"), None)
     if known is not None:
         client.update_block_document(known.id, BlockDocumentUpdate(data=data, merge_existing_data=False))
         return UUID(str(known.id))
@@ -185,13 +185,13 @@ def _save(client: SyncPrefectClient, channel: str, block: AppriseNotificationBlo
 
 
 def _documents(client: SyncPrefectClient, kind: type[AppriseNotificationBlock]) -> list[Any]:
-    found = client.read_block_documents_by_type(kind.get_block_type_slug(), include_secrets=False)
-    return [document for document in found if document.name and document.name.startswith(OURS)]
+    result = client.read_block_documents_by_type(kind.get_block_type_slug(), include_secrets=False)
+    return [document for document in result if document.name and document.name.startswith(OURS)]
 
 
 def _forget(client: SyncPrefectClient, kept: Collection[UUID]) -> None:
     """Delete the blocks of channels that are gone, or that are sent to in another way now."""
-    for document in (found for kind in BLOCKS for found in _documents(client, kind)):
+    for document in (item for kind in BLOCKS for item in _documents(client, kind)):
         if document.id not in kept:
             client.delete_block_document(document.id)
 
@@ -210,9 +210,9 @@ def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Ite
         yield AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
 
 
-def _same(there: Any, wanted: AutomationCore) -> bool:
+def _same(existing: Any, wanted: AutomationCore) -> bool:
     """An automation that is written anew forgets what it waits for, so what did not change is left alone."""
-    return bool(_compared(there) == _compared(wanted))
+    return bool(_compared(existing) == _compared(wanted))
 
 
 def _compared(automation: Any) -> Any:

@@ -34,7 +34,7 @@ def state(home: Path) -> dict[str, Any]:
     return {
         "policy": {**(policy := in_force(home)).model_dump(mode="json"), "words": policy.words},
         **addresses(home),
-        "parts": [_part(name, found) for name, found in _parts(home).items()],
+        "parts": [_part(name, item) for name, item in _parts(home).items()],
         "versions": {name: _version(name) for name in PACKAGES},
         "runs": [_run(run) for run in runs],
         "schedules": _schedules(home),
@@ -63,7 +63,7 @@ def addresses(home: Path) -> dict[str, Any]:
 def words(fields: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [_part_words(part) for part in fields["parts"]]
-    lines += [f"versions: {', '.join(f'{name} {said}' for name, said in fields['versions'].items())}"]
+    lines += [f"versions: {', '.join(f'{name} {value}' for name, value in fields['versions'].items())}"]
     lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
     lines += _section("waiting for a person", [f"{w['name']}  {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
@@ -85,12 +85,12 @@ def _parts(home: Path) -> dict[str, dict[str, Any] | None]:
     }
 
 
-def _part(name: str, found: dict[str, Any] | None) -> dict[str, Any]:
-    running = found or {}
+def _part(name: str, result: dict[str, Any] | None) -> dict[str, Any]:
+    running = result or {}
     since = _time(running["since"]) if "since" in running else None
     return {
         "name": name,
-        "running": found is not None,
+        "running": result is not None,
         "url": running.get("url"),
         "since": since,
         "pid": running.get("pid"),
@@ -98,8 +98,8 @@ def _part(name: str, found: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _part_words(part: dict[str, Any]) -> str:
-    said = f"running since {part['since']}  {part['url'] or ''}" if part["running"] else "not running"
-    return f"{part['name']:<9}{said}"
+    text = f"running since {part['since']}  {part['url'] or ''}" if part["running"] else "not running"
+    return f"{part['name']:<9}{text}"
 
 
 def _run(run: LoggedRun) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def _run_words(run: dict[str, Any]) -> str:
     return f"{run['started']}  {run['flow']} {run['subject']}  {run['status']}{where}  {run['seconds']} s  {run['url'] or ''}"
 
 
-def _waiting(run: LoggedRun, said: dict[str, Any]) -> dict[str, Any]:
+def _waiting(run: LoggedRun, output: dict[str, Any]) -> dict[str, Any]:
     url = (run.handle.get("flow_run") or {}).get("url")
     return {
         "run": run.identity,
         "name": run.question,
-        "for": said.get("for"),
-        "question": said.get("question"),
+        "for": output.get("for"),
+        "question": output.get("question"),
         "url": url,
     }
 

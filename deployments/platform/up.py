@@ -75,7 +75,17 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         if tracking:
             say("MLflow server")
             mlflow_server.wait(tracking)
-        _worker_answers(home)
+        # Return when the worker has told the server of itself. Raises Missing with the end of its log.
+        deadline = time.monotonic() + WORKER_SECONDS
+        with prefect_server.client() as client:
+            while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
+                if time.monotonic() > deadline or worker.status(home) is None:
+                    log = home / "platform" / "worker" / "worker.log"
+                    raise Missing(
+                        f"the worker does not come up; the end of {log}:\n{log.read_text()[-1000:]}",
+                        remedy="`headway doctor` tells what is missing; then `headway up` again.",
+                    )
+                time.sleep(0.2)
         return bridge.first_problems(home, config.events)
 
 
@@ -94,17 +104,3 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
         apply(client, config)
         triggers.apply(client, config.events)
         Schedules(home, config).tick(client, time.time())
-
-
-def _worker_answers(home: Path) -> None:
-    """Return when the worker has told the server of itself. Raises Missing with the end of its log."""
-    deadline = time.monotonic() + WORKER_SECONDS
-    with prefect_server.client() as client:
-        while not any(found.status == "ONLINE" for found in client.read_workers_for_work_pool(POOL)):
-            if time.monotonic() > deadline or worker.status(home) is None:
-                log = home / "platform" / "worker" / "worker.log"
-                raise Missing(
-                    f"the worker does not come up; the end of {log}:\n{log.read_text()[-1000:]}",
-                    remedy="`headway doctor` tells what is missing; then `headway up` again.",
-                )
-            time.sleep(0.2)

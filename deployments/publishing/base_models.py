@@ -57,8 +57,8 @@ def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as temporary, _folder_of(path, Path(temporary)) as folder:
-        found = open_model_folder(folder)
-        opened = _tokenizer(folder, found)
+        result = open_model_folder(folder)
+        opened = _tokenizer(folder, result)
         tokenizer = publish(
             store,
             _tokenizer_folder(folder, opened, Path(temporary)),
@@ -69,13 +69,13 @@ def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
         checkpoint = publish_for_signing(
             store,
             home,
-            _copied(folder, found, Path(temporary) / "checkpoint"),
+            _copied(folder, result, Path(temporary) / "checkpoint"),
             kind="checkpoint",
             inputs=(tokenizer.version,),
             provenance=_told(name, tokenizer.ref),
         )
     statement = sign(store, home, checkpoint)
-    return Made(checkpoint, tokenizer, found.config["architectures"][0], found.parameters, statement.key)
+    return Made(checkpoint, tokenizer, result.config["architectures"][0], result.parameters, statement.key)
 
 
 @contextmanager
@@ -108,12 +108,12 @@ def convert(file: Path, folder: Path) -> None:
     raise ValueError(f"{file} cannot be made a Hugging Face folder: {last.removeprefix('ValueError: ')}")
 
 
-def _tokenizer(folder: Path, found: ModelFolder) -> OpenedTokenizer:
+def _tokenizer(folder: Path, result: ModelFolder) -> OpenedTokenizer:
     opened = open_tokenizer(folder)
     opened.require_eod()
-    if opened.vocab_size > found.vocab_size:
+    if opened.vocab_size > result.vocab_size:
         raise ValueError(
-            f"the tokenizer of {folder} has {opened.vocab_size} words, its model {found.vocab_size}: they do not belong together"
+            f"the tokenizer of {folder} has {opened.vocab_size} words, its model {result.vocab_size}: they do not belong together"
         )
     return opened
 
@@ -128,9 +128,9 @@ def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path
     if not (made / "tokenizer.json").is_file() or open_tokenizer(made).digest != opened.digest:
         (made / "tokenizer.json").write_text(opened.rules, encoding="utf-8")
         settings = made / "tokenizer_config.json"
-        said = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-        said["tokenizer_class"] = "PreTrainedTokenizerFast"
-        settings.write_text(json.dumps(said, indent=1), encoding="utf-8")
+        output = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        output["tokenizer_class"] = "PreTrainedTokenizerFast"
+        settings.write_text(json.dumps(output, indent=1), encoding="utf-8")
     if open_tokenizer(made).digest != opened.digest:
         raise ValueError(
             f"the tokenizer of {folder} encodes otherwise without the model beside it: save it with save_pretrained of "
@@ -139,9 +139,9 @@ def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path
     return made
 
 
-def _copied(folder: Path, found: ModelFolder, made: Path) -> Path:
+def _copied(folder: Path, result: ModelFolder, made: Path) -> Path:
     made.mkdir()
-    for name in (*found.shards, *OTHERS):
+    for name in (*result.shards, *OTHERS):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, made / name)
     return made

@@ -67,11 +67,11 @@ def keep_signatures(store: Store, manifest: Manifest, bundles: list[bytes]) -> i
 
     What they are worth is decided when somebody asks for a signer: tasks/data/admission.py.
     """
-    found = [bundle.decode() for bundle in bundles]
+    results = [bundle.decode() for bundle in bundles]
     for version in store.manifests("dataset", manifest.provenance.name):
-        found += json.loads(store.attachment(version, SIGNATURES) or b"[]")
+        results += json.loads(store.attachment(version, SIGNATURES) or b"[]")
     digests = {entry.sha256 for entry in manifest.content.files}
-    kept = [bundle for bundle in dict.fromkeys(found) if covers(bundle, digests)]
+    kept = [bundle for bundle in dict.fromkeys(results) if covers(bundle, digests)]
     if kept:
         store.attach(manifest, SIGNATURES, json.dumps(kept).encode())
     return len(kept)

@@ -18,14 +18,14 @@ LOOKED_SECONDS = 15.0
 
 def start(home: Path) -> dict[str, Any]:
     """Start the bridge, unless it runs. The environment must be that of `prepare`, and hold the secrets that settings name."""
-    found = status(home)
-    if found:
-        return found
+    result = status(home)
+    if result:
+        return result
     forget_problems(home)
     folder = home / "platform" / "bridge"
     argv = [sys.executable, "-m", "deployments.bridge", str(home)]
-    here = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
-    spec = process.ProcessSpec(argv=argv, directory=here, log="bridge.log", restarts=20, steady=20.0, grace=5.0)
+    local = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
+    spec = process.ProcessSpec(argv=argv, directory=local, log="bridge.log", restarts=20, steady=20.0, grace=5.0)
     handle = process.start(folder, spec)
     part = {"pid": handle["pid"], "since": time.time()}
     process.write_json(folder / "part.json", part)
@@ -41,26 +41,26 @@ def status(home: Path) -> dict[str, Any] | None:
 
 def problems(home: Path) -> dict[str, str]:
     """Sources of events that are broken, and why, as the bridge says; empty while it does not run."""
-    told = process.read_json(_told_at(home)) or {}
-    return dict(told.get("problems", {})) if status(home) else {}
+    payload = process.read_json(_told_at(home)) or {}
+    return dict(payload.get("problems", {})) if status(home) else {}
 
 
 def first_problems(home: Path, config: EventsConfig) -> dict[str, str]:
     """The same of these settings, once a bridge that starts with them, or starts anew, has looked at its sources."""
     deadline = time.monotonic() + LOOKED_SECONDS
     while time.monotonic() < deadline:
-        told = process.read_json(_told_at(home)) or {}
-        if told.get("settings") == config_digest(config):
+        payload = process.read_json(_told_at(home)) or {}
+        if payload.get("settings") == config_digest(config):
             break
         time.sleep(0.2)
     return problems(home)
 
 
-def tell_problems(home: Path, config: EventsConfig, found: dict[str, str]) -> None:
+def tell_problems(home: Path, config: EventsConfig, result: dict[str, str]) -> None:
     """Keep what the bridge found broken."""
-    told = {"settings": config_digest(config), "problems": {name: redact(why) for name, why in found.items()}}
-    if process.read_json(_told_at(home)) != told:
-        process.write_json(_told_at(home), told)
+    payload = {"settings": config_digest(config), "problems": {name: redact(why) for name, why in result.items()}}
+    if process.read_json(_told_at(home)) != payload:
+        process.write_json(_told_at(home), payload)
 
 
 def forget_problems(home: Path) -> None:

@@ -68,8 +68,8 @@ def not_locked(database: Path) -> None:
 
 def enough_room(home: Path) -> None:
     """Raise Missing when the disk under home is nearly full: servers that cannot write lose what they are told."""
-    there = next(path for path in (home, *home.parents) if path.exists())
-    free = shutil.disk_usage(there).free / 1e9
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
     if free < NEEDED_GB:
         raise Missing(
             f"the disk that holds {home} has {free:.2f} GB left; the platform needs {NEEDED_GB} GB to start",
@@ -103,10 +103,10 @@ def own_settings(folder: Path) -> None:
 
 def not_newer(home: Path) -> None:
     """Raise ValueError when a newer Headway wrote this home."""
-    found = (process.read_json(home / "layout.json") if home.is_dir() else None) or {}
-    if found.get("layout", 0) > LAYOUT:
+    result = (process.read_json(home / "layout.json") if home.is_dir() else None) or {}
+    if result.get("layout", 0) > LAYOUT:
         raise ValueError(
-            f"{home} was written by a newer Headway (layout {found['layout']}, by {found.get('headway')}); this one reads "
+            f"{home} was written by a newer Headway (layout {result['layout']}, by {result.get('headway')}); this one reads "
             f"layouts up to {LAYOUT}. Install the newer Headway, or set HEADWAY_HOME to another folder; nothing was changed"
         )
 

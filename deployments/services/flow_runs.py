@@ -34,12 +34,12 @@ def flow_runs(
     name = FlowRunFilterStateName(any_=[named]) if named else None
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)), name=name)
     asked = FlowRunFilter(state=state, created_by=made, **criteria)
-    found: list[FlowRun] = []
+    results: list[FlowRun] = []
     while True:
-        page = client.read_flow_runs(flow_run_filter=asked, limit=PAGE, offset=len(found))
-        found += page
+        page = client.read_flow_runs(flow_run_filter=asked, limit=PAGE, offset=len(results))
+        results += page
         if len(page) < PAGE:
-            return found
+            return results
 
 
 def history(client: SyncPrefectClient, run: UUID) -> list[State[Any]]:

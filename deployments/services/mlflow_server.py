@@ -27,9 +27,9 @@ def start(home: Path, port: int | None = None) -> dict[str, Any]:
 
     Raises ValueError when a wanted port is taken, Missing when the database is locked.
     """
-    found = status(home)
-    if found:
-        return found
+    result = status(home)
+    if result:
+        return result
     folder = home / "platform" / "mlflow"
     not_locked(home / "mlflow" / "mlflow.db")
     known = process.read_json(folder / "server.json") or {}

@@ -23,10 +23,10 @@ def take(name: str, duty: Duty, before: str) -> str:
     try:
         duty(time.time())
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        if said != before:
-            logging.exception("%s: %s", name, said)
-        return said
+        text = f"{type(error).__name__}: {error}"
+        if text != before:
+            logging.exception("%s: %s", name, text)
+        return text
     if before:
         logging.info("%s: well again", name)
     return ""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate
@@ -43,21 +42,6 @@ Change = Callable[[], Any]
 
 def register(client: SyncPrefectClient, deployments: list[Deployment]) -> None:
     """Make the server's deployments of ours what they should be."""
-    _pool(client)
-    for deployment in deployments:
-        wanted, found = _fields(deployment), _read(client, deployment)
-        if found is None:
-            flow = client.create_flow_from_name(deployment.flow)
-            client.create_deployment(flow_id=flow, name=deployment.name, work_pool_name=POOL, **wanted)
-            found = _read(client, deployment)
-            assert found is not None, f"{deployment.full_name} was just made"
-        matched = _matched(found, deployment.schedules)
-        changes = [*_of_fields(client, found, wanted), *_of_schedules(client, found, *matched)]
-        if changes:
-            _change(client, found, changes, gone={one.id for one in matched.gone})
-
-
-def _pool(client: SyncPrefectClient) -> None:
     try:
         client.read_work_pool(POOL)
     except ObjectNotFound:
@@ -66,6 +50,33 @@ def _pool(client: SyncPrefectClient) -> None:
         client.create_work_pool(
             WorkPoolCreate(name=POOL, type="process", base_job_template=template, description=described)
         )
+    for deployment in deployments:
+        wanted, result = _fields(deployment), _read(client, deployment)
+        if result is None:
+            flow = client.create_flow_from_name(deployment.flow)
+            client.create_deployment(flow_id=flow, name=deployment.name, work_pool_name=POOL, **wanted)
+            result = _read(client, deployment)
+            assert result is not None, f"{deployment.full_name} was just made"
+        matched = _matched(result, deployment.schedules)
+        changes = [*_of_fields(client, result, wanted), *_of_schedules(client, result, *matched)]
+        if changes:
+            # Change a deployment without losing a run: what is due is kept, what is to come is made again at once.
+            # What was due of a schedule that is gone is cancelled, and says why.
+            gone = {one.id for one in matched.gone}
+            began = datetime.now(UTC)
+            of_it = FlowRunFilterDeploymentId(any_=[result.id])
+            for run in flow_runs(client, StateType.SCHEDULED, by_schedule=True, deployment_id=of_it):
+                if run.run_count or run.expected_start_time > began or run.state is None or not untried(run.state):
+                    continue
+                if run.created_by is not None and run.created_by.id in gone:
+                    state: State[Any] = Cancelled(message="Its schedule is gone from the settings")
+                else:  # Prefect deletes no run in this state, and workers take it up like any other
+                    state = AwaitingConcurrencySlot(scheduled_time=run.state.state_details.scheduled_time, message=KEPT)
+                client.set_flow_run_state(run.id, state)
+            for change in changes:
+                change()
+            payload = {"start_time": began.isoformat()}
+            client.request("POST", "/deployments/{id}/schedule", path_params={"id": result.id}, json=payload)
 
 
 def _fields(deployment: Deployment) -> dict[str, Any]:
@@ -100,9 +111,9 @@ def _read(client: SyncPrefectClient, deployment: Deployment) -> DeploymentRespon
         return None
 
 
-def _of_fields(client: SyncPrefectClient, found: DeploymentResponse, wanted: dict[str, Any]) -> Iterator[Change]:
-    if any(_plain(getattr(found, key)) != _plain(value) for key, value in _compared(wanted).items()):
-        yield partial(client.update_deployment, found.id, DeploymentUpdate(work_pool_name=POOL, **wanted))
+def _of_fields(client: SyncPrefectClient, result: DeploymentResponse, wanted: dict[str, Any]) -> Iterator[Change]:
+    if any(_plain(getattr(result, key)) != _plain(value) for key, value in _compared(wanted).items()):
+        yield partial(client.update_deployment, result.id, DeploymentUpdate(work_pool_name=POOL, **wanted))
 
 
 class _Matched(NamedTuple):
@@ -113,19 +124,21 @@ class _Matched(NamedTuple):
     gone: list[DeploymentSchedule]
 
 
-def _matched(found: DeploymentResponse, wanted: tuple[Schedule, ...]) -> _Matched:
+def _matched(result: DeploymentResponse, wanted: tuple[Schedule, ...]) -> _Matched:
     """By name. What has a name that is wanted no more was edited, if there is a new one: it stays the same for its runs."""
-    there = {one.slug: one for one in found.schedules if one.slug and one.slug.startswith(OURS)}
-    pairs = [(there.pop(schedule.slug), schedule) for schedule in wanted if schedule.slug in there]
+    existing = {one.slug: one for one in result.schedules if one.slug and one.slug.startswith(OURS)}
+    pairs = [(existing.pop(schedule.slug), schedule) for schedule in wanted if schedule.slug in existing]
     known = {schedule.slug for _, schedule in pairs}
     new = [schedule for schedule in wanted if schedule.slug not in known]
-    old = [there[slug] for slug in sorted(there, key=lambda slug: (len(slug), slug))]  # of earlier releases: by number
+    old = [
+        existing[slug] for slug in sorted(existing, key=lambda slug: (len(slug), slug))
+    ]  # of earlier releases: by number
     return _Matched([*pairs, *zip(old, new, strict=False)], new[len(old) :], old[len(new) :])
 
 
 def _of_schedules(
     client: SyncPrefectClient,
-    found: DeploymentResponse,
+    result: DeploymentResponse,
     pairs: list[tuple[DeploymentSchedule, Schedule]],
     new: list[Schedule],
     gone: list[DeploymentSchedule],
@@ -133,47 +146,28 @@ def _of_schedules(
     for known, schedule in pairs:
         if known.slug != schedule.slug or not _same(known, schedule):
             values = {"active": schedule.active, "parameters": schedule.parameters, "slug": schedule.slug}
-            yield partial(client.update_deployment_schedule, found.id, known.id, schedule=_rule(schedule), **values)
+            yield partial(client.update_deployment_schedule, result.id, known.id, schedule=_rule(schedule), **values)
     for schedule in new:
-        yield partial(client.create_deployment_schedules, found.id, [_as_prefect(schedule)])
+        yield partial(
+            client.create_deployment_schedules,
+            result.id,
+            [
+                DeploymentScheduleCreate(
+                    schedule=_rule(schedule),
+                    active=schedule.active,
+                    parameters=schedule.parameters,
+                    slug=schedule.slug,
+                )
+            ],
+        )
     for known in gone:
-        yield partial(client.delete_deployment_schedule, found.id, known.id)
-
-
-def _change(client: SyncPrefectClient, found: DeploymentResponse, changes: list[Change], *, gone: set[UUID]) -> None:
-    """Change a deployment without losing a run: what is due is kept, what is to come is made again at once.
-
-    What was due of a schedule that is gone is cancelled, and says why.
-    """
-    began = datetime.now(UTC)
-    of_it = FlowRunFilterDeploymentId(any_=[found.id])
-    for run in flow_runs(client, StateType.SCHEDULED, by_schedule=True, deployment_id=of_it):
-        if run.run_count or run.expected_start_time > began or run.state is None or not untried(run.state):
-            continue
-        if run.created_by is not None and run.created_by.id in gone:
-            state: State[Any] = Cancelled(message="Its schedule is gone from the settings")
-        else:  # Prefect deletes no run in this state, and workers take it up like any other
-            state = AwaitingConcurrencySlot(scheduled_time=run.state.state_details.scheduled_time, message=KEPT)
-        client.set_flow_run_state(run.id, state)
-    for change in changes:
-        change()
-    told = {"start_time": began.isoformat()}
-    client.request("POST", "/deployments/{id}/schedule", path_params={"id": found.id}, json=told)
+        yield partial(client.delete_deployment_schedule, result.id, known.id)
 
 
 def _same(known: Any, schedule: Schedule) -> bool:
     rule = known.schedule
     same_time = (getattr(rule, "cron", ""), getattr(rule, "timezone", "")) == (schedule.cron, schedule.timezone)
     return same_time and known.active == schedule.active and (known.parameters or {}) == schedule.parameters
-
-
-def _as_prefect(schedule: Schedule) -> DeploymentScheduleCreate:
-    return DeploymentScheduleCreate(
-        schedule=_rule(schedule),
-        active=schedule.active,
-        parameters=schedule.parameters,
-        slug=schedule.slug,
-    )
 
 
 def _rule(schedule: Schedule) -> CronSchedule:
@@ -187,16 +181,18 @@ def submit(deployment: str, parameters: dict[str, Any], key: str = "") -> tuple[
     """
     with prefect_server.client() as client:
         try:
-            found = client.read_deployment_by_name(deployment)
+            result = client.read_deployment_by_name(deployment)
         except ObjectNotFound as error:
             raise Unknown(
                 f"the server has no deployment {deployment!r}", remedy="`headway up` registers all."
             ) from error
-        before = client.read_flow_runs(flow_run_filter=_by_key(key), limit=1) if key else []
-        run = client.create_flow_run_from_deployment(found.id, parameters=parameters, idempotency_key=key or None)
+        before = (
+            client.read_flow_runs(
+                flow_run_filter=FlowRunFilter.model_validate({"idempotency_key": {"any_": [key]}}), limit=1
+            )
+            if key
+            else []
+        )
+        run = client.create_flow_run_from_deployment(result.id, parameters=parameters, idempotency_key=key or None)
     base = PREFECT_UI_URL.value() or ""
     return {"id": str(run.id), "name": run.name, "url": f"{base}/runs/flow-run/{run.id}"}, not before
-
-
-def _by_key(key: str) -> FlowRunFilter:
-    return FlowRunFilter.model_validate({"idempotency_key": {"any_": [key]}})

@@ -12,13 +12,13 @@ from tasks.common import process
 
 def start(home: Path) -> dict[str, Any]:
     """Start the watch, unless it runs. The environment must be that of `prepare`."""
-    found = status(home)
-    if found:
-        return found
+    result = status(home)
+    if result:
+        return result
     folder = home / "platform" / "watch"
     argv = [sys.executable, "-m", "deployments.watch", str(home)]
-    here = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
-    spec = process.ProcessSpec(argv=argv, directory=here, log="watch.log", restarts=20, steady=20.0, grace=5.0)
+    local = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
+    spec = process.ProcessSpec(argv=argv, directory=local, log="watch.log", restarts=20, steady=20.0, grace=5.0)
     handle = process.start(folder, spec)
     part = {"pid": handle["pid"], "since": time.time()}
     process.write_json(folder / "part.json", part)

@@ -38,9 +38,9 @@ def allow(client: SyncPrefectClient, parallel_runs: int | None) -> None:
 def start(home: Path) -> dict[str, Any]:
     """Start the worker, unless it runs. The environment must be that of `prepare`: it hands Prefect's address on."""
     folder = home / "platform" / "worker"
-    found = status(home)
-    if found:
-        return found
+    result = status(home)
+    if result:
+        return result
     name = f"headway-{socket.gethostname()}"
     worker = ["worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
     argv = [sys.executable, "-c", PREFECT, str(temporary(home)), *worker, "--name", name]

@@ -123,11 +123,11 @@ def unusual_answers(seen: Seen, limits: AlertsConfig) -> Found:
     return [
         Instance(
             name,
-            f"endpoint/{name} does not answer as it did: {', '.join(found['columns'])}",
-            "; ".join(f"{column}: {', '.join(moved)}" for column, moved in found["columns"].items()),
-            {"endpoint": name, "model": str(found["model"])},
+            f"endpoint/{name} does not answer as it did: {', '.join(item['columns'])}",
+            "; ".join(f"{column}: {', '.join(moved)}" for column, moved in item["columns"].items()),
+            {"endpoint": name, "model": str(item["model"])},
         )
-        for name, found in seen.anomalies.items()
+        for name, item in seen.anomalies.items()
     ]
 
 
@@ -136,9 +136,9 @@ def tampered(seen: Seen, limits: AlertsConfig) -> Found:
         return None
     return [
         Instance(
-            model, f"the files of {model[:-VERSION_CUT]} are not what was signed", str(found["said"]), {"model": model}
+            model, f"the files of {model[:-VERSION_CUT]} are not what was signed", str(item["said"]), {"model": model}
         )
-        for model, found in seen.tampered.items()
+        for model, item in seen.tampered.items()
     ]
 
 
@@ -198,8 +198,8 @@ def _of_run(run: RunView, words: str) -> Instance:
     stage = str(run.error.get("stage") or run.stage)
     at = f" at {stage}" if stage else ""
     labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
-    said = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
-    return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", said, labels, run.url)
+    text = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
+    return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", text, labels, run.url)
 
 
 def _standing(seen: Seen, limits: AlertsConfig) -> Found:
@@ -270,8 +270,8 @@ def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Cal
     def find(seen: Seen, limits: AlertsConfig) -> Found:
         if seen.habits is None:
             return None
-        found = judge(seen.habits, seen.now, limits)
-        return [Instance(one.name, one.summary, one.details, one.labels) for one in found]
+        result = judge(seen.habits, seen.now, limits)
+        return [Instance(one.name, one.summary, one.details, one.labels) for one in result]
 
     return find
 

@@ -35,11 +35,11 @@ class Audited:
             to = min(self._newest, after + AT_ONCE)
             if to <= after:
                 return [], {}
-            found = list(audit_chain.between(open_store(self.home), after, to))
+            results = list(audit_chain.between(open_store(self.home), after, to))
         except (HeadwayError, OSError, ValueError) as error:
             logging.info("telemetry: the audit log is not known now: %s", error)
             return [], {}
-        return [log for link, data in found if (log := _log(link.number, link.hash, data))], {ITEM: to}
+        return [log for link, data in results if (log := _log(link.number, link.hash, data))], {ITEM: to}
 
 
 def _log(number: int, hash_: str, data: bytes) -> Log | None:
@@ -48,7 +48,7 @@ def _log(number: int, hash_: str, data: bytes) -> Log | None:
         entry = Entry.model_validate({**json.loads(data), "number": number})
     except (ValueError, TypeError):
         return None
-    said = entry.model_dump(exclude_none=True, exclude={"time"})
+    output = entry.model_dump(exclude_none=True, exclude={"time"})
     return Log(
         name="headway.audit",
         time=entry.time,
@@ -57,6 +57,6 @@ def _log(number: int, hash_: str, data: bytes) -> Log | None:
         attributes={
             "log.record.uid": f"audit:{number}",
             "headway.audit.hash": hash_,
-            **{f"headway.audit.{name}": value for name, value in said.items() if value != ""},
+            **{f"headway.audit.{name}": value for name, value in output.items() if value != ""},
         },
     )

@@ -57,7 +57,19 @@ class Telemetry:
         sizes = self._runs.refresh()
         self._jobs.refresh(self._runs.views())
         try:
-            self._count(sizes)
+            # Add to the totals what came since.
+            spans, _, to = self._counter.read(sizes)
+            add = counts(spans)
+            known = self._ledger.positions(COUNTER)
+            for job in self._jobs.views():
+                item = f"job:{job.identity}"
+                before = known.get(item, 0)
+                if job.attempt and job.attempt != before:
+                    to[item] = job.attempt
+                    key = (of.RESTARTS.name, (job.stage,), "")
+                    more = job.attempt - before if 0 < before < job.attempt else job.attempt - 1
+                    add |= {key: add.get(key, 0.0) + more} if more else {}
+            self._counter.remember(to, sizes, add)
             for sink, reader in self._sinks:
                 self._export(sink, reader, sizes, now)
             points = self._points(sizes, now)
@@ -70,21 +82,6 @@ class Telemetry:
     def _reader(self, name: str) -> Reader:
         return Reader(name, self._ledger, self._runs.folder)
 
-    def _count(self, sizes: dict[str, int]) -> None:
-        """Add to the totals what came since."""
-        spans, _, to = self._counter.read(sizes)
-        add = counts(spans)
-        known = self._ledger.positions(COUNTER)
-        for job in self._jobs.views():
-            item = f"job:{job.identity}"
-            before = known.get(item, 0)
-            if job.attempt and job.attempt != before:
-                to[item] = job.attempt
-                key = (of.RESTARTS.name, (job.stage,), "")
-                more = job.attempt - before if 0 < before < job.attempt else job.attempt - 1
-                add |= {key: add.get(key, 0.0) + more} if more else {}
-        self._counter.remember(to, sizes, add)
-
     def _export(self, sink: Sink, reader: Reader, sizes: dict[str, int], now: float) -> None:
         """Send what a sink does not have yet, and remember it only when it arrived."""
         if not reader.ready(now):
@@ -93,13 +90,13 @@ class Telemetry:
             reader.skip_history(sizes, now)
         spans, logs, to = reader.read(sizes)
         failed, ends = self._failed_jobs(sink, now)
-        entries, told = self._audited.read(self._ledger.positions(sink.name).get(ITEM, 0), now)
-        if not to and not ends and not told:
+        entries, payload = self._audited.read(self._ledger.positions(sink.name).get(ITEM, 0), now)
+        if not to and not ends and not payload:
             return
         new = [entry for entry in entries if sink.history or now - entry.time < HISTORY_SECONDS]
         arrived = sink.send(spans, [*logs, *failed, *new])
         if arrived or sink.keeps:
-            reader.remember({**to, **ends, **told, **sink.marks()}, sizes)
+            reader.remember({**to, **ends, **payload, **sink.marks()}, sizes)
         reader.rest(now, well=arrived)
 
     def _failed_jobs(self, sink: Sink, now: float) -> tuple[list[Log], dict[str, int]]:

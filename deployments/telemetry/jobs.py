@@ -49,12 +49,12 @@ class JobView:
 
     def told(self) -> Log:
         """The end of the log of a job that failed."""
-        said = redact(tail_of_failure(self.folder))
+        output = redact(tail_of_failure(self.folder))
         return Log(
             name="headway.job.failed",
             time=self.ended,
             severity="ERROR",
-            body=f"job {self.identity} failed ({self.reason}, exit code {self.code}) after {self.attempt} attempt(s)\n{said}",
+            body=f"job {self.identity} failed ({self.reason}, exit code {self.code}) after {self.attempt} attempt(s)\n{output}",
             attributes={
                 "headway.stage": self.stage,
                 "headway.job.id": self.identity,
@@ -75,10 +75,10 @@ class Jobs:
     def refresh(self, runs: Iterable[RunView]) -> None:
         """Look again at the folders where something was renamed or written anew, and at the jobs that run."""
         alive = [run for run in runs if run.stage and run.status == "running"]
-        found = _changes(self.folder)
-        for gone in self._views.keys() - found.keys():
+        result = _changes(self.folder)
+        for gone in self._views.keys() - result.keys():
             del self._views[gone], self._changed[gone]
-        for name, changed in found.items():
+        for name, changed in result.items():
             view = self._views.get(name)
             if view is None or view.alive or changed != self._changed[name]:
                 fresh = _look(name, self.folder / name)

@@ -78,9 +78,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=10)
     try:
         database.executescript(SCHEMA)
-        said = database.execute("pragma quick_check").fetchone()[0]
-        if said != "ok":
-            raise sqlite3.DatabaseError(said)
+        output = database.execute("pragma quick_check").fetchone()[0]
+        if output != "ok":
+            raise sqlite3.DatabaseError(output)
     except sqlite3.DatabaseError:
         database.close()
         raise

@@ -20,11 +20,11 @@ WRONG = ("failed", "gate_closed", "died")
 
 def counts(spans: Iterable[Span]) -> dict[Key, float]:
     """What these spans add to the totals."""
-    found: dict[Key, float] = {}
+    result: dict[Key, float] = {}
 
     def add(instrument: Instrument, labels: tuple[str, ...], value: float = 1.0, part: str = "") -> None:
         key = (instrument.name, labels, part)
-        found[key] = found.get(key, 0.0) + value
+        result[key] = result.get(key, 0.0) + value
 
     for span in spans:
         flow, subject, stage = (
@@ -38,7 +38,7 @@ def counts(spans: Iterable[Span]) -> dict[Key, float]:
             labels, seconds = (flow, stage, span.status), max(span.end - span.start, 0.0)
             add(of.STAGES, labels, seconds, "sum")
             add(of.STAGES, labels, part=str(bisect_left(SECONDS, seconds)))
-    return found
+    return result
 
 
 def totals(kept: Mapping[Key, float]) -> Iterator[Point]:
@@ -119,8 +119,8 @@ def written(points: Iterable[Point]) -> list[list[Any]]:
 def read_points(rows: Iterable[list[Any]]) -> dict[tuple[str, tuple[str, ...]], Point]:
     """Totals out of JSON, by metric and labels."""
     known = {instrument.name: instrument for instrument in of.ALL}
-    found = (Point(known[name], tuple(ls), value, tuple(bs)) for name, ls, value, bs in rows if name in known)
-    return {(point.instrument.name, point.labels): point for point in found}
+    result = (Point(known[name], tuple(ls), value, tuple(bs)) for name, ls, value, bs in rows if name in known)
+    return {(point.instrument.name, point.labels): point for point in result}
 
 
 def _added(point: Point, before: Point | None) -> Point:

@@ -49,9 +49,9 @@ class Reader:
             self._stories[run] = tail, story
             events = tail.read(left)
             for end, event in events:
-                told = story.take(end, event)
-                spans += told.spans
-                logs += told.logs
+                payload = story.take(end, event)
+                spans += payload.spans
+                logs += payload.logs
             left -= len(events)
             to[run] = tail.offset
         return spans, logs, to

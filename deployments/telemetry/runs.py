@@ -30,16 +30,16 @@ class Tail:
 
     def read(self, limit: int = LINES_AT_ONCE, *, until: float = math.inf) -> list[tuple[int, dict[str, Any]]]:
         """What came since, each event with the offset of its end. Half a line is left for later, an odd one is left out."""
-        found: list[tuple[int, dict[str, Any]]] = []
+        results: list[tuple[int, dict[str, Any]]] = []
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
-                while len(found) < limit and self.offset < until and (line := file.readline()).endswith(b"\n"):
+                while len(results) < limit and self.offset < until and (line := file.readline()).endswith(b"\n"):
                     self.offset += len(line)
-                    found += [(self.offset, event) for event in _event(line)]
+                    results += [(self.offset, event) for event in _event(line)]
         except OSError:
             pass
-        return [(end, event) for (end, _), event in zip(found, redact_value([e for _, e in found]), strict=True)]
+        return [(end, event) for (end, _), event in zip(results, redact_value([e for _, e in results]), strict=True)]
 
 
 def _event(line: bytes) -> Iterator[dict[str, Any]]:
@@ -95,8 +95,8 @@ class RunView:
 
         Of a process on another host nothing can be said: it counts as running.
         """
-        here = self.handle.get("host") == socket.gethostname()
-        if not self.closed and not (here and not process.alive(self.handle)):
+        is_local = self.handle.get("host") == socket.gethostname()
+        if not self.closed and not (is_local and not process.alive(self.handle)):
             return "running"
         ended = self.closed or "died"
         return "stopped" if self.stopped and ended in ("cancelled", "died") else ended
@@ -110,7 +110,13 @@ class RunView:
         """Move on by one event."""
         kind, time = event["event"], float(event["time"])
         if kind == "progress":
-            self._progress(event, time)
+            # A total of 0 is a run that waits for another one. The same again is no progress.
+            done, total = event.get("done") or 0, event.get("total") or 0
+            self.waiting = total == 0
+            self.share = min(done / total, 1.0) if total else None
+            seen = (done, event.get("text"))
+            if self.waiting or seen != self._seen:
+                self.moved, self._seen = time, seen
             return
         self.moved, self.waiting = time, kind == "waiting"
         if kind == "opened":
@@ -127,15 +133,6 @@ class RunView:
         elif kind == "stopped":
             self.stopped = True
 
-    def _progress(self, event: dict[str, Any], time: float) -> None:
-        """A total of 0 is a run that waits for another one. The same again is no progress."""
-        done, total = event.get("done") or 0, event.get("total") or 0
-        self.waiting = total == 0
-        self.share = min(done / total, 1.0) if total else None
-        seen = (done, event.get("text"))
-        if self.waiting or seen != self._seen:
-            self.moved, self._seen = time, seen
-
 
 class Runs:
     """All runs of a home. State: the view of each, and how far its events were read."""
@@ -147,13 +144,13 @@ class Runs:
 
     def sizes(self) -> dict[str, int]:
         """How long each run's log is, in bytes: what was read up to there needs no second look. Paths would double the time."""
-        found = {}
+        result = {}
         for name in _names(self.folder):
             try:
-                found[name] = os.stat(f"{self.folder}/{name}/events.jsonl").st_size  # noqa: PTH116
+                result[name] = os.stat(f"{self.folder}/{name}/events.jsonl").st_size  # noqa: PTH116
             except OSError:
                 continue
-        return found
+        return result
 
     def refresh(self) -> dict[str, int]:
         """Read what came since; returns the sizes."""
@@ -163,21 +160,18 @@ class Runs:
         for name, size in sizes.items():
             tail = self._tails.get(name) or Tail(self.folder / name / "events.jsonl")
             if size != tail.offset:
-                self._read(name, tail)
+                view = self._views.setdefault(name, RunView(name))
+                self._tails[name] = tail
+                while events := tail.read():
+                    for _, event in events:
+                        view.take(event)
+                        if event["event"] == "opened":
+                            view.handle = read_object(tail.path.parent / "handle.json")
         return sizes
 
     def views(self) -> list[RunView]:
         """Every run that was opened."""
         return [view for view in self._views.values() if view.flow]
-
-    def _read(self, name: str, tail: Tail) -> None:
-        view = self._views.setdefault(name, RunView(name))
-        self._tails[name] = tail
-        while events := tail.read():
-            for _, event in events:
-                view.take(event)
-                if event["event"] == "opened":
-                    view.handle = read_object(tail.path.parent / "handle.json")
 
 
 def _names(folder: Path) -> list[str]:

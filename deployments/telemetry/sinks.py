@@ -125,8 +125,8 @@ class ExporterSink:
         self._spans, self._logs, self._metrics = spans, logs, metrics
 
     def send(self, spans: Sequence[Span], logs: Sequence[Log]) -> bool:
-        told, logged = [readable_span(span) for span in spans], [readable_log(log) for log in logs]
-        arrived = not told or self._spans.export(told) is SpanExportResult.SUCCESS
+        payload, logged = [readable_span(span) for span in spans], [readable_log(log) for log in logs]
+        arrived = not payload or self._spans.export(payload) is SpanExportResult.SUCCESS
         if not arrived and not self.keeps:
             return False
         return (not logged or self._logs.export(logged) is LogRecordExportResult.SUCCESS) and arrived

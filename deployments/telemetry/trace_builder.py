@@ -82,58 +82,50 @@ class Story:
 
     def take(self, end: int, event: Mapping[str, Any]) -> Told:
         """Move on by an event that ends at an offset of the log; what it came to."""
-        told = Told()
+        payload = Told()
         kind, time = str(event["event"]), float(event["time"])
         if kind == "opened":
-            self._end_of_the_dead(told)
-            self._open(event, time)
+            # A run that is opened again without having closed died: what it was at ended with its last word.
+            if self.openings and self.began:
+                text = "the process of the flow run died"
+                self._stop_working(payload, "died", text)
+                payload.spans.append(self._root_span("died", text, self.last))
+            self.openings, self.spans, self.began, self.working = self.openings + 1, 0, time, {}
+            self.flow, self.subject = str(event.get("flow")), str(event.get("subject"))
+            result = {
+                "headway.flow": self.flow,
+                "headway.subject": self.subject,
+                "headway.run": self.run,
+                "headway.opening": self.openings,
+                "headway.config_digest": event.get("config"),
+                "headway.url": (event.get("flow_run") or {}).get("url"),
+            }
+            self.attributes = {key: value for key, value in result.items() if value}
         elif kind == "started":
             self.working[str(event.get("stage"))] = time
         elif kind == "ended":
-            self._ended(event.get("outcome") or {}, time, told)
+            # A gate that closes between stages ends its stage a second time: that tells nothing new.
+            outcome = event.get("outcome") or {}
+            stage, status = str(outcome.get("name")), str(outcome.get("status"))
+            if stage in self.working:
+                payload.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
         elif kind == "closed":
-            self._closed(str(event.get("status")), event.get("error") or {}, time, told)
+            self._closed(str(event.get("status")), event.get("error") or {}, time, payload)
         self.last = time
         if kind != "progress":
-            told.logs.append(self._log(end, kind, event))
-        return told
+            payload.logs.append(self._log(end, kind, event))
+        return payload
 
-    def _open(self, event: Mapping[str, Any], time: float) -> None:
-        self.openings, self.spans, self.began, self.working = self.openings + 1, 0, time, {}
-        self.flow, self.subject = str(event.get("flow")), str(event.get("subject"))
-        found = {
-            "headway.flow": self.flow,
-            "headway.subject": self.subject,
-            "headway.run": self.run,
-            "headway.opening": self.openings,
-            "headway.config_digest": event.get("config"),
-            "headway.url": (event.get("flow_run") or {}).get("url"),
-        }
-        self.attributes = {key: value for key, value in found.items() if value}
-
-    def _end_of_the_dead(self, told: Told) -> None:
-        """A run that is opened again without having closed died: what it was at ended with its last word."""
-        if self.openings and self.began:
-            said = "the process of the flow run died"
-            self._stop_working(told, "died", said)
-            told.spans.append(self._root_span("died", said, self.last))
-
-    def _ended(self, outcome: Mapping[str, Any], time: float, told: Told) -> None:
-        """A gate that closes between stages ends its stage a second time: that tells nothing new."""
-        stage, status = str(outcome.get("name")), str(outcome.get("status"))
-        if stage in self.working:
-            told.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
-
-    def _closed(self, status: str, error: Mapping[str, Any], time: float, told: Told) -> None:
+    def _closed(self, status: str, error: Mapping[str, Any], time: float, payload: Told) -> None:
         message = str(error.get("message", ""))
-        self._stop_working(told, status, message)
+        self._stop_working(payload, status, message)
         facts = {"error.type": str(error["type"])} if error.get("type") else {}
         facts |= {"headway.stage": str(error["stage"])} if error.get("stage") else {}
-        told.spans.append(self._root_span(status, message, time, facts))
+        payload.spans.append(self._root_span(status, message, time, facts))
         self.began = 0.0
 
-    def _stop_working(self, told: Told, status: str, message: str) -> None:
-        told.spans += [self._stage_span(stage, status, message, self.last, {}) for stage in list(self.working)]
+    def _stop_working(self, payload: Told, status: str, message: str) -> None:
+        payload.spans += [self._stage_span(stage, status, message, self.last, {}) for stage in list(self.working)]
 
     def _stage_span(self, stage: str, status: str, message: str, end: float, facts: Mapping[str, Value]) -> Span:
         self.spans += 1
@@ -165,12 +157,12 @@ class Story:
         )
 
     def _log(self, end: int, kind: str, event: Mapping[str, Any]) -> Log:
-        status, said, facts = _said(kind, event)
+        status, output, facts = _said(kind, event)
         return Log(
             name=f"headway.{kind}",
             time=float(event["time"]),
             severity=SEVERITIES.get(status, "INFO"),
-            body=f"{self.flow} of {self.subject}: {said}",
+            body=f"{self.flow} of {self.subject}: {output}",
             attributes={**self.attributes, **facts, "log.record.uid": f"{self.run}:{end}"},
             trace=self.trace,
             span=self.root,
@@ -185,8 +177,8 @@ def _said(kind: str, event: Mapping[str, Any]) -> tuple[str, str, dict[str, Valu
     if kind == "ended":
         outcome = event.get("outcome") or {}
         stage, status = str(outcome.get("name")), str(outcome.get("status"))
-        said = f"{stage} {status.replace('_', ' ')}, {float(outcome.get('seconds') or 0):.1f} s"
-        return status, f"{said}{_colon(_why(outcome))}", {"headway.stage": stage, "headway.status": status}
+        text = f"{stage} {status.replace('_', ' ')}, {float(outcome.get('seconds') or 0):.1f} s"
+        return status, f"{text}{_colon(_why(outcome))}", {"headway.stage": stage, "headway.status": status}
     if kind == "closed":
         status, error = str(event.get("status")), event.get("error") or {}
         facts: dict[str, Value] = {"headway.status": status}

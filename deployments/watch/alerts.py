@@ -67,27 +67,24 @@ class Follower:
     def look(self, now: float) -> Habits:
         """Read on, and what is known then. Raises what the store raises while it is away."""
         before = asdict(self._kept)
-        self._read_entries()
+        store = open_store(self.home)
+        newest = audit_chain.newest(store).number
+        results = list(audit_chain.between(store, self._kept.entry, newest))
+        for link, data in results:
+            try:
+                self._kept.habits.take_entry(Entry.model_validate({**json.loads(data), "number": link.number}))
+            except (ValueError, TypeError):
+                continue  # `headway audit-log --verify` names it
+        self._kept.entry = newest
         self._read_files()
         self._kept.habits.forget(now, denials_minutes=self._limits.denials_minutes)
         if asdict(self._kept) != before:
             process.write_json(self._path, asdict(self._kept))
         return self._kept.habits
 
-    def _read_entries(self) -> None:
-        store = open_store(self.home)
-        newest = audit_chain.newest(store).number
-        found = list(audit_chain.between(store, self._kept.entry, newest))
-        for link, data in found:
-            try:
-                self._kept.habits.take_entry(Entry.model_validate({**json.loads(data), "number": link.number}))
-            except (ValueError, TypeError):
-                continue  # `headway audit-log --verify` names it
-        self._kept.entry = newest
-
     def _read_files(self) -> None:
-        there = access.days(self.home)
-        for path in there:
+        existing = access.days(self.home)
+        for path in existing:
             with open(path, "rb") as file:
                 file.seek(self._kept.files.get(path.name, 0))
                 data = file.read()
@@ -95,7 +92,7 @@ class Follower:
             for read in access.lines(whole):
                 self._kept.habits.take_read(read)
             self._kept.files[path.name] = self._kept.files.get(path.name, 0) + len(whole)
-        self._kept.files = {path.name: self._kept.files[path.name] for path in there}
+        self._kept.files = {path.name: self._kept.files[path.name] for path in existing}
 
 
 def _access_anomalies_read(path: Path) -> Followed:
@@ -167,30 +164,30 @@ class Alerts:
             "untrusted": lambda: untrusted_endpoints(self.home, open_store(self.home)),
             "habits": lambda: self._habits.look(now),
         }
-        found = {}
+        result = {}
         for name, ask in asked.items():
             try:
-                found[name] = ask()
+                result[name] = ask()
             except AWAY as error:
                 logging.info("alerts: %s is not known now: %s", name, error)
-        return found
+        return result
 
     def _champions(self) -> list[Champion]:
         """Every champion, when it last passed a revalidation or became champion, and what the newest one said of it."""
         store = open_store(self.home)
-        found = [(model, last_revalidated(store, model)) for model in champions(store)]
-        return [Champion(model, since, *_verdict(store, model)) for model, since in found if since is not None]
+        results = [(model, last_revalidated(store, model)) for model in champions(store)]
+        return [Champion(model, since, *_verdict(store, model)) for model, since in results if since is not None]
 
     def _settle(self, seen: Seen, now: float) -> None:
         """Put what is found in the place of what was known; each beginning and each end is an event."""
         before = {_key(alert): alert for alert in self._kept["firing"]}
         after: dict[str, dict[str, Any]] = {}
         for rule in RULES:
-            found = rule.find(seen, self._limits)
-            if found is None:
+            result = rule.find(seen, self._limits)
+            if result is None:
                 after |= {key: alert for key, alert in before.items() if alert["alert"] == rule.name}
                 continue
-            for instance in found:
+            for instance in result:
                 alert = redact_value(_alert(rule, instance, now))
                 after[_key(alert)] = {**alert, "since": before.get(_key(alert), alert)["since"]}
         if after == before:
@@ -250,6 +247,6 @@ def _key(alert: Mapping[str, Any]) -> str:
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     """What was kept; of an odd file nothing, so that whatever fires is told again rather than never."""
-    found = read_object(path)
-    lists = {name: value if isinstance(value := found.get(name), list) else [] for name in ("firing", "outbox")}
+    result = read_object(path)
+    lists = {name: value if isinstance(value := result.get(name), list) else [] for name in ("firing", "outbox")}
     return {name: [one for one in value if isinstance(one, dict)] for name, value in lists.items()}

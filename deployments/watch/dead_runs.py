@@ -78,23 +78,23 @@ def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
 
     A handle that is older than that belongs to an earlier attempt of the same flow run, and says nothing about this one.
     """
-    here = socket.gethostname()
+    local = socket.gethostname()
     log = read_run(home / "runs" / str(run.id))
-    logged_here = log.handle.get("host") == here
+    logged_here = log.handle.get("host") == local
     host = worker_host(run) or log.handle.get("host")
-    if host not in (None, here):
+    if host not in (None, local):
         return Sighting("elsewhere", f"it ran on {host}")
     if logged_here and process.alive(log.handle):
         return Sighting("alive")
     opened = log.last("opened")
     if logged_here and opened and opened["time"] >= began():
-        return Sighting("gone", f"its process {log.handle['pid']} on {here} is gone{_last_sign(log)}", log)
+        return Sighting("gone", f"its process {log.handle['pid']} on {local} is gone{_last_sign(log)}", log)
     if run.infrastructure_pid and _works_on(run.infrastructure_pid, run):
         return Sighting("alive")
     if host is None and not (run.state and run.state.is_pending()):
         return Sighting("elsewhere", "nobody knows where it ran")
     if run.infrastructure_pid:
-        return Sighting("unclear", f"its process {run.infrastructure_pid} on {here} is gone")
+        return Sighting("unclear", f"its process {run.infrastructure_pid} on {local} is gone")
     return Sighting("unclear", "the worker died before it started a process")
 
 
@@ -191,7 +191,15 @@ class DeadRuns:
 
     def tick(self, client: SyncPrefectClient, now: float) -> None:
         """Look once. A death is acted on at the second look that sees it, two seconds or more after the first."""
-        since = self._since(now)
+        # The time from which on ends are looked at: an hour ago, and the time before this watch when nobody looked is
+        # none.
+        if not self._began:
+            last = float((process.read_json(self._looked) or {}).get("time", now))
+            self._began, self._unwatched = now, max(0.0, now - last)
+        if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
+            self._noted = now
+            process.write_json(self._looked, {"time": now})
+        since = now - RESUME_SECONDS - (self._unwatched if now - self._began < RESUME_SECONDS else 0.0)
         suspects: dict[UUID, float] = {}
         for run in flow_runs(client, *AT_WORK, StateType.PAUSED):
             seen = self._dead(client, run, now)
@@ -274,16 +282,6 @@ class DeadRuns:
             and abs(now - run.state.timestamp.timestamp()) >= CONFIRM_SECONDS
         ]
 
-    def _since(self, now: float) -> float:
-        """The time from which on ends are looked at: an hour ago, and the time before this watch when nobody looked is none."""
-        if not self._began:
-            last = float((process.read_json(self._looked) or {}).get("time", now))
-            self._began, self._unwatched = now, max(0.0, now - last)
-        if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
-            self._noted = now
-            process.write_json(self._looked, {"time": now})
-        return now - RESUME_SECONDS - (self._unwatched if now - self._began < RESUME_SECONDS else 0.0)
-
     def _resume(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
         """Queue a crashed run of a deployment again, as the same flow run, unless that was done often enough."""
         if not _ours(run) or run.state_id is None or run.state_id in self._settled:
@@ -323,17 +321,17 @@ class DeadRuns:
         state = run.state
         when = state.state_details.scheduled_time if state else None
         put_off = when is not None and when.timestamp() > now and (state.message or "").startswith(STOPPED)
-        here = (self.home / "runs" / str(run.id)).exists()
-        if here and put_off and run.state_id is not None and claim(client, run.id, run.state_id, now):
+        is_local = (self.home / "runs" / str(run.id)).exists()
+        if is_local and put_off and run.state_id is not None and claim(client, run.id, run.state_id, now):
             _set(client, run, AwaitingRetry(message=state.message))
 
     def _resumes(self, client: SyncPrefectClient, run: FlowRun) -> int:
         return sum(1 for state in history(client, run.id) if (state.message or "").startswith(RESUMED))
 
-    def _safely(self, act: Any, client: SyncPrefectClient, run: FlowRun, *told: Any) -> None:
+    def _safely(self, act: Any, client: SyncPrefectClient, run: FlowRun, *payload: Any) -> None:
         """One run that the server refuses to change, or that somebody deleted, does not keep the others from being looked at."""
         try:
-            act(client, run, *told)
+            act(client, run, *payload)
         except (httpx.HTTPStatusError, ObjectNotFound) as error:
             logging.warning("flow run %s: %s", run.id, error)
 

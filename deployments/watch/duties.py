@@ -225,23 +225,23 @@ class Periods:
             return
         self._last = now
         stale = self._stale(now)
-        said = process.read_json(self._path) or {}
+        output = process.read_json(self._path) or {}
         for champion, (looked, periods) in stale.items():
             identity = f"{champion}#{looked:.0f}.{periods}"
-            if said.get(champion) != identity:
+            if output.get(champion) != identity:
                 Ledger(self.home).receive(_event(champion, identity, looked=looked, now=now))
         after = {champion: f"{champion}#{looked:.0f}.{periods}" for champion, (looked, periods) in stale.items()}
-        if after != said:
+        if after != output:
             process.write_json(self._path, after)
 
     def _stale(self, now: float) -> dict[str, tuple[float, int]]:
         """When each stale champion was last looked at, and how many whole periods have passed."""
-        store, found = open_store(self.home), {}
+        store, result = open_store(self.home), {}
         for model in champions(store):
             champion, looked = read_ref(store, f"{model}/champion"), last_looked_at(store, model)
             if champion and looked is not None and now - looked >= self.period:
-                found[champion] = (looked, int((now - looked) // self.period))
-        return found
+                result[champion] = (looked, int((now - looked) // self.period))
+        return result
 
 
 def _event(champion: str, identity: str, *, looked: float, now: float) -> Event:
@@ -288,23 +288,20 @@ class Integrity:
         models = watched(self.home, store)
         for model in models:
             try:
-                self._look_at(store, model)
+                result = findings(self.home, store, model)
+                if result:  # reading takes long: it may be mended by now
+                    result = findings(self.home, store, model)
+                stopped = act_on(self.home, store, model, result, source=SOURCE)
+                if any(not one.untrusted for one in result):
+                    logging.warning("%s is not what was signed: %s", model, told(result))
+                for endpoint in stopped:
+                    logging.warning("endpoint/%s was stopped", endpoint)
             except AWAY as error:
                 failed.append(error)
         for model in standing(self.home).keys() - watched(self.home, store):
             forget(self.home, model)
         if failed:
             raise failed[0]
-
-    def _look_at(self, store: Store, model: str) -> None:
-        found = findings(self.home, store, model)
-        if found:  # reading takes long: it may be mended by now
-            found = findings(self.home, store, model)
-        stopped = act_on(self.home, store, model, found, source=SOURCE)
-        if any(not one.untrusted for one in found):
-            logging.warning("%s is not what was signed: %s", model, told(found))
-        for endpoint in stopped:
-            logging.warning("endpoint/%s was stopped", endpoint)
 
 
 def watched(home: Path, store: Store) -> set[str]:

@@ -33,13 +33,20 @@ def claim(client: SyncPrefectClient, run: UUID, state: UUID, now: float) -> bool
     if claims and abs(now - _time(claims[newest])) < STALE_SECONDS:
         return False
     mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": now})
-    return _create(client, run, f"{first}-{newest + 1}" if claims else first, mine)
+    key = f"{first}-{newest + 1}" if claims else first
+    try:
+        client.create_flow_run_input(run, key, mine)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.CONFLICT:
+            return False
+        raise
+    return True
 
 
 def _generation(key: str, first: str) -> int | None:
     """0 for the first claim to a state, whose key has no number; None for what no watch wrote."""
-    found = re.fullmatch(r"(?:-(\d{1,9}))?", key.removeprefix(first))
-    return int(found[1] or 0) if found else None
+    match = re.fullmatch(r"(?:-(\d{1,9}))?", key.removeprefix(first))
+    return int(match[1] or 0) if match else None
 
 
 def _time(made: FlowRunInput) -> float:
@@ -48,13 +55,3 @@ def _time(made: FlowRunInput) -> float:
         return float(made.decoded_value["time"])
     except (ValueError, TypeError, KeyError, OverflowError):
         return 0.0
-
-
-def _create(client: SyncPrefectClient, run: UUID, key: str, value: str) -> bool:
-    try:
-        client.create_flow_run_input(run, key, value)
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.CONFLICT:
-            return False
-        raise
-    return True

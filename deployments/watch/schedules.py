@@ -142,27 +142,27 @@ class Schedules:
 
     def _waiting(self, client: SyncPrefectClient) -> list[Waiting]:
         """Runs of our schedules that were never started."""
-        found, self._slugs = [], {}
+        result, self._slugs = [], {}
         for run in flow_runs(client, StateType.SCHEDULED, by_schedule=True):
             slug = self._slug(client, run)
             if slug is None or run.run_count or run.state is None:
                 continue
             if untried(run.state):
                 when = run.state.state_details.scheduled_time or run.expected_start_time
-                found.append(Waiting(run, slug, when.timestamp(), None))
+                result.append(Waiting(run, slug, when.timestamp(), None))
             else:
                 due, tried = self._tries.get(run.id) or self._first_try(client, run)
-                found.append(Waiting(run, slug, due, tried))
-        self._tries = {one.run.id: (one.due, one.tried) for one in found if one.tried is not None}
-        return found
+                result.append(Waiting(run, slug, due, tried))
+        self._tries = {one.run.id: (one.due, one.tried) for one in result if one.tried is not None}
+        return result
 
     def _slug(self, client: SyncPrefectClient, run: FlowRun) -> str | None:
         """Name of the schedule of ours that made the run; None for another one's, or one of former settings."""
         if run.deployment_id is None or run.created_by is None or run.created_by.id is None:
             return None
         if run.deployment_id not in self._slugs:
-            there = client.read_deployment_schedules(run.deployment_id)
-            self._slugs[run.deployment_id] = {schedule.id: schedule.slug for schedule in there}
+            existing = client.read_deployment_schedules(run.deployment_id)
+            self._slugs[run.deployment_id] = {schedule.id: schedule.slug for schedule in existing}
         slug = self._slugs[run.deployment_id].get(run.created_by.id)
         return slug if slug in self.schedules else None
 

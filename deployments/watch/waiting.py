@@ -49,12 +49,20 @@ class Waiting:
         unwatched = now - self._looked if self._looked else 0.0
         if unwatched > UNWATCHED_SECONDS:
             for folder in suspended(self.home):
-                _give_more_time(folder, unwatched)
+                # Nobody reminded of the question for so long, or could be sure to reach the platform.
+                with suppress(ValidationError):
+                    question = Question.model_validate(read_question(folder))
+                    later = {"asked": question.asked + unwatched, "expires": question.expires + unwatched}
+                    write_question(folder, question.model_copy(update=later).model_dump())
             self._note(now)
         for folder in suspended(self.home):
             state = _state(client, UUID(folder.name))
             if _over(state, now):
-                self._ended(client, folder, state)
+                # Write down what nobody else can any more, and forget the question.
+                if read_run(folder).status == "waiting":
+                    how = f"ended the flow run ({state.name})" if state else "deleted the flow run"
+                    note_cancelled(folder, f"somebody {how} in Prefect while it waited for an approval")
+                withdraw(client, self.home, UUID(folder.name))
             elif state is not None and state.is_paused() and state.state_details.pause_reschedule:
                 self._look(client, folder, state, now)
         self._looked = now
@@ -77,28 +85,13 @@ class Waiting:
                 client, folder, state, now, f"Nobody answered until {at(question.expires)}: it goes on to its end"
             )
         elif now >= question.reminded + question.remind_seconds:
-            told = {"id": str(uuid4()), "occurred": datetime.fromtimestamp(now, UTC).isoformat(), "related": []}
-            client.request("POST", "/events", json=[{**told, **question.reminder()}]).raise_for_status()
+            payload = {"id": str(uuid4()), "occurred": datetime.fromtimestamp(now, UTC).isoformat(), "related": []}
+            client.request("POST", "/events", json=[{**payload, **question.reminder()}]).raise_for_status()
             write_question(folder, question.model_copy(update={"reminded": now}).model_dump())
 
-    def _put_back(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, said: str) -> None:
+    def _put_back(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, text: str) -> None:
         if state.id and claim(client, UUID(folder.name), state.id, now):
-            client.set_flow_run_state(UUID(folder.name), AwaitingRetry(message=said))
-
-    def _ended(self, client: SyncPrefectClient, folder: Path, state: State[Any] | None) -> None:
-        """Write down what nobody else can any more, and forget the question."""
-        if read_run(folder).status == "waiting":
-            how = f"ended the flow run ({state.name})" if state else "deleted the flow run"
-            note_cancelled(folder, f"somebody {how} in Prefect while it waited for an approval")
-        withdraw(client, self.home, UUID(folder.name))
-
-
-def _give_more_time(folder: Path, seconds: float) -> None:
-    """Nobody reminded of the question for so long, or could be sure to reach the platform."""
-    with suppress(ValidationError):
-        question = Question.model_validate(read_question(folder))
-        later = {"asked": question.asked + seconds, "expires": question.expires + seconds}
-        write_question(folder, question.model_copy(update=later).model_dump())
+            client.set_flow_run_state(UUID(folder.name), AwaitingRetry(message=text))
 
 
 def _over(state: State[Any] | None, now: float) -> bool:

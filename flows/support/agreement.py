@@ -104,12 +104,12 @@ def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:
     if not noted.get("ref"):
         return "No revalidation looked at this data."
     try:
-        folder, told = evidence_of(run.store, noted["ref"])
+        folder, payload = evidence_of(run.store, noted["ref"])
     except HeadwayError as error:
         return f"Its revalidation cannot be read: {error}"
     where = [f"The whole evidence, with figures: `{folder / PAGE}`."]
     where += [f"[The flow run that found it]({noted['flow_run']})."] if noted.get("flow_run") else []
-    return "\n\n".join((evidence_markdown(told), " ".join(where)))
+    return "\n\n".join((evidence_markdown(payload), " ".join(where)))
 
 
 def _settings(config: RetrainConfig) -> str:

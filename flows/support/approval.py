@@ -177,8 +177,8 @@ def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
     """Have the run know that it was approved, and MLflow who did and why; of two approvals in one run, both."""
     run.approved[given.place] = asked, given
     tags = run.results.setdefault("tags", {})
-    for name, said in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
-        tags[name] = "; ".join(part for part in (tags.get(name), said) if part)
+    for name, value in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
+        tags[name] = "; ".join(part for part in (tags.get(name), value) if part)
     return given
 
 
@@ -213,13 +213,15 @@ def _decided(
 
 def _require_may_decide(run: Lifecycle, question: Question, asked: Asked, answer: Form) -> bool:
     """Whether a token proved who answers. Raises Refused, and notes it in the audit log, for who may not."""
-    said = {"what": f"{answer.decision} {question.about}", "reason": answer.reason}
+    output = {"what": f"{answer.decision} {question.about}", "reason": answer.reason}
     policy, token = load_policy(run.home), answer.token.get_secret_value()
     proven = asked.proof(policy)
-    authorise(run.home, asked.right, answer.person, token, exercises=asked.exercises, **said)
+    authorise(run.home, asked.right, answer.person, token, exercises=asked.exercises, **output)
     why = asked.refusal(policy, answer.person, proven=proven) if answer.decision == "approve" else ""
     if why:
-        audit(run.store, "authorise", outcome="refused", right=asked.exercises, claimed=answer.person, why=why, **said)
+        audit(
+            run.store, "authorise", outcome="refused", right=asked.exercises, claimed=answer.person, why=why, **output
+        )
         raise Refused(why)
     return proven
 
@@ -275,8 +277,8 @@ def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) ->
             keep(run.home, run.store, approval)
             return approval
         claimed = "" if proven else answer.person
-        said = {"right": question.right, "what": question.about, "claimed": claimed, "reason": answer.reason}
-        with audited(run.store, "reject", **said):
+        output = {"right": question.right, "what": question.about, "claimed": claimed, "reason": answer.reason}
+        with audited(run.store, "reject", **output):
             run.journal.append(_rejections(question.kind, question.subject), approval.model_dump())
     raise GateFailed(
         f"{answer.person} rejected it: {answer.reason}",
@@ -288,9 +290,9 @@ def _conclude(run: Lifecycle, question: Question, answer: Form, proven: bool) ->
 
 def _rejected_before(run: Lifecycle, kind: str, subject: str) -> str:
     prefix = _rejections(kind, subject)
-    found = [run.journal.get(f"{prefix}/{key.rpartition('/')[2]}") for key in run.journal.list(prefix)]
-    told = [f"- by {_quoted(one.get('person'))}: {_quoted(one.get('reason'))}" for one in found if one]
-    return "\n".join(["Rejected before:", "", *told]) if told else ""
+    results = [run.journal.get(f"{prefix}/{key.rpartition('/')[2]}") for key in run.journal.list(prefix)]
+    entries = [f"- by {_quoted(one.get('person'))}: {_quoted(one.get('reason'))}" for one in results if one]
+    return "\n".join(["Rejected before:", "", *entries]) if entries else ""
 
 
 def _quoted(text: object) -> str:

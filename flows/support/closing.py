@@ -39,9 +39,9 @@ def tell_qualification(run: Lifecycle) -> None:
         return
     if run.run:
         run.need_spool().log_file(run.run, folder / FILE)
-    told = json.loads((folder / "qualification.json").read_text(encoding="utf-8"))
-    what = f"{told['name']}: {told['verdict']['verdict']}"
-    hand_in(new_artifact("markdown", "qualification", qualification_markdown(told), what))
+    payload = json.loads((folder / "qualification.json").read_text(encoding="utf-8"))
+    what = f"{payload['name']}: {payload['verdict']['verdict']}"
+    hand_in(new_artifact("markdown", "qualification", qualification_markdown(payload), what))
 
 
 def folder_of(store: Store, ref: str) -> Path | None:
@@ -71,8 +71,8 @@ def close(run: Lifecycle) -> None:
     tell_qualification(run)
     tell_comparison(run)
     page = run_page(run.home, run.need_spool().folder, run.run) if run.run else None
-    told = messages.report(run, html=str(path), mlflow=page)
-    hand_in(new_artifact("markdown", "report", told, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
+    payload = messages.report(run, html=str(path), mlflow=page)
+    hand_in(new_artifact("markdown", "report", payload, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
     stopped = run.error is not None and interrupted(run.error)
     flush(patience=0.0 if stopped else PATIENCE_SECONDS)
 

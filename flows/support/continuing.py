@@ -128,7 +128,7 @@ def start_of(
     differences = _differences(seen, ours)
     _require_same_tokenizer(run.store, seen, tokens)
     _require(differences, seen, ask, config)
-    consumed, said = position(int(seen.manifest["consumed_samples"]), differences)
+    consumed, output = position(int(seen.manifest["consumed_samples"]), differences)
     taking = TakeOver(
         folder=str(seen.root),
         attempt=int(seen.manifest["attempt"]),
@@ -141,7 +141,7 @@ def start_of(
     if dry:
         return start
     _keep(seen, name)
-    _tell(run, seen, ask, differences, said)
+    _tell(run, seen, ask, differences, output)
     text = start.model_dump_json(indent=1).encode()
     _kept(run.home).create(place, text)
     run.store.create(place, text)
@@ -201,13 +201,13 @@ def _look(home: Path, store: Store, name: str) -> _Seen:
             f"--continue-from {name}: {root} is not there. A job that is done has no checkpoints left: start from its result "
             "with --set training.base=checkpoint/NAME. Those of a job on Azure ML or behind a login node are not on this machine"
         )
-    said = json.loads(_origins(job, root))
-    if not said["found"]:
-        why = "; ".join(said["passed_over"]) or "none was committed yet"
+    output = json.loads(_origins(job, root))
+    if not output["found"]:
+        why = "; ".join(output["passed_over"]) or "none was committed yet"
         raise IntegrityError(
             f"{job.id} has no checkpoint to go on from: {why}", remedy="Name another job: `headway jobs --all`."
         )
-    return _Seen(job, root, said["found"], said["sha256"], tuple(said["passed_over"]))
+    return _Seen(job, root, output["found"], output["sha256"], tuple(output["passed_over"]))
 
 
 def _keep(seen: _Seen, name: str) -> None:
@@ -250,8 +250,8 @@ def _data(refs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _differences(seen: _Seen, ours: Mapping[str, Any], *, only: tuple[str, ...] = ()) -> list[Difference]:
-    found = {**seen.manifest["identity"], TOKENS: _data(seen.job.artifacts)}
-    return of_another_run({key: part for key, part in found.items() if not only or key in only}, ours)
+    result = {**seen.manifest["identity"], TOKENS: _data(seen.job.artifacts)}
+    return of_another_run({key: part for key, part in result.items() if not only or key in only}, ours)
 
 
 def _require(differences: list[Difference], seen: _Seen, ask: ContinueFrom, config: RetrainConfig) -> None:
@@ -274,13 +274,13 @@ def _require_same_tokenizer(store: Store, seen: _Seen, tokens: Artifact) -> None
     if parse_ref(theirs)[2] == tokens.version:
         return
     try:
-        there, here = _tokenizer(store, theirs), _tokenizer(store, tokens.ref)
+        remote, local = _tokenizer(store, theirs), _tokenizer(store, tokens.ref)
     except Unknown as error:
         raise ValueError(
             f"cannot go on from {seen}, also not with --force: its {theirs} is not in this store, so nobody can tell whether it "
             "has the same tokenizer"
         ) from error
-    if there != here:
+    if remote != local:
         raise ValueError(
             f"cannot go on from {seen}, also not with --force: {tokens.ref} has another tokenizer than its {theirs}. Preprocess "
             "with that one: --set preprocessing.tokenizer.ref=tokenizer/NAME@VERSION, which `headway lineage` shows of the tokens"

@@ -27,20 +27,22 @@ def with_suites(mixed: tuple[Tokens, ...], files: tuple[Dataset, ...]) -> tuple[
 
 def tell_comparison(run: Lifecycle) -> None:
     """Attach champion against challenger by slice: the picture and its figures in MLflow, the table in Prefect's page."""
-    told = run.results.get("comparison")
-    if not told:
+    payload = run.results.get("comparison")
+    if not payload:
         return
     from tasks.report.evaluation.messages import comparison_markdown
     from tasks.report.evaluation.pictures import draw_comparison  # matplotlib takes a second
 
     spool = run.need_spool()
-    picture = draw_comparison(run.home / "reports" / (run.run or run.flow)[:8], told)
+    picture = draw_comparison(run.home / "reports" / (run.run or run.flow)[:8], payload)
     if run.run:
-        loss = told["rows"][0]["loss"] or {}
+        loss = payload["rows"][0]["loss"] or {}
         figures = {"loss_to_champion": "estimate", "loss_to_champion_low": "low", "loss_to_champion_high": "high"}
         spool.log_metrics(run.run, [(name, loss[key], 0) for name, key in figures.items() if key in loss])
-        spool.log_json(run.run, "comparison.json", told)
+        spool.log_json(run.run, "comparison.json", payload)
         spool.log_file(run.run, picture)
     image = f"data:image/png;base64,{b64encode(picture.read_bytes()).decode()}"
     hand_in(new_artifact("image", "comparison-picture", image, "Champion against challenger by slice"))
-    hand_in(new_artifact("markdown", "comparison", comparison_markdown(told), "Champion against challenger by slice"))
+    hand_in(
+        new_artifact("markdown", "comparison", comparison_markdown(payload), "Champion against challenger by slice")
+    )

@@ -46,13 +46,13 @@ def tokenizer_of_base(store: Store, config: RetrainConfig) -> Tokenizer | None:
     Raises ValueError when another one is configured, Unknown or IntegrityError when nobody knows it.
     """
     for base in base_of(store, config):
-        found, given = _tokenizer(store, _tokenizer_ref(store, base.ref)), tokenizer_given(store, config.preprocessing)
-        if given and given.version != found.version:
+        result, given = _tokenizer(store, _tokenizer_ref(store, base.ref)), tokenizer_given(store, config.preprocessing)
+        if given and given.version != result.version:
             raise ValueError(
                 f"preprocessing.tokenizer.ref {given.ref} is not the tokenizer of {config.training.base}, "
-                f"which is {found.ref}: leave it empty"
+                f"which is {result.ref}: leave it empty"
             )
-        return found
+        return result
     return None
 
 
@@ -124,10 +124,10 @@ def mixed_in(store: Store, dataset: str, config: TrainingConfig, *, heldout_frac
 
     Raises Unknown for one that there is not, ValueError for one that holds out another fraction of its documents.
     """
-    found = [pinned(store, ref, kind="tokens") for ref in others(dataset, config).values()]
-    for manifest in found:
+    results = [pinned(store, ref, kind="tokens") for ref in others(dataset, config).values()]
+    for manifest in results:
         _require_same_split(manifest, dataset, heldout_fraction)
-    return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
+    return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in results)
 
 
 def _require_same_split(manifest: Manifest, dataset: str, fraction: float) -> None:
@@ -188,8 +188,8 @@ def resolve(name: str) -> Dataset:
 def datasets(names: Iterable[str]) -> tuple[Dataset, ...]:
     """The datasets of some references. Raises Unknown."""
     store = current().store
-    found = (pinned(store, name, kind="dataset") for name in names)
-    return tuple(Dataset(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in found)
+    result = (pinned(store, name, kind="dataset") for name in names)
+    return tuple(Dataset(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in result)
 
 
 def accepted_before(dataset: Dataset) -> Validation | None:
@@ -199,8 +199,8 @@ def accepted_before(dataset: Dataset) -> Validation | None:
     for manifest in store.manifests("validation", dataset.name):
         judged = next(iter(manifest.provenance.inputs), "")
         earlier = judged not in ("", dataset.ref) and _created(store, judged) < published
-        if earlier and (found := _accepted(store, manifest)):
-            return found
+        if earlier and (result := _accepted(store, manifest)):
+            return result
     return None
 
 
@@ -216,11 +216,11 @@ def _accepted(store: Store, manifest: Manifest) -> Validation | None:
     """A verdict as it was given, if the gate was open and it holds what drift is measured against."""
     if not any(file.path == "columns.json" for file in manifest.content.files):
         return None
-    told = json.loads((store.fetch(manifest) / "validation.json").read_text(encoding="utf-8"))
-    if not told["passed"]:
+    payload = json.loads((store.fetch(manifest) / "validation.json").read_text(encoding="utf-8"))
+    if not payload["passed"]:
         return None
-    checks = tuple(Check.model_validate(each) for each in told["checks"])
-    subject = find(store, *parse_ref(told["accepted"]))
+    checks = tuple(Check.model_validate(each) for each in payload["checks"])
+    subject = find(store, *parse_ref(payload["accepted"]))
     return Validation(
         name=manifest.provenance.name,
         version=manifest.version,
@@ -263,5 +263,5 @@ def _sentence(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"there is no setting {key}"
-    said = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {said}, not {problem['input']!r}" if key and problem["type"] != "value_error" else said
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {text}, not {problem['input']!r}" if key and problem["type"] != "value_error" else text

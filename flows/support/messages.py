@@ -45,7 +45,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
 
 def reasons(run: Lifecycle, model: Model, scores: Evaluation, serving: DeploymentConfig) -> str:
     """What speaks for a new model: its scores beside the champion's, its checks, what it was made from, and how it is served."""
-    told = flat("deployment", serving.model_dump(mode="json", exclude_defaults=True))
+    payload = flat("deployment", serving.model_dump(mode="json", exclude_defaults=True))
     wanted = [name for name in SHOWN["evaluate"] if name in scores.metrics]
     checks = [
         ["passed" if check["passed"] else "**failed**", check["name"], number(check["measured"]), check["limit"]]
@@ -57,7 +57,9 @@ def reasons(run: Lifecycle, model: Model, scores: Evaluation, serving: Deploymen
         table(["score", "value"], [[name, number(scores.metrics[name])] for name in wanted]),
         table(["", "check", "measured", "limit"], checks) if checks else "",
         f"Made from `{short(run.results['dataset'])}`, settings `{run.config_digest[:12]}`; model `{short(model.ref)}`.",
-        table(["how it is served, beside the defaults", ""], [[name, number(value)] for name, value in told.items()]),
+        table(
+            ["how it is served, beside the defaults", ""], [[name, number(value)] for name, value in payload.items()]
+        ),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -102,10 +104,10 @@ def _champion(run: Lifecycle) -> str:
 
 def _revalidation(run: Lifecycle) -> str:
     """The verdict on a champion, why, and the parts that it rests on."""
-    told = run.results.get("revalidation")
-    return f"{run.results['evidence']}\n\nThe evidence, with figures: `{told['evidence']}`." if told else ""
+    payload = run.results.get("revalidation")
+    return f"{run.results['evidence']}\n\nThe evidence, with figures: `{payload['evidence']}`." if payload else ""
 
 
 def _samples(samples: list[dict[str, str]]) -> str:
-    said = [f"```\n{each['prompt']}{each['completion']}\n```" for each in samples]
-    return "\n\n".join(["What it says:", *said]) if said else ""
+    messages = [f"```\n{each['prompt']}{each['completion']}\n```" for each in samples]
+    return "\n\n".join(["What it says:", *messages]) if messages else ""

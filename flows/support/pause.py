@@ -71,7 +71,25 @@ class Pause:
         Raises Cancelled; NeverAnswered after `expires`; tasks.common.errors.Suspended where the run is to wait without a process.
         """
         try:
-            return self._turn(text, expires)
+            state = self._state()
+            if state is None:
+                raise Cancelled("somebody deleted the flow run in Prefect while it waited for an approval")
+            if state.is_cancelling() or state.is_cancelled():
+                raise Cancelled("the flow run was cancelled while it waited for an approval")
+            if state.is_final():
+                raise NeverAnswered(state.message or state.name)
+            if state.is_paused():
+                return None
+            answer = self._take()
+            if answer is not None:
+                return answer
+            if time.time() >= expires:
+                raise NeverAnswered("nobody answered in time")
+            if self._suspends:
+                raise Waits(partial(self._suspend, text))
+            until = datetime.fromtimestamp(expires + MARGIN_SECONDS, UTC)
+            self._show(text, Paused(pause_expiration_time=until))
+            return None
         except Away:
             return None
 
@@ -84,27 +102,6 @@ class Pause:
                 if away.refused:
                     return None
                 time.sleep(AWAY_SECONDS)
-
-    def _turn(self, text: str, expires: float) -> Form | None:
-        state = self._state()
-        if state is None:
-            raise Cancelled("somebody deleted the flow run in Prefect while it waited for an approval")
-        if state.is_cancelling() or state.is_cancelled():
-            raise Cancelled("the flow run was cancelled while it waited for an approval")
-        if state.is_final():
-            raise NeverAnswered(state.message or state.name)
-        if state.is_paused():
-            return None
-        answer = self._take()
-        if answer is not None:
-            return answer
-        if time.time() >= expires:
-            raise NeverAnswered("nobody answered in time")
-        if self._suspends:
-            raise Waits(partial(self._suspend, text))
-        until = datetime.fromtimestamp(expires + MARGIN_SECONDS, UTC)
-        self._show(text, Paused(pause_expiration_time=until))
-        return None
 
     def _suspend(self, text: str) -> NoReturn:
         """Show the form, and end the process: the watch ends the time to answer. Raises Prefect's Pause, or Cancelled."""
@@ -125,10 +122,10 @@ class Pause:
 
         def read(client: Any) -> State[Any] | None:
             try:
-                found: State[Any] = client.read_flow_run(self.flow_run).state
+                result: State[Any] = client.read_flow_run(self.flow_run).state
             except ObjectNotFound:
                 return None
-            return found
+            return result
 
         return ask(read)
 
@@ -138,8 +135,8 @@ class Pause:
         keys = keyset_from_base_key(f"paused-{self._name}-{number}")
         schema = Form.model_json_schema()
         schema["properties"]["question"] |= {"enum": [self._key], "default": self._key}
-        told = {keys["schema"]: schema, keys["description"]: text}
-        for key, value in told.items():
+        payload = {keys["schema"]: schema, keys["description"]: text}
+        for key, value in payload.items():
             self._write(key, value)
         state.state_details.pause_key, state.state_details.run_input_keyset = f"{self._name}-{number}", keys
         return ask(lambda client: client.set_flow_run_state(self.flow_run, state))
@@ -149,13 +146,13 @@ class Pause:
 
         A rejection goes before any other: whoever has Prefect's login can add answers, and must not hide it behind one.
         """
-        found = self._inputs("-response")
-        if not found:
+        result = self._inputs("-response")
+        if not result:
             return None
-        hand_in(*(_deletion(self.flow_run, one.key) for one in found))
+        hand_in(*(_deletion(self.flow_run, one.key) for one in result))
         empty_write_ahead_log(self.home / "prefect" / "prefect.db")
         answers: list[Form] = []
-        for one in sorted(found, key=lambda one: int(one.key.split("-")[-2])):
+        for one in sorted(result, key=lambda one: int(one.key.split("-")[-2])):
             with suppress(ValueError):  # an answer to another version of the form, or no answer at all
                 answers.append(Form.model_validate(one.decoded_value))
         mine = [answer for answer in answers if answer.question == self._key]
@@ -188,8 +185,8 @@ def _deletion(flow_run: UUID, key: str) -> Request:
 
 
 def _inputs(client: Any, flow_run: UUID, prefix: str, suffix: str) -> list[Any]:
-    found = client.filter_flow_run_input(flow_run, key_prefix=prefix, limit=200, exclude_keys=set())
-    return [one for one in found if re.fullmatch(rf".*-\d{{1,9}}{suffix}", one.key)]
+    result = client.filter_flow_run_input(flow_run, key_prefix=prefix, limit=200, exclude_keys=set())
+    return [one for one in result if re.fullmatch(rf".*-\d{{1,9}}{suffix}", one.key)]
 
 
 def empty_write_ahead_log(path: Path) -> None:

@@ -83,14 +83,14 @@ def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
     """The job of a stage. Raises ValueError for a stage that has none."""
     if stage not in PROGRAMS:
         raise ValueError(f"{stage!r} is no stage that runs a job; those are {', '.join(PROGRAMS)}")
-    found = _dry(stage, dataset, config)
-    program: Program = PROGRAMS[stage](found, config)
-    key = found.outcomes[stage].key
+    result = _dry(stage, dataset, config)
+    program: Program = PROGRAMS[stage](result, config)
+    key = result.outcomes[stage].key
     if not key:
-        found.pending.append("token: the stage's key is known when its inputs are")
+        result.pending.append("token: the stage's key is known when its inputs are")
     folders = {name: _folder(artifact) for name, artifact in program.inputs.items()}
     job = job_of(stage, key or NOT_YET, program, on=on_which(stage, config), folders=folders)
-    return Planned(job, tuple(found.pending))
+    return Planned(job, tuple(result.pending))
 
 
 def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
@@ -114,43 +114,43 @@ def _folder(artifact: Artifact) -> str:
     return f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
 
 
-def _of_validate(found: _Found, config: RetrainConfig) -> Program:
-    benchmarks = tuple(found.named(Dataset, ref) for ref in config.validation.benchmarks)
-    dataset, on = found.named(Dataset, found.dataset), unqualified(config.cluster)
+def _of_validate(result: _Found, config: RetrainConfig) -> Program:
+    benchmarks = tuple(result.named(Dataset, ref) for ref in config.validation.benchmarks)
+    dataset, on = result.named(Dataset, result.dataset), unqualified(config.cluster)
     return validate.program(dataset, config.validation, config.preprocessing.heldout_fraction, benchmarks, on=on)
 
 
-def _of_preprocess(found: _Found, config: RetrainConfig) -> Program:
+def _of_preprocess(result: _Found, config: RetrainConfig) -> Program:
     return preprocess.program(
-        found.accepted(), config.preprocessing, _tokenizer(found, config), on=unqualified(config.cluster)
+        result.accepted(), config.preprocessing, _tokenizer(result, config), on=unqualified(config.cluster)
     )
 
 
-def _tokenizer(found: _Found, config: RetrainConfig) -> Tokenizer | None:
+def _tokenizer(result: _Found, config: RetrainConfig) -> Tokenizer | None:
     """The base model's, or the one that is configured, or a placeholder; None: one is trained."""
     ref = config.preprocessing.tokenizer.ref
     if not config.training.base:
-        return found.named(Tokenizer, ref) if ref else None
+        return result.named(Tokenizer, ref) if ref else None
     try:
-        return tokenizer_of_base(found.store, config)
+        return tokenizer_of_base(result.store, config)
     except Unknown:
         _, name, _ = parse_ref(config.training.base, kind="checkpoint")
-        return found.missing(Tokenizer, name, "the base model is not published")
+        return result.missing(Tokenizer, name, "the base model is not published")
 
 
-def _of_benchmark(found: _Found, config: RetrainConfig) -> Program:
+def _of_benchmark(result: _Found, config: RetrainConfig) -> Program:
     return benchmark.program(config.cluster, config.benchmark, config.training)
 
 
-def _of_train(found: _Found, config: RetrainConfig) -> Program:
-    plan = found.outcomes["plan"]
-    record = records.load(found.store, "plan", plan.key) if plan.outputs and plan.key else None
+def _of_train(result: _Found, config: RetrainConfig) -> Program:
+    plan = result.outcomes["plan"]
+    record = records.load(result.store, "plan", plan.key) if plan.outputs and plan.key else None
     limits = config.planning.checkpoint
     every = record.value["checkpoint_every_steps"] if record else limits.every_steps
     if every is None:
-        found.pending.append("settings.checkpoint_every_steps: plan chooses it")
-    base = found.named(Checkpoint, config.training.base) if config.training.base else None
-    mixed = _mixed(found, config)
+        result.pending.append("settings.checkpoint_every_steps: plan chooses it")
+    base = result.named(Checkpoint, config.training.base) if config.training.base else None
+    mixed = _mixed(result, config)
     failures = (
         record.value["seconds_between_failures"]
         if record
@@ -163,34 +163,34 @@ def _of_train(found: _Found, config: RetrainConfig) -> Program:
         seconds_between_failures=failures,
         planned_step_seconds=record.value["seconds"] / record.value["steps"] if record else None,
     )
-    return train.program(_tokens(found), config.training, config.execution, base, mixed, limits=saving)
+    return train.program(_tokens(result), config.training, config.execution, base, mixed, limits=saving)
 
 
-def _of_evaluate(found: _Found, config: RetrainConfig) -> Program:
-    checkpoint, tokens = _checkpoint(found, config), _tokens(found)
+def _of_evaluate(result: _Found, config: RetrainConfig) -> Program:
+    checkpoint, tokens = _checkpoint(result, config), _tokens(result)
     length, on = config.training.sequence_length, unqualified(config.cluster)
     if config.training.base:
-        found.pending.append("settings.sequence_length: the base model's own context, where it is longer")
-    files = tuple(found.named(Dataset, ref) for ref in config.evaluation.files)
+        result.pending.append("settings.sequence_length: the base model's own context, where it is longer")
+    files = tuple(result.named(Dataset, ref) for ref in config.evaluation.files)
     return evaluate.program(
-        checkpoint, tokens, config.evaluation, _mixed(found, config), files, sequence_length=length, on=on
+        checkpoint, tokens, config.evaluation, _mixed(result, config), files, sequence_length=length, on=on
     )
 
 
-def _of_export(found: _Found, config: RetrainConfig) -> Program:
-    return export.program(_checkpoint(found, config), _tokens(found), config.export, on=unqualified(config.cluster))
+def _of_export(result: _Found, config: RetrainConfig) -> Program:
+    return export.program(_checkpoint(result, config), _tokens(result), config.export, on=unqualified(config.cluster))
 
 
-def _mixed(found: _Found, config: RetrainConfig) -> tuple[Tokens, ...]:
-    return tuple(found.named(Tokens, ref) for ref in others(found.dataset, config.training).values())
+def _mixed(result: _Found, config: RetrainConfig) -> tuple[Tokens, ...]:
+    return tuple(result.named(Tokens, ref) for ref in others(result.dataset, config.training).values())
 
 
-def _tokens(found: _Found) -> Tokens:
-    return found.artifact(Tokens, parse_ref(found.dataset, kind="dataset")[1], made_by="preprocess")
+def _tokens(result: _Found) -> Tokens:
+    return result.artifact(Tokens, parse_ref(result.dataset, kind="dataset")[1], made_by="preprocess")
 
 
-def _checkpoint(found: _Found, config: RetrainConfig) -> Checkpoint:
-    return found.artifact(Checkpoint, config.training.model, made_by="train")
+def _checkpoint(result: _Found, config: RetrainConfig) -> Checkpoint:
+    return result.artifact(Checkpoint, config.training.model, made_by="train")
 
 
 PROGRAMS: dict[str, Any] = {

@@ -61,7 +61,7 @@ ASK_EVERY_SECONDS = 3.0
 STOPPED = "Stopped by `headway down`"
 """How the message of every state begins that a planned stop gave a flow run."""
 TRIES = 3
-"""How often a run that is stopped tells Prefect's server so, which answers within five seconds or, on a busy machine, does not."""
+"""Attempts of a run that is stopped to tell Prefect's server, which may take longer than a request waits on a busy machine."""
 LATER = timedelta(seconds=90)
 """The worker, which `headway down` stops after the flow runs, does not take them up again before that."""
 _last_asked = 0.0
@@ -165,12 +165,12 @@ def _leave_for_later(error: BaseException) -> None:
         return
 
 
-def _keep_interrupt(told: Callable[[Any], object], unraisable: Any) -> None:
+def _keep_interrupt(report: Callable[[Any], object], unraisable: Any) -> None:
     """A hook of Python's for errors that nobody can catch; `cancelled` raises those that ask the flow to end."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _lost.append(unraisable.exc_value)
     else:
-        told(unraisable)
+        report(unraisable)
 
 
 def _automatic(cause: str) -> str:

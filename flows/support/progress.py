@@ -38,12 +38,12 @@ class PrefectProgress(Unobserved):
             return
         self._percent = min(100.0 * done / total, 100.0) if total else self._percent
         left = "" if seconds_left is None else f"about {seconds_left:.0f} s left"
-        said = ", ".join(part for part in (stage, text, left) if part)
+        message = ", ".join(part for part in (stage, text, left) if part)
         try:
             if self._artifact is None:
-                self._artifact = ask(new_artifact("progress", f"progress-{stage}", self._percent, said)).id
+                self._artifact = ask(new_artifact("progress", f"progress-{stage}", self._percent, message)).id
             else:
-                ask(_moved(self._artifact, self._percent, said))
+                ask(_moved(self._artifact, self._percent, message))
         except Away:
             pass  # the next move tells more than this one
         self._told = time.monotonic()
@@ -58,13 +58,13 @@ class PrefectProgress(Unobserved):
         if self._artifact is None:
             return
         whole = outcome.status in ("ran", "reused")
-        said = f"{outcome.name}: {outcome.status.replace('_', ' ')}, {outcome.seconds:.0f} s"
-        hand_in(_moved(self._artifact, 100.0 if whole else self._percent, said))
+        text = f"{outcome.name}: {outcome.status.replace('_', ' ')}, {outcome.seconds:.0f} s"
+        hand_in(_moved(self._artifact, 100.0 if whole else self._percent, text))
         self._artifact = None
 
 
-def _moved(artifact: Any, percent: float, said: str) -> Request:
+def _moved(artifact: Any, percent: float, text: str) -> Request:
     from prefect.client.schemas.actions import ArtifactUpdate
 
-    wanted = ArtifactUpdate(data=percent, description=redact(said))
+    wanted = ArtifactUpdate(data=percent, description=redact(text))
     return lambda client: client.update_artifact(artifact, wanted)

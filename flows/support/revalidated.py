@@ -27,28 +27,31 @@ def concluded(
     run: Lifecycle, result: Revalidation, *, scores: Evaluation | None = None, promoted: Evaluation | None = None
 ) -> None:
     """Tell everybody who must know of a verdict."""
-    folder, told = evidence_of(run.store, result.ref)
+    folder, payload = evidence_of(run.store, result.ref)
     kept = {
         "ref": result.ref,
-        "champion": told["model"],
-        "verdict": told["verdict"],
-        "why": told["why"],
-        "parts": [{key: part[key] for key in ("name", "status", "said")} for part in told["parts"]],
-        "window": told["window"],
-        "acts": told["acts"],
-        "passed": told["verdict"] == "valid",
+        "champion": payload["model"],
+        "verdict": payload["verdict"],
+        "why": payload["why"],
+        "parts": [{key: part[key] for key in ("name", "status", "said")} for part in payload["parts"]],
+        "window": payload["window"],
+        "acts": payload["acts"],
+        "passed": payload["verdict"] == "valid",
         "evaluation": scores.ref if scores else None,
         "bits_per_byte": scores.metrics["bits_per_byte"] if scores else None,
         "bits_per_byte_at_promotion": promoted.metrics["bits_per_byte"] if promoted else None,
     }
-    answers = (told["service"] or {}).get("requests", 0)
+    answers = (payload["service"] or {}).get("requests", 0)
     run.results["revalidation"] = {**kept, "evidence": str(folder / PAGE)}
-    run.results["evidence"] = evidence_markdown(told)
-    run.results.setdefault("tags", {})["headway.verdict"] = told["verdict"]
-    _attach(run, folder)
-    say(run.home, told, result.ref)
-    noted = {**kept, "dataset": told["dataset"], "flow_run": (run.flow_run or {}).get("url"), "answers": answers}
-    noted["documents"] = told["documents"]
+    run.results["evidence"] = evidence_markdown(payload)
+    run.results.setdefault("tags", {})["headway.verdict"] = payload["verdict"]
+    # The page and its pictures, to the run in MLflow.
+    if run.run:
+        for path in (folder / PAGE, *sorted(folder.glob("*.png"))):
+            run.need_spool().log_file(run.run, path)
+    say(run.home, payload, result.ref)
+    noted = {**kept, "dataset": payload["dataset"], "flow_run": (run.flow_run or {}).get("url"), "answers": answers}
+    noted["documents"] = payload["documents"]
     note_revalidation(run.journal, result.name, noted)
 
 
@@ -58,11 +61,18 @@ def evidence_of(store: Store, revalidation: str) -> tuple[Path, dict[str, Any]]:
     return folder, json.loads((folder / FILE).read_text(encoding="utf-8"))
 
 
-def say(home: Path, told: dict[str, Any], ref: str) -> None:
+def say(home: Path, payload: dict[str, Any], ref: str) -> None:
     """`model.revalidated` always; `model.degraded` when it was found in as many windows as were asked for."""
-    names: tuple[EventName, ...] = ("model.revalidated", "model.degraded") if told["acts"] else ("model.revalidated",)
-    data = {"revalidation": ref, "verdict": told["verdict"], "dataset": told["dataset"], "model": told["model"]}
-    subject, now = told["model"].partition("@")[0], time.time()
+    names: tuple[EventName, ...] = (
+        ("model.revalidated", "model.degraded") if payload["acts"] else ("model.revalidated",)
+    )
+    data = {
+        "revalidation": ref,
+        "verdict": payload["verdict"],
+        "dataset": payload["dataset"],
+        "model": payload["model"],
+    }
+    subject, now = payload["model"].partition("@")[0], time.time()
     events = [
         Event(
             name=name,
@@ -77,10 +87,3 @@ def say(home: Path, told: dict[str, Any], ref: str) -> None:
         for name in names
     ]
     Ledger(home).receive_all(events)
-
-
-def _attach(run: Lifecycle, folder: Path) -> None:
-    """The page and its pictures, to the run in MLflow."""
-    if run.run:
-        for path in (folder / PAGE, *sorted(folder.glob("*.png"))):
-            run.need_spool().log_file(run.run, path)

@@ -94,8 +94,8 @@ def transport(address: str, token: Any) -> dict[str, Any]:
             request.context.options["enforce_https"] = False
             super().on_request(request)
 
-    here = urlsplit(address).hostname in ("127.0.0.1", "localhost")
-    policy = OnLoopback if here else BearerTokenCredentialPolicy
+    on_loopback = urlsplit(address).hostname in ("127.0.0.1", "localhost")
+    policy = OnLoopback if on_loopback else BearerTokenCredentialPolicy
     waits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
     return {"authentication_policy": policy(token, SCOPE), **PATIENCE, **waits}
 
@@ -110,36 +110,36 @@ def explain(error: AzureError, config: Where, *, what: str = "job") -> HeadwayEr
     from azure.core.exceptions import ClientAuthenticationError
 
     where = f"the Azure ML workspace {config.workspace}"
-    status, said = getattr(error, "status_code", None), _first_lines(error)
+    status, output = getattr(error, "status_code", None), _first_lines(error)
     if isinstance(error, ClientAuthenticationError) or status == 401:
-        return Missing(f"{where} does not know who we are, or no longer: {said}", remedy=LOGIN)
+        return Missing(f"{where} does not know who we are, or no longer: {output}", remedy=LOGIN)
     if status == 403:
         return Missing(
-            f"{where} does not let us do this: {said}",
+            f"{where} does not let us do this: {output}",
             remedy="Give this identity the role AzureML Data Scientist on the workspace, or log in as another: az login.",
         )
     if status == 404:
         return ValueError(
-            f"{where} is not there ({said}): look at azureml.subscription_id ({config.subscription_id}), "
+            f"{where} is not there ({output}): look at azureml.subscription_id ({config.subscription_id}), "
             f"azureml.resource_group ({config.resource_group}) and azureml.workspace"
         )
     if status in (400, 409, 422):
-        return _refused(f"{where} refused the {what}", f"{code_of(error)} {said}".strip())
+        return _refused(f"{where} refused the {what}", f"{code_of(error)} {output}".strip())
     if status is None:
-        return Missing(f"{where} does not answer: {said}", remedy=f"Look at the network and at {config.endpoint}.")
-    return Missing(f"{where} answers {status}: {said}", remedy="Run the same command later: nothing is done twice.")
+        return Missing(f"{where} does not answer: {output}", remedy=f"Look at the network and at {config.endpoint}.")
+    return Missing(f"{where} answers {status}: {output}", remedy="Run the same command later: nothing is done twice.")
 
 
-def _refused(refused: str, said: str) -> HeadwayError | ValueError:
+def _refused(refused: str, text: str) -> HeadwayError | ValueError:
     """400 and its like: quota, a mistake in the settings, or something that nobody foresaw."""
-    if QUOTA.search(said):
+    if QUOTA.search(text):
         return Missing(
-            f"{refused}, there is no quota for it: {said}", remedy="Ask for quota in the studio, or take another size."
+            f"{refused}, there is no quota for it: {text}", remedy="Ask for quota in the studio, or take another size."
         )
     for pattern, remedy in MISTAKES:
-        if pattern.search(said):
-            return ValueError(f"{refused}: {said}. {remedy}")
-    return JobFailed(f"{refused}: {said}", failure="user", folder="", remedy="Change what it names.")
+        if pattern.search(text):
+            return ValueError(f"{refused}: {text}. {remedy}")
+    return JobFailed(f"{refused}: {text}", failure="user", folder="", remedy="Change what it names.")
 
 
 def _first_lines(error: AzureError) -> str:

@@ -35,16 +35,16 @@ REQUIRED = ["exp", "nbf", "iss", "aud", "tid"]
 class NotBelieved(Exception):
     """The token is at fault. Nothing of it is part of what is said."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class KeysAway(Exception):
     """The authority's keys cannot be had now: nobody knows whether the token is right."""
 
-    def __init__(self, said: str, *, retry_after: float = 30.0) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, retry_after: float = 30.0) -> None:
+        super().__init__(message)
         self.retry_after = retry_after
 
 
@@ -150,14 +150,14 @@ class _Published:
         """Issuer and keys, as published now. Keys that lie elsewhere are not asked for."""
         loopback = self._authority.startswith("http://")
         with httpx.Client(timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=not loopback) as client:
-            said = _get(client, f"{self._authority}/{self._tenant}{self._path}/.well-known/openid-configuration")
-            issuer, keys_at = str(said["issuer"]), str(said["jwks_uri"])
+            output = _get(client, f"{self._authority}/{self._tenant}{self._path}/.well-known/openid-configuration")
+            issuer, keys_at = str(output["issuer"]), str(output["jwks_uri"])
             if urlsplit(keys_at)[:2] != urlsplit(self._authority)[:2]:
                 raise ValueError(f"its keys are said to be at {keys_at!r}")
             if self._tenant not in issuer:
                 raise ValueError(f"it says that it is {issuer!r}, not the tenant {self._tenant}")
-            found = [key for key in _get(client, keys_at)["keys"] if _signs(key)]
-            return issuer, {key["kid"]: jwt.PyJWK(key, algorithm="RS256").key for key in found}
+            results = [key for key in _get(client, keys_at)["keys"] if _signs(key)]
+            return issuer, {key["kid"]: jwt.PyJWK(key, algorithm="RS256").key for key in results}
 
 
 def _form(token: str) -> tuple[str, str]:
@@ -183,8 +183,8 @@ def _signs(key: dict[str, Any]) -> bool:
 def _get(client: httpx.Client, url: str) -> dict[str, Any]:
     answer = client.get(url)
     answer.raise_for_status()
-    said: dict[str, Any] = answer.json()
-    return said
+    output: dict[str, Any] = answer.json()
+    return output
 
 
 def _words(error: jwt.PyJWTError) -> str:

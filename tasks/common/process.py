@@ -155,8 +155,10 @@ def process_started(pid: int) -> str | None:
         except OSError:
             return None
         return None if fields[0] in "ZX" else fields[19]
-    said = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, started = said.stdout.strip().partition(" ")
+    completed = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, started = completed.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
 
 
@@ -165,8 +167,8 @@ def boot_id() -> str:
     linux = Path("/proc/sys/kernel/random/boot_id")
     if linux.exists():
         return linux.read_text().strip()
-    said = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
-    return said.stdout.strip()
+    completed = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+    return completed.stdout.strip()
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -244,8 +246,8 @@ def _lock(file: IO[str] | int) -> bool:
 def _parents() -> Iterator[tuple[int, int]]:
     """Each process and its parent; slim images have /proc and no ps."""
     if not Path("/proc/self/stat").exists():
-        said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
-        yield from ((int(child), int(parent)) for child, parent in map(str.split, said.stdout.splitlines()))
+        completed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
+        yield from ((int(child), int(parent)) for child, parent in map(str.split, completed.stdout.splitlines()))
         return
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -257,12 +259,12 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
-    found, queue = [], [pid]
+    result, queue = [], [pid]
     while queue:
         below = children.get(queue.pop(0), [])
-        found += below
+        result += below
         queue += below
-    return found
+    return result
 
 
 class _Supervision:
@@ -295,14 +297,6 @@ class _Supervision:
             if failures > self.spec.restarts:
                 break
             time.sleep(min(self.spec.pause * 2 ** (failures - 1), 5.0))
-        self._clean_up()
-        ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
-        if self.spec.owner:
-            ended["owner"] = self.spec.owner
-        if not self._another_owner():
-            write_json(self.folder / "exit.json", ended, seal=True)
-
-    def _clean_up(self) -> None:
         if self.spec.afterwards:
             with open(self.folder / self.spec.log, "ab") as log, suppress(subprocess.TimeoutExpired):
                 subprocess.run(
@@ -314,6 +308,11 @@ class _Supervision:
                     timeout=AFTERWARDS_SECONDS,
                     check=False,
                 )
+        ended = {"code": code, "reason": reason, "attempts": self.attempt, "ended": time.time()}
+        if self.spec.owner:
+            ended["owner"] = self.spec.owner
+        if not self._another_owner():
+            write_json(self.folder / "exit.json", ended, seal=True)
 
     def _one_attempt(self) -> tuple[int, str]:
         self.attempt += 1
@@ -380,8 +379,8 @@ class _Supervision:
         return any(report.get("class") in NOT_RETRIED for report in fresh)
 
     def _ranks(self) -> list[dict[str, Any]]:
-        found = [read_json(path) or {} for path in sorted((self.folder / "ranks").glob("*.json"))]
-        return [rank for rank in found if rank.get("attempt") == self.attempt]
+        results = [read_json(path) or {} for path in sorted((self.folder / "ranks").glob("*.json"))]
+        return [rank for rank in results if rank.get("attempt") == self.attempt]
 
     def _write_handle(self, ranks: list[dict[str, Any]]) -> None:
         me = {

@@ -88,7 +88,10 @@ def redacted(error: BaseException) -> BaseException:
         one = queue.pop()
         if id(one) not in linked:
             linked[id(one)] = one
-            _clean_error(one)
+            one.args = redact_value(one.args)
+            vars(one).update(redact_value(vars(one)))
+            if isinstance(one, OSError):
+                one.filename, one.filename2 = redact_value((one.filename, one.filename2))
             queue += [other for other in (one.__cause__, one.__context__, *_inner(one).values()) if other]
     for one in linked.values():
         vars(one).update({name: _readable(inner) for name, inner in _inner(one).items()})
@@ -112,10 +115,10 @@ def secret_settings(settings: Mapping[str, Any]) -> list[str]:
 
 def require_no_secrets(settings: Mapping[str, Any]) -> None:
     """Raise ValueError when a setting holds a secret: settings are written into lineage, reports and Prefect's database."""
-    found = secret_settings(settings)
-    if found:
+    result = secret_settings(settings)
+    if result:
         raise ValueError(
-            f"{', '.join(found)}: the value is a secret, or holds one. Settings are kept in lineage, reports and Prefect's "
+            f"{', '.join(result)}: the value is a secret, or holds one. Settings are kept in lineage, reports and Prefect's "
             f"page, where many people read them: leave the secret in the environment, and out of the configuration"
         )
 
@@ -181,7 +184,21 @@ def _compiled(environment: frozenset[tuple[str, str]], files: tuple[tuple[Path, 
     for path, _ in (file for file in files if file[1]):
         with suppress(OSError):
             known |= _secrets_of(path.read_text(encoding="utf-8").strip(), whole=True)
-    values = sorted({spelt for secret in known for spelt in _spellings(secret)}, key=lambda text: (-len(text), text))
+    # How a secret looks in JSON, in an address and in a page.
+    values = sorted(
+        {
+            spelt
+            for secret in known
+            for spelt in {
+                secret,
+                json.dumps(secret)[1:-1],
+                json.dumps(secret, ensure_ascii=False)[1:-1],
+                quote(secret, safe=""),
+                secret.translate(_HTML),
+            }
+        },
+        key=lambda text: (-len(text), text),
+    )
     return _Known(tuple(values), re.compile("|".join([*map(re.escape, values), _FORMS])))
 
 
@@ -194,21 +211,12 @@ def _named_secret(name: str, value: str) -> bool:
 def _secrets_of(value: str, *, whole: bool) -> set[str]:
     """The secrets in a value: all of it, the password of user:password, the parts that have the form of one."""
     login = _LOGIN.fullmatch(value)
-    found = {value, login[1] if login else value} if whole else set()
-    found |= {match[0][len(match[match.lastindex]) if match.lastindex else 0 :] for match in _FORM.finditer(value)}
+    results = {value, login[1] if login else value} if whole else set()
+    results |= {match[0][len(match[match.lastindex]) if match.lastindex else 0 :] for match in _FORM.finditer(value)}
     return {
-        text for text in found if len(text) >= SHORTEST and not _ORDINARY.fullmatch(text) and not _WORD.fullmatch(text)
-    }
-
-
-def _spellings(secret: str) -> set[str]:
-    """How a secret looks in JSON, in an address and in a page."""
-    return {
-        secret,
-        json.dumps(secret)[1:-1],
-        json.dumps(secret, ensure_ascii=False)[1:-1],
-        quote(secret, safe=""),
-        secret.translate(_HTML),
+        text
+        for text in results
+        if len(text) >= SHORTEST and not _ORDINARY.fullmatch(text) and not _WORD.fullmatch(text)
     }
 
 
@@ -227,13 +235,6 @@ def _inner(error: BaseException) -> dict[str, BaseException]:
     return {name: value for name, value in vars(error).items() if isinstance(value, BaseException)}
 
 
-def _clean_error(error: BaseException) -> None:
-    error.args = redact_value(error.args)
-    vars(error).update(redact_value(vars(error)))
-    if isinstance(error, OSError):
-        error.filename, error.filename2 = redact_value((error.filename, error.filename2))
-
-
 def _readable(error: BaseException) -> BaseException:
     """The error, unless its text is made of what cannot be changed, and holds a secret."""
     clean = redact(str(error))
@@ -243,12 +244,12 @@ def _readable(error: BaseException) -> BaseException:
 def _clean_record(record: Any) -> None:
     """Message and traceback of a log record; one whose arguments do not fit its message is left to logging's own error."""
     try:
-        said = record.getMessage()
+        output = record.getMessage()
     except (TypeError, ValueError, KeyError):
         record.msg, record.args = redact(str(record.msg)), redact_value(record.args)
         return
-    clean = redact(said)
-    if clean != said:
+    clean = redact(output)
+    if clean != output:
         record.msg, record.args = clean, ()
     if record.exc_info and record.exc_info[1] is not None:
         import traceback

@@ -99,8 +99,8 @@ class Connection:
         """`run` as a coroutine of the background loop."""
 
         async def run() -> Ran:
-            there = await self.opened()
-            done = await there.run(command, input=stdin, encoding="utf-8", errors="replace")
+            existing = await self.opened()
+            done = await existing.run(command, input=stdin, encoding="utf-8", errors="replace")
             if done.returncode is None:
                 raise asyncssh.ConnectionLost("the connection broke")
             return Ran(done.returncode, str(done.stdout or ""), str(done.stderr or ""))

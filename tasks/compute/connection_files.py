@@ -48,8 +48,8 @@ def write(connection: Connection, path: str, data: bytes) -> None:
 
 def push(connection: Connection, folder: Path, remote: str, *, skip: Sequence[str] = ()) -> list[str]:
     """Bring a local folder's changed files to a remote folder; returns their names. `skip` are names at its top."""
-    there = _remote_files(connection, remote)
-    moved = [name for name, stat in _local_files(folder).items() if there.get(name) != stat and not _in(name, skip)]
+    existing = _remote_files(connection, remote)
+    moved = [name for name, stat in _local_files(folder).items() if existing.get(name) != stat and not _in(name, skip)]
     for name in moved:
         connection.wait(_put(connection, folder / name, f"{remote}/{name}"))
     return moved
@@ -60,24 +60,24 @@ def pull(connection: Connection, remote: str, folder: Path, *, skip: Sequence[st
 
     Raises IntegrityError for a name that leads out of the folder; then nothing was brought.
     """
-    here, there = _local_files(folder), _remote_files(connection, remote)
-    moved = [name for name, stat in there.items() if here.get(name) != stat and not _in(name, skip)]
+    local, theirs = _local_files(folder), _remote_files(connection, remote)
+    moved = [name for name, stat in theirs.items() if local.get(name) != stat and not _in(name, skip)]
     require_inside(moved, where=f"{remote} on {connection.address}")
     for name in moved:
-        connection.wait(_get(connection, f"{remote}/{name}", folder / name, there[name]))
+        connection.wait(_get(connection, f"{remote}/{name}", folder / name, theirs[name]))
     return moved
 
 
 def _local_files(folder: Path) -> dict[str, _Listed]:
-    found = {}
+    result = {}
     for path in sorted(p for p in folder.rglob("*") if not _passing(p.name)):
         try:
             if path.is_file() and not path.is_symlink():
                 mine = path.stat()
-                found[path.relative_to(folder).as_posix()] = _Listed(mine.st_size, mine.st_mtime_ns)
+                result[path.relative_to(folder).as_posix()] = _Listed(mine.st_size, mine.st_mtime_ns)
         except FileNotFoundError:  # it went away between the two looks
             continue
-    return found
+    return result
 
 
 def _remote_files(connection: Connection, remote: str) -> dict[str, _Listed]:
@@ -86,10 +86,10 @@ def _remote_files(connection: Connection, remote: str) -> dict[str, _Listed]:
     Between the fields stands what no name can hold: a name with a line break in it would be read as several.
     """
     where = shlex.quote(remote)
-    said = connection.run(f"test ! -d {where} || find {where} -type f -printf '%P\\0%s\\0%T@\\0'")
-    if said.code and not said.stdout:
-        raise _refused(connection, f"listing {remote}", said)
-    fields = said.stdout.split("\0")[:-1]
+    output = connection.run(f"test ! -d {where} || find {where} -type f -printf '%P\\0%s\\0%T@\\0'")
+    if output.code and not output.stdout:
+        raise _refused(connection, f"listing {remote}", output)
+    fields = output.stdout.split("\0")[:-1]
     stats = zip(fields[0::3], fields[1::3], fields[2::3], strict=True)
     return {name: _Listed(int(size), _nanoseconds(time)) for name, size, time in stats if not _passing(name)}
 
@@ -110,9 +110,9 @@ async def _put(connection: Connection, path: Path, remote: str) -> None:
     await connection.limited(work(), seconds=_limit(mine.st_size), what=f"writing {remote}")
     seconds, nanoseconds = divmod(mine.st_mtime_ns, 1_000_000_000)
     part, to = shlex.quote(remote + PART), shlex.quote(remote)
-    said = await connection.ran(f"touch -d @{seconds}.{nanoseconds:09d} -- {part} && mv -f -- {part} {to}")
-    if said.code:
-        raise _refused(connection, f"writing {remote}", said)
+    output = await connection.ran(f"touch -d @{seconds}.{nanoseconds:09d} -- {part} && mv -f -- {part} {to}")
+    if output.code:
+        raise _refused(connection, f"writing {remote}", output)
 
 
 async def _get(connection: Connection, remote: str, path: Path, stat: _Listed) -> None:
@@ -160,5 +160,5 @@ def _bytes(data: str | bytes) -> bytes:
     return data if isinstance(data, bytes) else data.encode()
 
 
-def _refused(connection: Connection, what: str, said: Ran) -> Missing:
-    return Missing(f"{what} on {connection.address} failed: {said.stderr.strip() or said.code}", remedy=ROOM)
+def _refused(connection: Connection, what: str, output: Ran) -> Missing:
+    return Missing(f"{what} on {connection.address} failed: {output.stderr.strip() or output.code}", remedy=ROOM)

@@ -56,10 +56,10 @@ def write_rendezvous(job: Job, folder: Path, *, seen: Path) -> None:
 def require_torch(interpreter: str) -> None:
     """Raises Missing when a Python has no torch."""
     try:
-        found = subprocess.run([interpreter, "-c", FIND_TORCH], capture_output=True, check=False).returncode == 0
+        exists = subprocess.run([interpreter, "-c", FIND_TORCH], capture_output=True, check=False).returncode == 0
     except OSError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise Missing(
             f"an elastic job's machines meet at a store of torch on this machine, and {interpreter} has no torch",
             remedy="Set cluster.python to a Python that has torch, here and on the nodes: pip install -e '.[cluster]'.",

@@ -100,7 +100,7 @@ def classify(job: Job, state: JobState, folder: Path, *, hung: str = "") -> Fail
     nodes = tuple(dict.fromkeys([*state.failed_nodes, *(name for r in machines for name in r.get("nodes", ()))]))
     if hung:
         return _as("infrastructure", hung, sentence="The job hung.")
-    if _cancelled(job, folder):
+    if bool(read_mark(folder / CANCELLED).get("submission") == job.submission):
         return _as("cancelled", "it was cancelled by hand")
     if own:
         return _as(own["class"], _said(own), remedy=own.get("remedy", ""))
@@ -150,18 +150,14 @@ def _fresh(report: dict[str, Any], state: JobState) -> bool:
     return int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node"
 
 
-def _cancelled(job: Job, folder: Path) -> bool:
-    return bool(read_mark(folder / CANCELLED).get("submission") == job.submission)
-
-
 def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:
     """From logs, the exit code and reports of what may pass."""
     report = reports[0] if reports else None
     what = _said_in_full(report) if report else _end(state, folder)
     for signature, line, named in _signed(folder, state, report):
         all_nodes = nodes or (named if signature.failure == "node" else ())
-        told = what if report else f"{what}: {line}"
-        return Failed(signature.failure, told, signature.sentence, signature.remedy, all_nodes)
+        payload = what if report else f"{what}: {line}"
+        return Failed(signature.failure, payload, signature.sentence, signature.remedy, all_nodes)
     if state.code == 0:
         return replace(_as("infrastructure", what, sentence="The program ended well and wrote nothing."), final=True)
     code = rules().codes.get(state.code or 0)
@@ -180,16 +176,16 @@ def _signed(
     texts += [(tail(path), path) for path in (*ranks.values(), *launcher_logs(folder))]
     for signature in rules().signatures:
         for text, path in texts:
-            found = re.search(signature.pattern, text)
-            if found:
-                named = found.groupdict().get("node") or _machine_of(folder, path)
-                return [(signature, _line(text, found), (named,) if named else ())]
+            match = re.search(signature.pattern, text)
+            if match:
+                named = match.groupdict().get("node") or _machine_of(folder, path)
+                return [(signature, _line(text, match), (named,) if named else ())]
     return []
 
 
-def _line(text: str, found: re.Match[str]) -> str:
+def _line(text: str, result: re.Match[str]) -> str:
     """The whole line that a match stands in."""
-    begin, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+    begin, end = text.rfind("\n", 0, result.start()) + 1, text.find("\n", result.end())
     return text[begin : end if end >= 0 else len(text)].strip()[:400]
 
 

@@ -77,35 +77,29 @@ class HangWatch:
             self._moved = now
         if now - self._looked >= LOOK_SECONDS or records:
             self._looked = now
-            self._look_at_marks(now)
+            meeting, first = self._read("attempt.json"), self._read("ranks/0.json")
+            identity = (meeting.get("attempt"), first.get("pid"), first.get("started"))
+            if identity != self._identity:
+                self._identity = identity
+                self._begin()
+            leader = self._read("nodes/0/node.json")
+            if leader.get("code") is not None:  # this attempt is over, and the next one not begun
+                self._moved = now
+            elif not self._job.elastic:
+                self._opened = float(leader.get("time") or 0.0)
+            progress, saved = self._read("progress.json"), self._stamp(self._job.progress)
+            if saved != self._saved or (progress != self._progress and (self._steps == 0 or _done(progress))):
+                self._moved = now
+            self._progress, self._saved = progress, saved
         for record in filter(is_step, records):
             if float(record.get("time") or self._opened) >= self._opened:
-                self._take(record, now)
+                at = float(record.get("time") or time.time())
+                if self._last is not None and at > self._last:
+                    self._intervals.append(at - self._last)
+                self._last, self._moved, self._counts_steps = at, now, True
+                self._steps += 1
+                self.newest = max(self.newest, int(record["step"]))
         return self._verdict(now) if state.state == "running" else ""
-
-    def _take(self, record: dict[str, Any], now: float) -> None:
-        at = float(record.get("time") or time.time())
-        if self._last is not None and at > self._last:
-            self._intervals.append(at - self._last)
-        self._last, self._moved, self._counts_steps = at, now, True
-        self._steps += 1
-        self.newest = max(self.newest, int(record["step"]))
-
-    def _look_at_marks(self, now: float) -> None:
-        meeting, first = self._read("attempt.json"), self._read("ranks/0.json")
-        identity = (meeting.get("attempt"), first.get("pid"), first.get("started"))
-        if identity != self._identity:
-            self._identity = identity
-            self._begin()
-        leader = self._read("nodes/0/node.json")
-        if leader.get("code") is not None:  # this attempt is over, and the next one not begun
-            self._moved = now
-        elif not self._job.elastic:
-            self._opened = float(leader.get("time") or 0.0)
-        progress, saved = self._read("progress.json"), self._stamp(self._job.progress)
-        if saved != self._saved or (progress != self._progress and (self._steps == 0 or _done(progress))):
-            self._moved = now
-        self._progress, self._saved = progress, saved
 
     def _verdict(self, now: float) -> str:
         if not self._counts_steps:

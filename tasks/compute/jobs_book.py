@@ -78,8 +78,8 @@ class JobEntry(BaseModel):
 def list_jobs(home: Path, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> list[JobEntry]:
     """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each cluster."""
     folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
-    said = _asked(folders, journal, opener) if ask else {}
-    entries = [_entry(folder, journal, said.get(folder)) for folder in folders]
+    output = _asked(folders, journal, opener) if ask else {}
+    entries = [_entry(folder, journal, output.get(folder)) for folder in folders]
     return sorted(entries, key=lambda entry: entry.submitted, reverse=True)
 
 
@@ -89,12 +89,12 @@ def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, open
     Raises Unknown when there is none, ValueError when there are several.
     """
     folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
-    found = [folder for folder in folders if folder.name == name] or [f for f in folders if _means(f, name)]
-    if not found:
+    results = [folder for folder in folders if folder.name == name] or [f for f in folders if _means(f, name)]
+    if not results:
         raise Unknown(f"no job {name!r} in {home / 'jobs'}", remedy="`headway jobs` lists them.")
-    if len(found) > 1:
-        raise ValueError(f"{name!r} may mean {', '.join(sorted(f.name for f in found))}: write more of it")
-    return _entry(found[0], journal, _asked(found, journal, opener).get(found[0]) if ask else None)
+    if len(results) > 1:
+        raise ValueError(f"{name!r} may mean {', '.join(sorted(f.name for f in results))}: write more of it")
+    return _entry(results[0], journal, _asked(results, journal, opener).get(results[0]) if ask else None)
 
 
 def cancel_job(home: Path, name: str, journal: Journal, *, opener: Opener = open_backend) -> JobEntry:
@@ -123,15 +123,15 @@ def cancel_job(home: Path, name: str, journal: Journal, *, opener: Opener = open
 
 def cluster_of(folder: Path) -> ClusterConfig | None:
     """The cluster that a job was submitted to; None when nobody wrote it down."""
-    said = process.read_json(folder / "cluster.json")
-    return ClusterConfig.model_validate(said) if said else None
+    output = process.read_json(folder / "cluster.json")
+    return ClusterConfig.model_validate(output) if output else None
 
 
 def known_cluster(home: Path, name: str) -> ClusterConfig | None:
     """How this home reached a cluster last; None when no job of it went there."""
     marks = sorted((home / "jobs").glob("*/cluster.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = (cluster_of(mark.parent) for mark in marks)
-    return next((cluster for cluster in found if cluster and cluster.name == name), None)
+    result = (cluster_of(mark.parent) for mark in marks)
+    return next((cluster for cluster in result if cluster and cluster.name == name), None)
 
 
 def backend_of(folder: Path, opener: Opener) -> Backend:

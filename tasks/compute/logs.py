@@ -27,7 +27,7 @@ def failing_rank(folder: Path, *, since_attempt: int = 0) -> int | None:
     first = min(reports, key=lambda path: path.stat().st_mtime, default=None)
     if first is not None:
         return int(RANK.fullmatch(first.stem)[1])  # type: ignore[index]
-    named = [found for path in launcher_logs(folder) for found in _ROOT_CAUSE.findall(tail(path))]
+    named = [item for path in launcher_logs(folder) for item in _ROOT_CAUSE.findall(tail(path))]
     return int(named[-1]) if named else None
 
 
@@ -37,11 +37,11 @@ def tail_of_failure(folder: Path, lines: int = 20) -> str:
     A rank that a signal killed reports nothing.
     """
     rank = failing_rank(folder)
-    if rank is not None and (said := relevant(tail(folder / "logs" / f"rank-{rank}.log"), lines)):
-        return said
+    if rank is not None and (output := relevant(tail(folder / "logs" / f"rank-{rank}.log"), lines)):
+        return output
     places = [*launcher_logs(folder), *list(rank_logs(folder).values())[:1]]
-    told = {path: relevant(tail(path), lines // 2) for path in places}
-    return "\n".join(f"{path.relative_to(folder)}:\n{said}" for path, said in told.items() if said)
+    payload = {path: relevant(tail(path), lines // 2) for path in places}
+    return "\n".join(f"{path.relative_to(folder)}:\n{output}" for path, output in payload.items() if output)
 
 
 def relevant(text: str, lines: int = 20) -> str:
@@ -63,10 +63,10 @@ def launcher_logs(folder: Path) -> list[Path]:
 
 def rank_logs(folder: Path, ranks: Collection[int] | None = None) -> dict[str, Path]:
     """The logs of ranks by their names (`rank-0`), in order."""
-    found = {path.stem: path for path in (folder / "logs").glob("rank-*.log") if RANK.fullmatch(path.stem)}
-    numbers = {name: int(RANK.fullmatch(name)[1]) for name in found}  # type: ignore[index]
-    wanted = [name for name in found if ranks is None or numbers[name] in ranks]
-    return {name: found[name] for name in sorted(wanted, key=numbers.__getitem__)}
+    result = {path.stem: path for path in (folder / "logs").glob("rank-*.log") if RANK.fullmatch(path.stem)}
+    numbers = {name: int(RANK.fullmatch(name)[1]) for name in result}  # type: ignore[index]
+    wanted = [name for name in result if ranks is None or numbers[name] in ranks]
+    return {name: result[name] for name in sorted(wanted, key=numbers.__getitem__)}
 
 
 def follow(
@@ -83,8 +83,8 @@ def follow(
         for name, path in _followed(folder, ranks).items():
             if name not in offsets:
                 offsets[name] = _last_lines_at(path, lines)
-            found, offsets[name] = _whole_lines(path, offsets[name], all=last)
-            yield from ((name, redact(line)) for line in found)
+            result, offsets[name] = _whole_lines(path, offsets[name], all=last)
+            yield from ((name, redact(line)) for line in result)
         if last:
             return
         time.sleep(FOLLOW_SECONDS)

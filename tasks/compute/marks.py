@@ -12,7 +12,7 @@ from tasks.common.process import read_json
 def read_mark(path: Path) -> dict[str, Any]:
     """What a file says; nothing when it is not there, not whole (a machine that died, a share that lags), or no object."""
     try:
-        said = read_json(path)
+        output = read_json(path)
     except (OSError, ValueError, IntegrityError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return output if isinstance(output, dict) else {}

@@ -71,8 +71,8 @@ class Thinning:
 
     def _take(self, record: dict[str, Any]) -> bool:
         every = 10 ** max(0, len(str(record["step"])) - FIGURES)
-        now, told = float(record.get("time") or 0.0), frozenset(record)
-        new, self._before = told - self._before, told
+        now, payload = float(record.get("time") or 0.0), frozenset(record)
+        new, self._before = payload - self._before, payload
         if record["step"] % every and now - self._shown < POINT_SECONDS and not new:
             return False
         self._shown = now

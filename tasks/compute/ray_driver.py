@@ -79,8 +79,8 @@ def ray_on_nodes(job: Job, folder: Path, config: RayConfig) -> Rendered:
     """
     inside = job.model_copy(update={"image": "", "python": python(job), "exclusive": False})
     environment = node_environment(job)
-    told = {"environment": environment, "pin": PIN, "join_seconds": job.watch.join_node_seconds}
-    spec = {**driver_spec(inside, folder, config), **told}
+    payload = {"environment": environment, "pin": PIN, "join_seconds": job.watch.join_node_seconds}
+    spec = {**driver_spec(inside, folder, config), **payload}
     return Rendered(
         backend="azureml",
         command=(python(job), "-m", "tasks.jobs.ray.cluster", str(folder)),

@@ -50,8 +50,8 @@ def reconcile(home: Path, journal: Journal, *, ask: bool = False, opener: Opener
     """
     folders = sorted(path.parent for path in (home / "jobs").glob("*/job.json"))
     open_ones = (folder for folder in folders if not (folder / "settled.json").exists())
-    found = (_reconciled(home, folder, journal, opener if ask else None) for folder in open_ones)
-    return [one for one in found if one]
+    result = (_reconciled(home, folder, journal, opener if ask else None) for folder in open_ones)
+    return [one for one in result if one]
 
 
 def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | None) -> Reconciled | None:

@@ -167,21 +167,21 @@ def key_of(token: str, number: int) -> str:
 
 def differences(job: Job, intent: dict[str, Any]) -> list[str]:
     """What of a job is not as in an intent, each as `name: there OLD, here NEW`."""
-    there, here = intent.get("job"), job.model_dump(mode="json")
-    if there is None:
+    remote, local = intent.get("job"), job.model_dump(mode="json")
+    if remote is None:
         return [] if intent.get("spec") in (None, job.spec_digest) else ["its specification"]
-    there = Job.model_validate(there).model_dump(mode="json")  # what came with a later release has its default
-    names = [name for name in here if name not in MAY_DIFFER and there.get(name) != here[name]]
-    return [told for name in names for told in _differences(name, there.get(name), here[name])]
+    remote = Job.model_validate(remote).model_dump(mode="json")  # what came with a later release has its default
+    names = [name for name in local if name not in MAY_DIFFER and remote.get(name) != local[name]]
+    return [entry for name in names for entry in _differences(name, remote.get(name), local[name])]
 
 
-def _differences(name: str, there: Any, here: Any) -> Iterator[str]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted({*there, *here}):
-            if there.get(key) != here.get(key):
-                yield from _differences(f"{name}.{key}", there.get(key), here.get(key))
+def _differences(name: str, remote: Any, local: Any) -> Iterator[str]:
+    if isinstance(remote, dict) and isinstance(local, dict):
+        for key in sorted({*remote, *local}):
+            if remote.get(key) != local.get(key):
+                yield from _differences(f"{name}.{key}", remote.get(key), local.get(key))
     else:
-        yield f"{name}: there {there!r}, here {here!r}"
+        yield f"{name}: there {remote!r}, here {local!r}"
 
 
 def clear(folder: Path) -> None:

@@ -134,8 +134,8 @@ class Submitter:
         deadline, away = self.clock.now() + job.watch.silent_minutes * 60, False
         while True:
             try:
-                found = self.backend.find(job, self.folder) if away else None
-                return found or self.backend.submit(job, self.folder)
+                result = self.backend.find(job, self.folder) if away else None
+                return result or self.backend.submit(job, self.folder)
             except Missing as error:
                 if not patient or self.clock.now() > deadline:
                     raise

@@ -81,8 +81,8 @@ class _Supervision:
     forwarding: Forwarding = field(default_factory=Forwarding)
 
     def __post_init__(self) -> None:
-        told = self.submitter
-        self.job, self.folder, self.journal, self.watch = told.job, told.folder, told.journal, told.watch
+        payload = self.submitter
+        self.job, self.folder, self.journal, self.watch = payload.job, payload.folder, payload.journal, payload.watch
 
     def run(self) -> JobResult:
         current = self._adopt_or_begin()
@@ -90,7 +90,17 @@ class _Supervision:
             state, hung = self._until_over(current)
             result = read_result(current.job, self.folder) if state.code == 0 else None
             if result is not None:
-                return self._result(current, state, result)
+                number = current.job.submission
+                return JobResult(
+                    id=f"{self.job.id}-{number}",
+                    folder=str(self.folder),
+                    submissions=number,
+                    attempts=state.attempts,
+                    adopted=current.adopted,
+                    resumed_from_step=result.get("resumed_from_step"),
+                    excluded_nodes=tuple(n for n in current.job.excluded_nodes if n not in self.job.excluded_nodes),
+                    result=result,
+                )
             current = self._after_failure(current, state, hung)
 
     def _adopt_or_begin(self) -> Submitted:
@@ -105,27 +115,27 @@ class _Supervision:
             return self._begin(with_lessons(self.job, again), generation, stuck=again.get("stuck", 0))
         require_ours(generation, self.folder)
         job = as_intended(self.job, generation)
-        found = self.submitter.found(job, generation)
-        if found is None:
+        result = self.submitter.found(job, generation)
+        if result is None:
             self._require_same(generation)
             return self.submitter.submit(job, generation)
-        return self._adopt(found)
+        return self._adopt(result)
 
-    def _adopt(self, found: Submitted) -> Submitted:
+    def _adopt(self, result: Submitted) -> Submitted:
         """Take over a submission; one that ended without a result while nobody looked is closed, and the next one begins."""
         self.submitter.note_cluster()
-        text = f"The job of {self.job.name} is there already ({found.job.submission_id})."
-        self.watch.event(Event("adopted", text, found.job.submission))
-        state = found.over
+        text = f"The job of {self.job.name} is there already ({result.job.submission_id})."
+        self.watch.event(Event("adopted", text, result.job.submission))
+        state = result.over
         if state is None:
-            with self._attended(found) as attendance:
+            with self._attended(result) as attendance:
                 state = attendance.first_answer()
         if state.over and not (self.folder / "result.json").exists():
-            _, decision = self._close(found, state)
+            _, decision = self._close(result, state)
             again = decision.learned() if decision.again else None
-            return self._begin(with_lessons(self.job, again), found.generation, stuck=decision.stuck)
-        self._require_same(found.generation)
-        return found
+            return self._begin(with_lessons(self.job, again), result.generation, stuck=decision.stuck)
+        self._require_same(result.generation)
+        return result
 
     def _require_same(self, generation: Generation) -> None:
         differs = differences(self.job, generation.intent)
@@ -216,19 +226,6 @@ class _Supervision:
                 return
             clock.sleep(PAUSE_SECONDS)
         settle(self.job.token, self.journal, "cancelled", folder=self.folder, message="the run was cancelled")
-
-    def _result(self, current: Submitted, state: JobState, result: dict[str, Any]) -> JobResult:
-        number = current.job.submission
-        return JobResult(
-            id=f"{self.job.id}-{number}",
-            folder=str(self.folder),
-            submissions=number,
-            attempts=state.attempts,
-            adopted=current.adopted,
-            resumed_from_step=result.get("resumed_from_step"),
-            excluded_nodes=tuple(n for n in current.job.excluded_nodes if n not in self.job.excluded_nodes),
-            result=result,
-        )
 
 
 def read_result(job: Job, folder: Path) -> dict[str, Any] | None:

@@ -17,7 +17,19 @@ def usable_nodes(config: ClusterConfig, only: Collection[str] = ()) -> int | Non
     Raises Missing without an answer.
     """
     if config.backend == "slurm":
-        return _of_slurm(config, only)
+        from tasks.compute.slurm.commands import open_login, silent
+
+        output = open_login(config).run(("sinfo", "--noheader", "--all", "--Node", "--format=%P|%N|%T"))
+        if output.code:
+            raise silent(f"sinfo: {output.text}")
+        rows = [line.split("|") for line in output.out.split()]
+        mine = [
+            row
+            for row in rows
+            if row[0].rstrip("*") in config.slurm.partition.split(",") or (not config.slurm.partition and "*" in row[0])
+        ]
+        existing = {name for _, name, state in mine if name not in config.exclude and not OUT.search(state)}
+        return _counted(existing, only)
     if config.backend == "ssh":
         from tasks.compute.ssh.hosts import read_hosts
 
@@ -25,21 +37,5 @@ def usable_nodes(config: ClusterConfig, only: Collection[str] = ()) -> int | Non
     return None
 
 
-def _of_slurm(config: ClusterConfig, only: Collection[str]) -> int:
-    from tasks.compute.slurm.commands import open_login, silent
-
-    said = open_login(config).run(("sinfo", "--noheader", "--all", "--Node", "--format=%P|%N|%T"))
-    if said.code:
-        raise silent(f"sinfo: {said.text}")
-    rows = [line.split("|") for line in said.out.split()]
-    mine = [
-        row
-        for row in rows
-        if row[0].rstrip("*") in config.slurm.partition.split(",") or (not config.slurm.partition and "*" in row[0])
-    ]
-    there = {name for _, name, state in mine if name not in config.exclude and not OUT.search(state)}
-    return _counted(there, only)
-
-
-def _counted(there: set[str], only: Collection[str]) -> int:
-    return len(there & set(only) if only else there)
+def _counted(existing: set[str], only: Collection[str]) -> int:
+    return len(existing & set(only) if only else existing)

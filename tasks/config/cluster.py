@@ -225,10 +225,10 @@ class ClusterConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _range_of_nodes(cls, given: Any) -> Any:
-        found = RANGE.fullmatch(str(given.get("nodes"))) if isinstance(given, dict) else None
-        if not found:
+        match = RANGE.fullmatch(str(given.get("nodes"))) if isinstance(given, dict) else None
+        if not match:
             return given
-        least, most = (int(number) for number in found.groups())
+        least, most = (int(number) for number in match.groups())
         rest = {key: value for key, value in given.items() if key != "nodes"}
         return {**rest, "elastic": {**(rest.get("elastic") or {}), "min_nodes": least, "max_nodes": most}}
 

@@ -72,16 +72,16 @@ class Difference(NamedTuple):
         return f"{self.key} is {self.there!r} in the checkpoint, {self.here!r} now"
 
 
-def differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Difference]:
+def differing(result: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Difference]:
     """Each setting of two identities that differs. One that the checkpoint's release did not know had its default."""
-    theirs, ours = dict(_flat(_known(found))), dict(_flat(wanted))
+    theirs, ours = dict(_flat(_known(result))), dict(_flat(wanted))
     keys = sorted(theirs.keys() | ours.keys())
     return [Difference(key, theirs.get(key), ours.get(key)) for key in keys if theirs.get(key) != ours.get(key)]
 
 
-def of_another_run(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Difference]:
+def of_another_run(result: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Difference]:
     """The same, but for what each of them went on from itself."""
-    mine, yours = ({key: part for key, part in each.items() if key != CONTINUES} for each in (found, wanted))
+    mine, yours = ({key: part for key, part in each.items() if key != CONTINUES} for each in (result, wanted))
     return differing(mine, yours)
 
 
@@ -133,9 +133,9 @@ def tokens_until(identity: Mapping[str, Any], step: int) -> int:
     return int(before["tokens"]) + (step - int(before["step"])) * each
 
 
-def _known(found: Mapping[str, Any]) -> dict[str, Any]:
+def _known(result: Mapping[str, Any]) -> dict[str, Any]:
     """An identity as this release writes it. The release before had `world_size` in it, too."""
-    known = {key: value for key, value in found.items() if key != "world_size"}
+    known = {key: value for key, value in result.items() if key != "world_size"}
     try:
         return {**known, "training": TrainingConfig.model_validate(known["training"]).model_dump(mode="json")}
     except (ValueError, KeyError):

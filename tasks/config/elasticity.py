@@ -65,11 +65,9 @@ def table() -> str:
     ]
     for name, row in ELASTICITY.items():
         words = (
-            ["refused"] * 3 if row.refused else [_word(flag) for flag in (row.grows, row.shrinks, row.survives_first)]
+            ["refused"] * 3
+            if row.refused
+            else [("yes" if flag else "no") for flag in (row.grows, row.shrinks, row.survives_first)]
         )
         lines.append(f"| {name} | {' | '.join(words)} | {row.how} |")
     return "\n".join(lines)
-
-
-def _word(flag: bool) -> str:
-    return "yes" if flag else "no"

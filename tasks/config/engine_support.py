@@ -76,10 +76,33 @@ def _require_megatron(training: TrainingConfig, execution: ExecutionConfig) -> N
             "the engine megatron needs execution.megatron.checkout: the folder of Megatron-LM on the machines"
         )
     _require_its_own_loop(training, execution)
-    _require_divides(training, execution)
+    shape = training.network
+    parts = (
+        ("pipeline_parallel", execution.pipeline_parallel, "layers", shape.layers),
+        ("tensor_parallel", execution.tensor_parallel, "heads", shape.heads),
+        ("tensor_parallel", execution.tensor_parallel, "kv_heads", shape.kv_heads),
+    )
+    for name, ranks, what, count in parts:
+        if count % ranks:
+            raise ValueError(f"network.{what} {count} does not divide into execution.{name} {ranks} parts")
+    context = execution.context_parallel
+    if context > 1 and training.sequence_length % (2 * context):
+        raise ValueError(
+            f"sequence_length {training.sequence_length} is no multiple of 2 x execution.context_parallel = {2 * context}"
+        )
+    if execution.megatron.sequence_parallel and execution.tensor_parallel == 1:
+        raise ValueError("execution.megatron.sequence_parallel needs execution.tensor_parallel of 2 or more")
     _require_converter(training, execution)
     if execution.megatron.flavour == "megatron-deepspeed":
-        _require_megatron_deepspeed(training, execution)
+        stage = execution.deepspeed.zero_stage
+        if execution.pipeline_parallel > 1 and stage > 1:
+            raise ValueError(
+                f"Megatron-DeepSpeed pipelines have ZeRO 1 only: execution.deepspeed.zero_stage {stage} needs pipeline_parallel 1"
+            )
+        if training.schedule != "cosine":
+            raise ValueError(f"Megatron-DeepSpeed has no schedule {training.schedule}: use cosine")
+        if execution.recompute == "selective":
+            raise ValueError("Megatron-DeepSpeed recomputes all or nothing: execution.recompute full or none")
 
 
 def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) -> None:
@@ -108,25 +131,6 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
             )
 
 
-def _require_divides(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    shape = training.network
-    parts = (
-        ("pipeline_parallel", execution.pipeline_parallel, "layers", shape.layers),
-        ("tensor_parallel", execution.tensor_parallel, "heads", shape.heads),
-        ("tensor_parallel", execution.tensor_parallel, "kv_heads", shape.kv_heads),
-    )
-    for name, ranks, what, count in parts:
-        if count % ranks:
-            raise ValueError(f"network.{what} {count} does not divide into execution.{name} {ranks} parts")
-    context = execution.context_parallel
-    if context > 1 and training.sequence_length % (2 * context):
-        raise ValueError(
-            f"sequence_length {training.sequence_length} is no multiple of 2 x execution.context_parallel = {2 * context}"
-        )
-    if execution.megatron.sequence_parallel and execution.tensor_parallel == 1:
-        raise ValueError("execution.megatron.sequence_parallel needs execution.tensor_parallel of 2 or more")
-
-
 def _require_converter(training: TrainingConfig, execution: ExecutionConfig) -> None:
     """Raises ValueError for a network whose checkpoint nobody could read afterwards: before it is trained, not after."""
     megatron = execution.megatron
@@ -136,15 +140,3 @@ def _require_converter(training: TrainingConfig, execution: ExecutionConfig) -> 
             f"Megatron-Bridge reads no {training.network.architecture} of {megatron.flavour}: name the command that converts its "
             "checkpoints in execution.megatron.converter"
         )
-
-
-def _require_megatron_deepspeed(training: TrainingConfig, execution: ExecutionConfig) -> None:
-    stage = execution.deepspeed.zero_stage
-    if execution.pipeline_parallel > 1 and stage > 1:
-        raise ValueError(
-            f"Megatron-DeepSpeed pipelines have ZeRO 1 only: execution.deepspeed.zero_stage {stage} needs pipeline_parallel 1"
-        )
-    if training.schedule != "cosine":
-        raise ValueError(f"Megatron-DeepSpeed has no schedule {training.schedule}: use cosine")
-    if execution.recompute == "selective":
-        raise ValueError("Megatron-DeepSpeed recomputes all or nothing: execution.recompute full or none")

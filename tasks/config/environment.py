@@ -39,12 +39,12 @@ def installed() -> list[str]:
     Read from the names of the folders (NAME-VERSION.dist-info, PyPA's binary distribution format): to open hundreds of METADATA
     files, as importlib.metadata does, takes longer than a reused stage.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for folder in sys.path:
         for path in Path(folder or ".").glob("*.dist-info"):
             name, _, version = path.name.removesuffix(".dist-info").partition("-")
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
-    return sorted(f"{name}=={version}" for name, version in found.items())
+            result.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    return sorted(f"{name}=={version}" for name, version in result.items())
 
 
 @cache
@@ -58,8 +58,8 @@ def code_place() -> str:
     """Address of the repository that the code came from; where none is known, of the folder that it lies in."""
     root = Path(__file__).resolve().parents[2]
     argv = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=False) if (root / ".git").exists() else None
-    return redact(said.stdout.strip() if said else "") or root.as_uri()
+    completed = subprocess.run(argv, capture_output=True, text=True, check=False) if (root / ".git").exists() else None
+    return redact(completed.stdout.strip() if completed else "") or root.as_uri()
 
 
 def _processor() -> str:

@@ -113,11 +113,11 @@ def alarms_per_year(rate: float, *, windows: int, per_year: int) -> float:
 
     Exact: the distribution of the length of the row that stands, one comparison after the other.
     """
-    standing, said = [1.0] + [0.0] * (windows - 1), 0.0
+    standing, output = [1.0] + [0.0] * (windows - 1), 0.0
     for _ in range(per_year):
-        said += standing[-1] * rate
+        output += standing[-1] * rate
         standing = [sum(standing) * (1 - rate), *(each * rate for each in standing[:-1])]
-    return said
+    return output
 
 
 def rate_for_year(alarms: float, *, windows: int, per_year: int) -> float:

@@ -37,8 +37,8 @@ class NetworkConfig(Settings):
     @model_validator(mode="after")
     def _heads_divide(self) -> NetworkConfig:
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
-            said = f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}"
-            raise ValueError(f"{said}, and heads a multiple of kv_heads {self.kv_heads}")
+            text = f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}"
+            raise ValueError(f"{text}, and heads a multiple of kv_heads {self.kv_heads}")
         if self.architecture == "gpt2" and self.kv_heads != self.heads:
             raise ValueError(f"gpt2 has as many kv_heads as heads: {self.kv_heads} is not {self.heads}")
         return self

@@ -27,28 +27,28 @@ def refused(
     published from. Raises Missing when a signer's key is not there, ValueError when it is no key.
     """
     signed = authorised(signatures, [Path(signer) for signer in config.signers])
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, sha256 in shards.items():
         if not _fits(name, config.paths):
-            found[name] = f"no path of {', '.join(config.paths)}"
+            result[name] = f"no path of {', '.join(config.paths)}"
         elif strange := _strange(sources.get(name, []), config.sources):
-            found[name] = strange
+            result[name] = strange
         elif config.signers and sha256 not in signed:
-            found[name] = f"signed by none of {', '.join(config.signers)}"
-    return found
+            result[name] = f"signed by none of {', '.join(config.signers)}"
+    return result
 
 
 def authorised(signatures: Iterable[str], keys: Iterable[Path]) -> set[str]:
     """sha256 of all files that an owner of one of the keys signed."""
-    found: set[str] = set()
+    results: set[str] = set()
     bundles = [bundle.encode() for bundle in signatures]
     for key in map(load_public_key, keys):
         for bundle in bundles:
             try:
-                found |= set(signed_files(bundle, key).values())
+                results |= set(signed_files(bundle, key).values())
             except IntegrityError:
                 continue  # by another signer, or forged: it lets nothing in
-    return found
+    return results
 
 
 def covers(signature: str, digests: set[str]) -> bool:

@@ -126,24 +126,24 @@ def of_unreadable(config: ValidationConfig, count: int, documents: int, samples:
     return Figure("unreadable", share, f"<= {most:.2%} of lines", remedy, None, most, count, samples, found=count > 0)
 
 
-def of_border(found: int, left: int, samples: tuple[str, ...]) -> Figure:
+def of_border(result: int, left: int, samples: tuple[str, ...]) -> Figure:
     """Documents that repeat one on the other side of the held-out border, and how many of them the quarantine leaves."""
     remedy = "Name exact and near duplicates in validation.quarantine: a model is measured on what it has not read."
     limit = "<= 0 left in the dataset"
-    return Figure(BORDER, left, limit, remedy, None, 0, found, samples, found=found > 0)
+    return Figure(BORDER, left, limit, remedy, None, 0, result, samples, found=result > 0)
 
 
 def of_classes(config: ValidationConfig, shares: Mapping[str, float]) -> list[Figure]:
     """Classes of characters that have a limit."""
-    found = []
+    results = []
     for setting, limits in (("min_class_share", config.min_class_share), ("max_class_share", config.max_class_share)):
         least = setting == "min_class_share"
         for name, limit in limits.items():
-            said = f"{'>=' if least else '<='} {limit:.2%} of characters"
+            text = f"{'>=' if least else '<='} {limit:.2%} of characters"
             low, high = (limit, None) if least else (None, limit)
             remedy = f"Is this the corpus that you meant? If so, change validation.{setting}."
-            found.append(Figure(f"class {name}", shares[name], said, remedy, low, high))
-    return found
+            results.append(Figure(f"class {name}", shares[name], text, remedy, low, high))
+    return results
 
 
 def of_shards(config: ValidationConfig, apart: Mapping[str, Drift]) -> Figure:

@@ -66,8 +66,8 @@ class Judged:
             r.name: int((self.bits >> n & 1).sum()) for n, r in enumerate(self.rules) if r.name in self.wanted
         }
         broken = int(self.profile.columns["unreadable"]) if "unreadable" in self.wanted else 0
-        told = {name: count for name, count in {**counts, "unreadable": broken}.items() if count}
-        return {"documents": int(self.gone.sum()) + broken, **told}
+        payload = {name: count for name, count in {**counts, "unreadable": broken}.items() if count}
+        return {"documents": int(self.gone.sum()) + broken, **payload}
 
     def marked(self) -> Iterator[Iterator[Marked]]:
         """What is set aside, as streams of lines."""

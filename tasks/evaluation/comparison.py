@@ -60,11 +60,11 @@ def masks(sizes: Sequence[float], kinds: Sequence[str]) -> dict[str, NDArray[np.
     """Slices of one corpus by name, each of shape [documents]: scripts where there are several, then classes of lengths."""
     lengths, scripts = np.asarray(sizes, np.float64), np.asarray(kinds)
     by_script = sorted(set(kinds)) if len(set(kinds)) > 1 else []
-    found = {
+    result = {
         **{f"script {kind}": scripts == kind for kind in by_script},
         **{name: (lengths > low) & (lengths <= high) for name, low, high in length_classes(lengths)},
     }
-    return {name: chosen for name, chosen in found.items() if chosen.any()}
+    return {name: chosen for name, chosen in result.items() if chosen.any()}
 
 
 def slices(documents: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str, Sums]:
@@ -78,8 +78,8 @@ def slices(documents: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str
 
 
 def _column(documents: Mapping[str, Any], name: str) -> NDArray[np.float64] | None:
-    found = documents.get(name)
-    return None if found is None else np.asarray(found, np.float64)
+    result = documents.get(name)
+    return None if result is None else np.asarray(result, np.float64)
 
 
 # One model as its evaluation tells it: a metric's value and what it rests on, the whole or a slice.
@@ -121,13 +121,13 @@ class Side:
         """What was measured; None where it was not. It may be no number."""
         suite, _, name = metric.rpartition(".")
         if suite:
-            found = self._suite(suite).get("metrics", {}).get(name)
+            result = self._suite(suite).get("metrics", {}).get(name)
         else:
             whole = slice == ALL
-            found = self.told if whole else self.rows.get(slice, {})
+            result = self.told if whole else self.rows.get(slice, {})
             for key in (OF_THE_WHOLE if whole else PLACES).get(metric, (metric,)):
-                found = found.get(key) if isinstance(found, Mapping) else None
-        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+                result = result.get(key) if isinstance(result, Mapping) else None
+        return float(result) if isinstance(result, int | float) and not isinstance(result, bool) else None
 
     def count(self, metric: str, slice: str = ALL) -> int:
         """The documents or samples that a metric rests on; 0 where there is nothing."""
@@ -157,8 +157,8 @@ class Side:
         return f"missing: the suite {suite} {failed}" if failed else "missing"
 
     def _suite(self, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.told.get("suites", {}).get(name, {})
-        return found
+        result: Mapping[str, Any] = self.told.get("suites", {}).get(name, {})
+        return result
 
 
 # The share by which a model is worse than the champion: with an interval where both were scored on the same documents.
@@ -176,14 +176,14 @@ def loss(metric: str, mine: Side, theirs: Side, slice: str = ALL, *, drawn: Mapp
     """0 is as good as the champion, under 0 better. `drawn` are samples, confidence and seed. Raises Incomparable."""
     if metric in PAIRED:
         first, second = _part(mine, slice), _part(theirs, slice)
-        found = _paired(metric, first, second, drawn)
+        result = _paired(metric, first, second, drawn)
     elif mine.problems(metric) or theirs.problems(metric):
-        found = _by_problem(metric, mine, theirs, confidence=float(drawn["confidence"]))
+        result = _by_problem(metric, mine, theirs, confidence=float(drawn["confidence"]))
     else:
-        found = _unpaired(metric, mine, theirs, slice)
-    if not all(map(math.isfinite, (found.estimate, found.low, found.high))):
+        result = _unpaired(metric, mine, theirs, slice)
+    if not all(map(math.isfinite, (result.estimate, result.low, result.high))):
         raise Incomparable("not a number")
-    return found
+    return result
 
 
 def _paired(metric: str, mine: Sums, theirs: Sums, drawn: Mapping[str, Any]) -> Estimate:
@@ -227,12 +227,12 @@ def _by_problem(metric: str, mine: Side, theirs: Side, *, confidence: float) -> 
         raise Incomparable("the champion has 0: a share of it says nothing")
     pairs = list(zip(first, second, strict=True))
     lost, won = pairs.count(("0", "1")), pairs.count(("1", "0"))
-    found = paired_difference(lost, won, len(pairs), confidence=confidence)
+    result = paired_difference(lost, won, len(pairs), confidence=confidence)
     differ = lost + won
     chance = sum(math.comb(differ, count) for count in range(lost, differ + 1)) / 2**differ
-    low = found.low if chance <= (1 - confidence) / 2 else min(found.low, 0.0)
+    low = result.low if chance <= (1 - confidence) / 2 else min(result.low, 0.0)
     share = second.count("1") / len(pairs)
-    return Estimate(found.estimate / share, low / share, found.high / share)
+    return Estimate(result.estimate / share, low / share, result.high / share)
 
 
 def _unpaired(metric: str, mine: Side, theirs: Side, slice: str) -> Estimate:
@@ -284,23 +284,23 @@ def against(mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any
     }
 
 
-def in_words(told: Mapping[str, Any]) -> str:
+def in_words(payload: Mapping[str, Any]) -> str:
     """The comparison in a line: the whole, and the slice that this model does worst on."""
-    whole, *others = told["rows"]
+    whole, *others = payload["rows"]
     judged = [row for row in others if row["loss"]]
-    said = f"against the champion {_loss(whole, told)}"
+    text = f"against the champion {_loss(whole, payload)}"
     if judged:
         worst = max(judged, key=lambda row: float(row["loss"]["estimate"]))
-        said += f"; worst slice {worst['slice']} {_loss(worst, told)}"
-    return said
+        text += f"; worst slice {worst['slice']} {_loss(worst, payload)}"
+    return text
 
 
-def _loss(row: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    if not (found := row["loss"]):
+def _loss(row: Mapping[str, Any], payload: Mapping[str, Any]) -> str:
+    if not (result := row["loss"]):
         return "not comparable"
-    word = "more" if found["estimate"] > 0 else "fewer"
-    interval = f"{found['low']:+.1%} to {found['high']:+.1%}"
-    return f"{abs(found['estimate']):.1%} {word} bits ({told['confidence']:.0%} interval {interval})"
+    word = "more" if result["estimate"] > 0 else "fewer"
+    interval = f"{result['low']:+.1%} to {result['high']:+.1%}"
+    return f"{abs(result['estimate']):.1%} {word} bits ({payload['confidence']:.0%} interval {interval})"
 
 
 def _row(name: str, mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any]:
@@ -340,10 +340,10 @@ def _suites(mine: Side, theirs: Side) -> list[dict[str, Any]]:
             "metric": f"{suite}.{name}",
             "candidate": value,
             "champion": theirs.value(f"{suite}.{name}"),
-            "samples": told["samples"],
+            "samples": entry["samples"],
         }
-        for suite, told in mine.told.get("suites", {}).items()
-        for name, value in told["metrics"].items()
+        for suite, entry in mine.told.get("suites", {}).items()
+        for name, value in entry["metrics"].items()
     ]
 
 
@@ -362,10 +362,10 @@ def rule_checks(
     """
     if not rule.slices:
         return tuple(_judged(rule, ALL, mine, theirs, config, seed_noise))
-    found: list[Check] = []
+    results: list[Check] = []
     for pattern in rule.slices:
-        found += _by_pattern(rule, pattern, mine, theirs, config, seed_noise)
-    return tuple(found)
+        results += _by_pattern(rule, pattern, mine, theirs, config, seed_noise)
+    return tuple(results)
 
 
 def sampling(config: EvaluationConfig) -> dict[str, Any]:
@@ -398,23 +398,23 @@ def relative_check(
     of = "" if slice == ALL else f" of the slice {slice}"
     limit = f"<= {margin:.4g}"
     try:
-        found = loss(metric, mine, theirs, slice, drawn=sampling(config))
+        result = loss(metric, mine, theirs, slice, drawn=sampling(config))
     except Incomparable as why:
         again = f"{metric} cannot be compared with the champion's ({why}). Measure both again: `headway retrain --from evaluate`."
         return Check(name=f"{what}{of}{interval}", measured=str(why), limit=limit, passed=False, remedy=again)
     if metric == "bits_per_byte":
         remedy = f"{remedy} {_of_seeds(seed_noise, config)}".strip()
-        found = widened(found, seed_noise, confidence=config.confidence) if seed_noise else found
-    passed = found.high <= margin
-    insufficient = not passed and paired and found.low <= min(margin, 0.0)
+        result = widened(result, seed_noise, confidence=config.confidence) if seed_noise else result
+    passed = result.high <= margin
+    insufficient = not passed and paired and result.low <= min(margin, 0.0)
     if insufficient:
         remedy = (
-            f"Not enough to judge: the loss lies between {found.low:+.1%} and {found.high:+.1%}. "
+            f"Not enough to judge: the loss lies between {result.low:+.1%} and {result.high:+.1%}. "
             f"{MORE_PROBLEMS if by_problem else MORE_TEXT} {remedy}"
         )
     return Check(
         name=f"{what}{of}{interval}",
-        measured=found.high,
+        measured=result.high,
         limit=limit,
         passed=passed,
         insufficient=insufficient,
@@ -466,10 +466,10 @@ def _judged(
     value, count = mine.value(rule.metric, slice), mine.count(rule.metric, slice)
     fewest = _fewest(rule, slice, config)
     if value is None or not math.isfinite(value):
-        said = mine.why_not(rule.metric) if value is None else "not a number"
+        output = mine.why_not(rule.metric) if value is None else "not a number"
         known = f" Slices: {', '.join(mine.rows)}." if slice not in (ALL, *mine.rows) else ""
         remedy = f"Nothing says what {rule.metric} is: correct comparison.rules, or what measures it.{known}"
-        yield Check(name=_name(rule, slice), measured=said, limit="a number", passed=False, remedy=remedy)
+        yield Check(name=_name(rule, slice), measured=output, limit="a number", passed=False, remedy=remedy)
         return
     if count < fewest:
         yield _too_few(rule, slice, count, fewest, passed=False)

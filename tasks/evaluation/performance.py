@@ -74,10 +74,10 @@ def judge_slices(
     new: Measured, before: Measured, config: PerformanceConfig, *, samples: int, confidence: float, seed: int
 ) -> list[dict[str, Any]]:
     """Every slice as revalidation.json tells it. The intervals hold together, not each by itself (Bonferroni)."""
-    found = [*by_length(new, before), *by_kind(new, before)]
-    alpha = (1 - confidence) / max(1, sum(each.judgeable(config.min_slice_documents) for each in found))
+    results = [*by_length(new, before), *by_kind(new, before)]
+    alpha = (1 - confidence) / max(1, sum(each.judgeable(config.min_slice_documents) for each in results))
     drawn = {"samples": max(samples, math.ceil(2 * TAIL_DRAWS / alpha)), "confidence": 1 - alpha, "seed": seed}
-    return [_judged(each, config, drawn) for each in found]
+    return [_judged(each, config, drawn) for each in results]
 
 
 def by_length(new: Measured, before: Measured) -> Iterator[Slice]:
@@ -105,7 +105,7 @@ def by_kind(new: Measured, before: Measured) -> Iterator[Slice]:
 
 
 def _judged(each: Slice, config: PerformanceConfig, drawn: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "slice": each.name,
         "documents": len(each.new),
         "reference_documents": len(each.before),
@@ -113,10 +113,10 @@ def _judged(each: Slice, config: PerformanceConfig, drawn: dict[str, Any]) -> di
         "promotion": each.before.bits_per_byte if len(each.before) else None,
     }
     if not each.judgeable(config.min_slice_documents):
-        return {**told, "loss": None, "status": "insufficient"}
+        return {**payload, "loss": None, "status": "insufficient"}
     loss = loss_since(each.new, each.before, **drawn)
     status = "failed" if loss.low > config.max_slice_loss else "passed"
-    return {**told, "loss": plain(loss), "status": status}
+    return {**payload, "loss": plain(loss), "status": status}
 
 
 def plain(estimate: Estimate) -> dict[str, float]:
@@ -268,12 +268,12 @@ def loss_status(
     return "insufficient" if over or loss["high"] - loss["low"] > config.max_loss_interval else "passed"
 
 
-def loss_checks(told: Mapping[str, Any], config: PerformanceConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
+def loss_checks(payload: Mapping[str, Any], config: PerformanceConfig, limits: ComparisonConfig) -> tuple[Check, ...]:
     """The whole and every slice that there are documents enough for.
 
     A slice is judged by the low end alone: among many slices some lie high by chance.
     """
-    loss, now, then = told["loss"], told["new"]["bits_per_byte"], told["promotion"]["bits_per_byte"]
+    loss, now, then = payload["loss"], payload["new"]["bits_per_byte"], payload["promotion"]["bits_per_byte"]
     status = loss_status(loss, config, limits)
     advice = (
         f"The interval is too wide to judge by: hold out more documents, or raise revalidation.performance.max_loss_interval = "
@@ -288,10 +288,10 @@ def loss_checks(told: Mapping[str, Any], config: PerformanceConfig, limits: Comp
         limit=f"<= {limits.max_loss_since_promotion:.4g}",
         passed=status == "passed",
         insufficient=status == "insufficient",
-        remedy=f"{advice}Bits per byte {now:.4f}, at its promotion {then:.4f}; {told['confidence']:.0%} interval of the loss "
+        remedy=f"{advice}Bits per byte {now:.4f}, at its promotion {then:.4f}; {payload['confidence']:.0%} interval of the loss "
         f"{loss['low']:.4f} to {loss['high']:.4f}.",
     )
-    judged = (each for each in told["slices"] if each["status"] != "insufficient")
+    judged = (each for each in payload["slices"] if each["status"] != "insufficient")
     return (since, *(_of_slice(each, config) for each in judged))
 
 
@@ -319,12 +319,12 @@ def bigram_checks(
     )
 
 
-def _of_slice(told: Mapping[str, Any], config: PerformanceConfig) -> Check:
+def _of_slice(payload: Mapping[str, Any], config: PerformanceConfig) -> Check:
     return Check(
-        name=f"loss of the slice {told['slice']}, low end of its interval",
-        measured=told["loss"]["low"],
+        name=f"loss of the slice {payload['slice']}, low end of its interval",
+        measured=payload["loss"]["low"],
         limit=f"<= {config.max_slice_loss:.4g}",
-        passed=told["status"] == "passed",
+        passed=payload["status"] == "passed",
         remedy="The champion is worse on these documents than it was: retrain on data that has more of them; "
         "revalidation.performance.max_slice_loss is the limit.",
     )

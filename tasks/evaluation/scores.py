@@ -102,8 +102,8 @@ def paired_difference(lost: int, won: int, problems: int, *, confidence: float) 
         raise ValueError(
             f"{lost} lost and {won} won of {problems}: a share needs at least one problem, each counted once"
         )
-    z, found = NormalDist().inv_cdf((1 + confidence) / 2), (lost - won) / problems
-    return Estimate(found, -_tango(won, lost, problems, z), _tango(lost, won, problems, z))
+    z, result = NormalDist().inv_cdf((1 + confidence) / 2), (lost - won) / problems
+    return Estimate(result, -_tango(won, lost, problems, z), _tango(lost, won, problems, z))
 
 
 def _tango(lost: int, won: int, problems: int, z: float) -> float:
@@ -146,7 +146,7 @@ def calibration_error(table: NDArray[np.float64]) -> float:
 
 def reliability(table: NDArray[np.float64]) -> list[dict[str, float]]:
     """The reliability curve: of each bin with a token its bounds, tokens, mean probability and share right."""
-    found = table.reshape(-1, CALIBRATION_BINS, 3).sum(axis=0).tolist()
+    result = table.reshape(-1, CALIBRATION_BINS, 3).sum(axis=0).tolist()
     return [
         {
             "from": place / CALIBRATION_BINS,
@@ -155,7 +155,7 @@ def reliability(table: NDArray[np.float64]) -> list[dict[str, float]]:
             "probability": sure / tokens,
             "accuracy": right / tokens,
         }
-        for place, (tokens, sure, right) in enumerate(found)
+        for place, (tokens, sure, right) in enumerate(result)
         if tokens
     ]
 

@@ -119,10 +119,10 @@ def make_batch(
             return None
         numbers = [row["number"] for row in rows]
         identity = f"events-{max(numbers)}-{secrets.token_hex(4)}"
-        told = json.dumps({"dataset": dataset(rows[-1])})
+        payload = json.dumps({"dataset": dataset(rows[-1])})
         db.execute(
             "INSERT INTO batches (id, trigger, subject, deployment, parameters, made) VALUES (?, ?, ?, ?, ?, ?)",
-            (identity, trigger, subject, deployment, told, now),
+            (identity, trigger, subject, deployment, payload, now),
         )
         db.executemany(
             "INSERT INTO covered (event, trigger, batch) VALUES (?, ?, ?)",
@@ -197,11 +197,11 @@ def _prune(db: sqlite3.Connection, which: str, keep: int) -> int:
     ).fetchone()
     if oldest is None:
         return 0
-    found = db.execute(
+    result = db.execute(
         f"SELECT number FROM events e WHERE e.status {which} AND e.number <= ? AND NOT ({UNFINISHED}) LIMIT ?",
         (oldest["number"], PRUNED_AT_ONCE),
     ).fetchall()
-    numbers = [(row["number"],) for row in found]
+    numbers = [(row["number"],) for row in result]
     db.executemany("DELETE FROM events WHERE number = ?", numbers)
     db.executemany("DELETE FROM covered WHERE event = ?", numbers)
     db.execute(
@@ -212,8 +212,8 @@ def _prune(db: sqlite3.Connection, which: str, keep: int) -> int:
 
 def mark(db: sqlite3.Connection, name: str) -> int:
     """The last event that a step has dealt with."""
-    found = db.execute("SELECT number FROM marks WHERE name = ?", (name,)).fetchone()
-    return int(found["number"]) if found else 0
+    result = db.execute("SELECT number FROM marks WHERE name = ?", (name,)).fetchone()
+    return int(result["number"]) if result else 0
 
 
 def set_mark(db: sqlite3.Connection, name: str, number: int) -> None:
@@ -225,11 +225,11 @@ def _newest(db: sqlite3.Connection) -> int:
 
 
 def _orphans(db: sqlite3.Connection, triggers: Collection[str]) -> Sequence[str]:
-    found = db.execute("SELECT DISTINCT trigger FROM wanted").fetchall()
-    return [row["trigger"] for row in found if row["trigger"] not in triggers]
+    result = db.execute("SELECT DISTINCT trigger FROM wanted").fetchall()
+    return [row["trigger"] for row in result if row["trigger"] not in triggers]
 
 
 def _batch(row: Any) -> Batch:
-    told = json.loads(row["parameters"])
+    payload = json.loads(row["parameters"])
     kept = ("id", "trigger", "subject", "deployment", "made", "started", "attempts", "seen", "flow_run")
-    return Batch(dataset=told["dataset"], **{name: row[name] for name in kept})
+    return Batch(dataset=payload["dataset"], **{name: row[name] for name in kept})

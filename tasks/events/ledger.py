@@ -80,7 +80,9 @@ class Database:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        db = self._connection()
+        db: sqlite3.Connection | None = getattr(self._kept, "connection", None)
+        if db is None:
+            db = self._kept.connection = _open(self.path)
         db.execute(begin)
         try:
             yield db
@@ -89,12 +91,6 @@ class Database:
                 db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
-
-    def _connection(self) -> sqlite3.Connection:
-        found: sqlite3.Connection | None = getattr(self._kept, "connection", None)
-        if found is None:
-            found = self._kept.connection = _open(self.path)
-        return found
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -188,8 +184,8 @@ class Ledger:
                 "UPDATE batches SET flow_run = ?, claimed = ? WHERE id = ? AND flow_run IS NULL AND ended IS NULL",
                 (flow_run, time.time(), batch),
             )
-            found = db.execute("SELECT flow_run, seen FROM batches WHERE id = ?", (batch,)).fetchone()
-            return None if found is None else str(found["flow_run"] or found["seen"] or "ended")
+            result = db.execute("SELECT flow_run, seen FROM batches WHERE id = ?", (batch,)).fetchone()
+            return None if result is None else str(result["flow_run"] or result["seen"] or "ended")
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """Read and write as one step: others wait meanwhile."""

@@ -36,7 +36,8 @@ def told(ledger: Ledger, now: Now, *, limit: int, after: int = 0) -> list[dict[s
 
 
 def _told(db: sqlite3.Connection, row: sqlite3.Row, now: Now, *, looked_at: bool) -> dict[str, Any]:
-    became = _became(db, row)
+    # The event that it ended in: files that arrived become a version of a dataset.
+    became: sqlite3.Row | None = db.execute("SELECT * FROM events WHERE number = ?", (row["became"],)).fetchone()
     numbers = [row["number"], *([became["number"]] if became else [])]
     same = (
         "number",
@@ -61,12 +62,6 @@ def _told(db: sqlite3.Connection, row: sqlite3.Row, now: Now, *, looked_at: bool
     }
 
 
-def _became(db: sqlite3.Connection, row: sqlite3.Row) -> sqlite3.Row | None:
-    """The event that it ended in: files that arrived become a version of a dataset."""
-    found: sqlite3.Row | None = db.execute("SELECT * FROM events WHERE number = ?", (row["became"],)).fetchone()
-    return found
-
-
 def _batch(row: sqlite3.Row) -> dict[str, Any]:
     kept = ("id", "trigger", "deployment", "outcome")
     state = "ended" if row["ended"] else "running" if row["flow_run"] else "starting"
@@ -76,10 +71,10 @@ def _batch(row: sqlite3.Row) -> dict[str, Any]:
 def _waits(db: sqlite3.Connection, number: int, now: Now) -> Sequence[dict[str, Any]]:
     """Each trigger that it waits for, and why."""
     query = "SELECT w.trigger, e.subject FROM wanted w JOIN events e ON e.number = w.event WHERE w.event = ?"
-    found = []
+    results = []
     for row in db.execute(query, (number,)).fetchall():
         kept, trigger = now.kept(row["trigger"]), row["trigger"]
         why = held(db, trigger, row["subject"], now.cooldowns.get(trigger, 0.0), now.time)
         until = why.until if why and not kept else None
-        found.append({"trigger": trigger, "why": kept or (why.why if why else "about to start"), "until": until})
-    return found
+        results.append({"trigger": trigger, "why": kept or (why.why if why else "about to start"), "until": until})
+    return results

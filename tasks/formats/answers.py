@@ -93,9 +93,9 @@ class Label:
     """Without secrets, and cut; only where texts are kept."""
 
 
-def line(told: Answer | Label) -> bytes:
+def line(payload: Answer | Label) -> bytes:
     """The line of an answer or a label, its end included; an answer's fields that say nothing are left out."""
-    kept = {name: value for name, value in asdict(told).items() if name in _ALWAYS or value not in (None, "")}
+    kept = {name: value for name, value in asdict(payload).items() if name in _ALWAYS or value not in (None, "")}
     return sealed(json.dumps(kept, separators=(",", ":")).encode()) + b"\n"
 
 

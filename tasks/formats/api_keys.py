@@ -46,8 +46,8 @@ class Keys:
 
     def caller(self, shown: str) -> str | None:
         """Whose key was shown; None for one that is unknown or revoked."""
-        found = self.by_hash.get(hashed(shown))
-        return found.caller if found else None
+        result = self.by_hash.get(hashed(shown))
+        return result.caller if result else None
 
 
 def new_key() -> str:
@@ -63,10 +63,10 @@ def hashed(key: str) -> str:
 def read(text: str) -> Keys:
     """The keys of a file's text. Raises ValueError for what is no such file, and for a damaged one."""
     try:
-        said = json.loads(opened(text.encode(), where="it"))
-        if said["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {said['schema']!r}, and this release reads {SCHEMA!r}")
-        return Keys(tuple(Key(**one) for one in said["keys"]))
+        output = json.loads(opened(text.encode(), where="it"))
+        if output["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {output['schema']!r}, and this release reads {SCHEMA!r}")
+        return Keys(tuple(Key(**one) for one in output["keys"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"it is no file of keys: {error!r}") from error
     except IntegrityError as error:

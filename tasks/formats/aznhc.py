@@ -119,7 +119,7 @@ def is_aznhc(text: str) -> bool:
 
 def _split(line: str) -> tuple[str, str]:
     """The launcher's label of a line, empty where there is none, and the rest."""
-    label = found[0] if (found := _LABEL.match(line)) else ""
+    label = match[0] if (match := _LABEL.match(line)) else ""
     return label.strip(), line[len(label) :]
 
 
@@ -131,10 +131,10 @@ def read_aznhc(text: str) -> list[NhcRun]:
     many: dict[str, _Building] = {}
     for label, rest in lines:
         # What a summary says of a machine and is not understood is unknown, not nothing.
-        told = _DISTRIBUTED.match(rest) if summary else None
-        host, said = (told[1], told[2]) if told else _of_summary(rest) or ("", rest)
+        match = _DISTRIBUTED.match(rest) if summary else None
+        host, output = (match[1], match[2]) if match else _of_summary(rest) or ("", rest)
         if host:
-            many.setdefault(host, _Building(host=host)).take(said)
+            many.setdefault(host, _Building(host=host)).take(output)
         else:
             readers.setdefault(label, _Reader()).take(rest)
     runs = (run for reader in readers.values() for run in reader.runs())
@@ -146,44 +146,50 @@ def result_of(line: str) -> NhcResult | None:
     if throttled := _THROTTLED.search(line):
         where = (f"GPU {throttled[1]}", throttled[2].lower())
         return NhcResult("warned", "check_gpu_clock_throttling", throttled[0], throttled=where)
-    found = _RESULT.search(line)
-    if not found:
+    match = _RESULT.search(line)
+    if not match:
         return None
     levels: tuple[Level, ...] = ("passed", "failed", "warned")
-    level = next(level for level, said in zip(levels, found.groups()[:3], strict=True) if said)
-    said = found[4].strip()
-    check, code = CHECK.search(said), CODE.search(said)
-    measured, limit, unit = _figures(said)
-    return NhcResult(level, check[1] if check else "", said, code[1] if code else "", measured, limit, unit)
+    level = next(level for level, text in zip(levels, match.groups()[:3], strict=True) if text)
+    text = match[4].strip()
+    check, code = CHECK.search(text), CODE.search(text)
+    measured, limit, unit = _figures(text)
+    return NhcResult(level, check[1] if check else "", text, code[1] if code else "", measured, limit, unit)
 
 
-def _figures(said: str) -> tuple[float | None, float | None, str]:
+def _figures(text: str) -> tuple[float | None, float | None, str]:
     """What was measured, the least that was expected, and the unit; bits are made bytes."""
-    if found := _EXPECTED.search(said):
-        bits = _BITS if "Gbps" in (found[3], found[5]) else 1
-        return float(found[4]) / bits, float(found[2]) / bits, "GB/s"
-    if found := _LESS.search(said):
-        return float(found[1]), float(found[2]), "GB/s"
-    if found := _FOUND.search(said):
-        return float(found[2]), float(found[1]), ""
+    if match := _EXPECTED.search(text):
+        bits = _BITS if "Gbps" in (match[3], match[5]) else 1
+        return float(match[4]) / bits, float(match[2]) / bits, "GB/s"
+    if match := _LESS.search(text):
+        return float(match[1]), float(match[2]), "GB/s"
+    if match := _FOUND.search(text):
+        return float(match[2]), float(match[1]), ""
     return None, None, ""
 
 
 def _of_summary(line: str) -> tuple[str, str] | None:
     """Machine and what is said of it, by a line of a summary."""
-    found = _DISTRIBUTED.match(line) if "|" in line else None
-    if not found:
+    match = _DISTRIBUTED.match(line) if "|" in line else None
+    if not match:
         return None
-    said = found[2]
-    known = said == "Healthy" or _NO_RESULTS in said or _RESULT.search(said) or _EXIT.search(said) or _reading(said)
-    return (found[1], said) if known or "ERROR:" in said or "nhc" in said else None
+    output = match[2]
+    known = (
+        output == "Healthy"
+        or _NO_RESULTS in output
+        or _RESULT.search(output)
+        or _EXIT.search(output)
+        or _reading(output)
+    )
+    return (match[1], output) if known or "ERROR:" in output or "nhc" in output else None
 
 
 def _reading(line: str) -> NhcReading | None:
     for check, pattern in _READINGS:
-        if found := pattern.search(line.rstrip()):
-            value = float(found[2]) / (_BITS if found[3] == "Gbps" else 1)
-            return NhcReading(check, f"GPU {found[1]}" if found[1][0].isdigit() else found[1], value)
+        if match := pattern.search(line.rstrip()):
+            value = float(match[2]) / (_BITS if match[3] == "Gbps" else 1)
+            return NhcReading(check, f"GPU {match[1]}" if match[1][0].isdigit() else match[1], value)
     return None
 
 
@@ -216,12 +222,11 @@ class _Building:
         elif self.host:
             self._summary(line)
         elif about := _FIELD.match(line):
-            self._tell(_FIELDS[about[1]], about[2])
-
-    def _tell(self, field: str, value: str) -> None:
-        if self.about.setdefault(field, value) != value:
-            said = f"two machines in one log, line by line: {self.about[field]} and {value}"
-            self.results[NhcResult("failed", "", said, code="NHCNA")] = None
+            field = _FIELDS[about[1]]
+            value = about[2]
+            if self.about.setdefault(field, value) != value:
+                text = f"two machines in one log, line by line: {self.about[field]} and {value}"
+                self.results[NhcResult("failed", "", text, code="NHCNA")] = None
 
     def _summary(self, line: str) -> None:
         if line == "Healthy":
@@ -229,8 +234,8 @@ class _Building:
         elif _NO_RESULTS in line:
             self.silent = True
         elif "ERROR:" in line:
-            said = line.partition("ERROR:")[2].strip()
-            self.results[NhcResult("failed", "", said)] = None
+            text = line.partition("ERROR:")[2].strip()
+            self.results[NhcResult("failed", "", text)] = None
 
     def run(self) -> NhcRun:
         about = self.about

@@ -40,10 +40,10 @@ def urn(compute: Mapping[str, Any]) -> str:
 
 def components(text: str) -> dict[str, str]:
     """/opt/azurehpc/component_versions.txt, by our names. Raises ValueError when it is no JSON object of names and versions."""
-    said = json.loads(text)
-    if not isinstance(said, dict):
+    output = json.loads(text)
+    if not isinstance(output, dict):
         raise ValueError("component_versions.txt is no JSON object")
-    return {ours: str(said[theirs]) for theirs, ours in COMPONENTS.items() if said.get(theirs)}
+    return {ours: str(output[theirs]) for theirs, ours in COMPONENTS.items() if output.get(theirs)}
 
 
 def os_release(text: str) -> str:

@@ -41,13 +41,13 @@ def read_deepspeed(text: str) -> tuple[DeepspeedStep, ...]:
 
 
 def _said(line: str) -> list[tuple[int, dict[str, Any]]]:
-    found: list[tuple[int, dict[str, Any]]] = []
+    results: list[tuple[int, dict[str, Any]]] = []
     if rate := _RATE.search(line):
-        found.append((int(rate[1]), {"skipped": float(rate[2]), "learning_rate": float(rate[3])}))
+        results.append((int(rate[1]), {"skipped": float(rate[2]), "learning_rate": float(rate[3])}))
     if speed := _SPEED.search(line):
-        found.append((int(speed[1]), {"samples_per_second": float(speed[3])}))
+        results.append((int(speed[1]), {"samples_per_second": float(speed[3])}))
     if pipeline := _PIPELINE.search(line):
         names = ("loss", "seconds", "samples_per_second")
-        said = {name: float(value) for name, value in zip(names, pipeline.groups()[1:], strict=True)}
-        found.append((int(pipeline[1]), said))
-    return found
+        output = {name: float(value) for name, value in zip(names, pipeline.groups()[1:], strict=True)}
+        results.append((int(pipeline[1]), output))
+    return results

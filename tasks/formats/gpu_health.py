@@ -93,20 +93,20 @@ class Port:
 
 def read_rules(text: str) -> Rules:
     """The rules of a JSON text of health.json's form."""
-    said: dict[str, Any] = json.loads(text)
+    output: dict[str, Any] = json.loads(text)
     return Rules(
-        xid_fail=frozenset(said["xid_fail"]["codes"]),
-        xid_remedy=said["xid_remedy"],
-        smi_fail=said["smi_fail"]["codes"],
-        smi_signatures=tuple(said["smi_fail"]["signatures"]),
-        ecc={name: limit for name, limit in said["ecc"].items() if name != "source"},
-        throttle=said["throttle"]["reasons"],
-        flaps_fail=said["links"]["flaps_fail"],
-        command_seconds=said["command_seconds"],
-        xid_hours=said["xid_seen"]["hours"],
-        xid_programs=frozenset(said["xid_programs"]["codes"]),
-        rows_fail=said["rows"]["uncorrectable"],
-        pages_fail=said["rows"]["retired_pages"],
+        xid_fail=frozenset(output["xid_fail"]["codes"]),
+        xid_remedy=output["xid_remedy"],
+        smi_fail=output["smi_fail"]["codes"],
+        smi_signatures=tuple(output["smi_fail"]["signatures"]),
+        ecc={name: limit for name, limit in output["ecc"].items() if name != "source"},
+        throttle=output["throttle"]["reasons"],
+        flaps_fail=output["links"]["flaps_fail"],
+        command_seconds=output["command_seconds"],
+        xid_hours=output["xid_seen"]["hours"],
+        xid_programs=frozenset(output["xid_programs"]["codes"]),
+        rows_fail=output["rows"]["uncorrectable"],
+        pages_fail=output["rows"]["retired_pages"],
     )
 
 
@@ -114,10 +114,10 @@ ENDED_BY_SOMEBODY = (-9, -15, 137, 143)
 """SIGKILL and SIGTERM say nothing of a machine: the agent itself ends what is left of an attempt."""
 
 
-def smi_finding(code: int, said: str, rules: Rules) -> Finding | None:
+def smi_finding(code: int, text: str, rules: Rules) -> Finding | None:
     """What the end of nvidia-smi says; `code` is negative when a signal ended it. None when it is well."""
-    line = next((line.strip() for line in said.splitlines() if line.strip()), "no output")
-    signature = next((mark for mark in rules.smi_signatures if mark.lower() in said.lower()), None)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no output")
+    signature = next((mark for mark in rules.smi_signatures if mark.lower() in text.lower()), None)
     if code == 0 and not signature:
         return None
     known = rules.smi_fail.get(str(code))
@@ -127,28 +127,28 @@ def smi_finding(code: int, said: str, rules: Rules) -> Finding | None:
     return Finding("smi", "fail" if fails else "warn", f"nvidia-smi ended with {code}: {what} ({line[:200]})")
 
 
-def unknown_field(said: str) -> str | None:
+def unknown_field(text: str) -> str | None:
     """The field that this driver's nvidia-smi does not know, by its complaint."""
-    found = UNKNOWN_FIELD.search(said)
-    return found[1] if found else None
+    match = UNKNOWN_FIELD.search(text)
+    return match[1] if match else None
 
 
-def rows(said: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
+def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
     """The lines of `--format=csv,noheader,nounits`, by the fields that were asked for; other lines are left out."""
-    parts = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
+    parts = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
     return [dict(zip(fields, values, strict=True)) for values in parts if len(values) == len(fields)]
 
 
 def gpu_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
     """What one row of GPU_FIELDS says. A field that a GPU does not have reads [N/A], and says nothing."""
     name = f"GPU {gpu.get('index', '?')} ({gpu.get('pci.bus_id', '?')})"
-    found = [_ecc(name, gpu, kind, limit) for kind, limit in rules.ecc.items()]
+    results = [_ecc(name, gpu, kind, limit) for kind, limit in rules.ecc.items()]
     uncorrected = _number(gpu.get("ecc.errors.uncorrected.volatile.dram"))
     if uncorrected:
-        found.append(Finding("ecc", "warn", f"{name}: {uncorrected} uncorrected errors of its memory"))
+        results.append(Finding("ecc", "warn", f"{name}: {uncorrected} uncorrected errors of its memory"))
     if _yes(gpu.get("retired_pages.pending")):
-        found.append(Finding("rows", "warn", f"{name}: pages wait to be retired", "Reset the GPU."))
-    return [*filter(None, found), *_throttled(name, gpu, rules)]
+        results.append(Finding("rows", "warn", f"{name}: pages wait to be retired", "Reset the GPU."))
+    return [*filter(None, results), *_throttled(name, gpu, rules)]
 
 
 def _ecc(name: str, gpu: Mapping[str, str], kind: str, limit: int) -> Finding | None:
@@ -168,12 +168,14 @@ def _throttled(name: str, gpu: Mapping[str, str], rules: Rules) -> list[Finding]
 def row_findings(gpu: Mapping[str, str]) -> list[Finding]:
     """What one row of ROW_FIELDS says (AzNHC's check_gpu_ecc: pending or failed remapping of rows is a fault)."""
     name = f"GPU {gpu.get('gpu_bus_id', '?')}"
-    found = []
+    results = []
     if _yes(gpu.get("remapped_rows.failure")):
-        found.append(Finding("rows", "fail", f"{name}: a row of its memory could not be remapped", "Replace the GPU."))
+        results.append(
+            Finding("rows", "fail", f"{name}: a row of its memory could not be remapped", "Replace the GPU.")
+        )
     if _yes(gpu.get("remapped_rows.pending")):
-        found.append(Finding("rows", "fail", f"{name}: a row of its memory waits to be remapped", "Reset the GPU."))
-    return found
+        results.append(Finding("rows", "fail", f"{name}: a row of its memory waits to be remapped", "Reset the GPU."))
+    return results
 
 
 def has_lines(log: str) -> bool:
@@ -188,8 +190,8 @@ def newest(log: str) -> float:
 
 def xids(log: str, *, since: float) -> list[Xid]:
     """The driver's errors in a kernel log as `dmesg` prints it, after `since` by the log's own clock."""
-    found = ((seconds, XID.search(text)) for seconds, text in _lines(log, since))
-    return [Xid(seconds, match[1], int(match[2]), match[3].strip()) for seconds, match in found if match]
+    result = ((seconds, XID.search(text)) for seconds, text in _lines(log, since))
+    return [Xid(seconds, match[1], int(match[2]), match[3].strip()) for seconds, match in result if match]
 
 
 def xid_findings(errors: list[Xid], rules: Rules) -> list[Finding]:
@@ -206,8 +208,8 @@ def xid_findings(errors: list[Xid], rules: Rules) -> list[Finding]:
 
 def killed_for_memory(log: str, *, since: float) -> dict[int, str]:
     """Processes that the kernel killed because memory was used up: process id and name."""
-    found = (KILLED.search(text) for _, text in _lines(log, since))
-    return {int(match[1]): match[2] for match in found if match}
+    result = (KILLED.search(text) for _, text in _lines(log, since))
+    return {int(match[1]): match[2] for match in result if match}
 
 
 def flap_findings(log: str, rules: Rules, *, since: float) -> list[Finding]:
@@ -222,17 +224,17 @@ def flaps(log: str, *, since: float) -> Counter[str]:
 
 def port_findings(before: Mapping[str, Port], now: Mapping[str, Port], rules: Rules) -> list[Finding]:
     """Ports that were active and are not, or whose link went down since."""
-    found = []
+    results = []
     for name, was in sorted(before.items()):
         port = now.get(name)
         if was.active and (port is None or not port.active):
             state = port.state if port else "gone"
-            found.append(
+            results.append(
                 Finding("link", "fail", f"port {name} is {state}, it was {was.state}", "Check cable and switch port.")
             )
         elif port and port.downed > was.downed:
-            found.append(_flapped(name, port.downed - was.downed, rules))
-    return found
+            results.append(_flapped(name, port.downed - was.downed, rules))
+    return results
 
 
 def port_of(files: Mapping[str, str]) -> Port:

@@ -79,17 +79,17 @@ def _unpacked(raw: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The bytes in a gzip file, as far as they go: one that was cut off is read up to there."""
     if raw[:2] != b"\x1f\x8b":
         return raw, ()
-    found = bytearray()
-    while raw[:2] == b"\x1f\x8b" and len(found) <= LARGEST:
+    result = bytearray()
+    while raw[:2] == b"\x1f\x8b" and len(result) <= LARGEST:
         unpacker = zlib.decompressobj(wbits=31)
         try:
-            found += unpacker.decompress(raw, LARGEST + 1 - len(found))
+            result += unpacker.decompress(raw, LARGEST + 1 - len(result))
         except zlib.error as error:
-            return bytes(found), (f"its gzip data is broken: {error}",)
-        if not unpacker.eof and len(found) <= LARGEST:
-            return bytes(found), ("its gzip data is cut off",)
+            return bytes(result), (f"its gzip data is broken: {error}",)
+        if not unpacker.eof and len(result) <= LARGEST:
+            return bytes(result), ("its gzip data is cut off",)
         raw = unpacker.unused_data
-    return bytes(found), ()
+    return bytes(result), ()
 
 
 def _decoded(raw: bytes) -> str:
@@ -107,10 +107,10 @@ def _decoded(raw: bytes) -> str:
 def _line(number: int, line: str) -> Line:
     tag, rest = "", line
     for _ in range(_MOST):
-        found = _PREFIXES.match(rest)
-        if not found or not found[0]:
+        match = _PREFIXES.match(rest)
+        if not match or not match[0]:
             break
-        if found.lastgroup not in ("stamp", "stream"):
-            tag += found[0].strip()
-        rest = rest[found.end() :]
+        if match.lastgroup not in ("stamp", "stream"):
+            tag += match[0].strip()
+        rest = rest[match.end() :]
     return Line(number, tag, rest)

@@ -42,7 +42,7 @@ def megatron_arguments(
     """The arguments, in one order; what the user adds is last, so that it has the last word."""
     deepspeed = execution.megatron.flavour == "megatron-deepspeed"
     of_flavour = _of_megatron_deepspeed if deepspeed else _of_megatron_lm
-    said: dict[str, Any] = {
+    output: dict[str, Any] = {
         **_network(training),
         **_optimizer(training),
         "micro-batch-size": micro_batch,
@@ -61,13 +61,13 @@ def megatron_arguments(
         "exit-signal-handler": True,
         "log-interval": 1,
     }
-    return [*_spelled(said), *execution.megatron.arguments]
+    return [*_spelled(output), *execution.megatron.arguments]
 
 
-def _spelled(said: Mapping[str, Any]) -> list[str]:
+def _spelled(output: Mapping[str, Any]) -> list[str]:
     """`--name value`; true is the name alone, false and empty are nothing, a tuple is several values."""
     words: list[str] = []
-    for name, value in said.items():
+    for name, value in output.items():
         if value is False or value == "":
             continue
         values = () if value is True else value if isinstance(value, tuple) else (value,)

@@ -135,7 +135,7 @@ def read_megatron(text: str) -> MegatronRun | None:
     return MegatronRun(
         tool="megatron-deepspeed" if _is_deepspeed(text) else "megatron",
         iterations=_once(iterations),
-        hosts=tuple(dict.fromkeys(found[1] for line in lines if (found := _host(line)))),
+        hosts=tuple(dict.fromkeys(result[1] for line in lines if (result := _host(line)))),
         world=_world(text),
         done=bool(_DONE.search(text)),
         saving=saving,
@@ -155,9 +155,9 @@ def iterations_of(line: str, number: int = 0) -> Iterator[Iteration]:
         yield _iteration(start, line[start.end() : end], number)
 
 
-def _iteration(start: re.Match[str], said: str, line: int) -> Iteration:
+def _iteration(start: re.Match[str], text: str, line: int) -> Iteration:
     """One of `name: value | name: value |`; of two values the first is now, the second the run's average."""
-    split = (part.partition(":") for part in said.split("|"))
+    split = (part.partition(":") for part in text.split("|"))
     fields = {name.strip(): [float(value) for value in _FLOAT.findall(rest)[:2]] for name, _, rest in split if rest}
     time = next((fields[name][0] * factor for name, factor in _TIMES.items() if fields.get(name)), None)
     tflops = next((fields[name] for name in _TFLOPS if fields.get(name)), [])
@@ -202,10 +202,10 @@ def _host(line: str) -> re.Match[str] | None:
 
 
 def _world(text: str) -> int | None:
-    found = _WORLD.search(text)
-    return int(found[1]) if found else None
+    match = _WORLD.search(text)
+    return int(match[1]) if match else None
 
 
 def _median(values: list[float | None]) -> float | None:
-    said = [value for value in values if value is not None]
-    return statistics.median(said) if said else None
+    messages = [value for value in values if value is not None]
+    return statistics.median(messages) if messages else None

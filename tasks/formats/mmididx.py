@@ -80,7 +80,16 @@ def open_tokens(prefix: Path) -> IndexedTokens:
     marks = np.frombuffer(index, np.int64, documents, HEADER.size + 12 * sequences)
     binary = Path(f"{prefix}.bin")
     dtype = np.dtype(DTYPES[code])
-    _check(prefix, lengths, pointers, marks, dtype, binary.stat().st_size)
+    size = binary.stat().st_size
+    starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))) * dtype.itemsize
+    if (lengths < 0).any():
+        raise IntegrityError(f"{prefix}.idx: a length is negative")
+    if size != starts[-1]:
+        raise IntegrityError(f"{prefix}.bin has {size} bytes, its index says {starts[-1]}")
+    if not np.array_equal(pointers, starts[:-1]):
+        raise IntegrityError(f"{prefix}.idx: a pointer is not the sum of the lengths before it")
+    if len(marks) == 0 or marks[0] != 0 or marks[-1] != len(lengths) or (np.diff(marks) < 0).any():
+        raise IntegrityError(f"{prefix}.idx: the document marks do not run from 0 to {len(lengths)}")
     tokens = np.memmap(binary, dtype, "r") if binary.stat().st_size else np.empty(0, dtype)
     return IndexedTokens(tokens=tokens, lengths=lengths, documents=marks)
 
@@ -106,25 +115,6 @@ def map_tokens(prefix: Path) -> NDArray[np.number]:
     if _size(binary) != count * dtype.itemsize:
         raise IntegrityError(f"{binary} has {_size(binary)} bytes, its index says {count * dtype.itemsize}")
     return np.memmap(binary, dtype, "r") if count else np.empty(0, dtype)
-
-
-def _check(
-    prefix: Path,
-    lengths: NDArray[np.int32],
-    pointers: NDArray[np.int64],
-    marks: NDArray[np.int64],
-    dtype: np.dtype[np.number],
-    size: int,
-) -> None:
-    starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))) * dtype.itemsize
-    if (lengths < 0).any():
-        raise IntegrityError(f"{prefix}.idx: a length is negative")
-    if size != starts[-1]:
-        raise IntegrityError(f"{prefix}.bin has {size} bytes, its index says {starts[-1]}")
-    if not np.array_equal(pointers, starts[:-1]):
-        raise IntegrityError(f"{prefix}.idx: a pointer is not the sum of the lengths before it")
-    if len(marks) == 0 or marks[0] != 0 or marks[-1] != len(lengths) or (np.diff(marks) < 0).any():
-        raise IntegrityError(f"{prefix}.idx: the document marks do not run from 0 to {len(lengths)}")
 
 
 @dataclass(frozen=True)

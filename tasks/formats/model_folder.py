@@ -71,8 +71,8 @@ def declared_context(folder: Path) -> int | None:
     """
     path = folder / "training.json"
     trained = _json(path) if path.is_file() else {}
-    found = _first(trained, "context", "sequence_length") or declared_positions(folder)
-    return int(found) if found else None
+    result = _first(trained, "context", "sequence_length") or declared_positions(folder)
+    return int(result) if result else None
 
 
 def declared_positions(folder: Path) -> int | None:
@@ -110,10 +110,10 @@ def shape_of(config: dict[str, Any]) -> NetworkConfig:
 
 
 def _require_plain(folder: Path, config: dict[str, Any]) -> None:
-    said = config.get("architectures") or [""]
-    if not str(said[0]).endswith(("ForCausalLM", "LMHeadModel")):
+    messages = config.get("architectures") or [""]
+    if not str(messages[0]).endswith(("ForCausalLM", "LMHeadModel")):
         raise ValueError(
-            f"{folder / 'config.json'} names the architecture {said[0]!r}: only causal language models are trained"
+            f"{folder / 'config.json'} names the architecture {messages[0]!r}: only causal language models are trained"
         )
     if "auto_map" in config:
         raise ValueError(
@@ -154,19 +154,19 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise ValueError(f"{path} is no safetensors file: {error}") from None
-    tensors = {name: said for name, said in header.items() if name != "__metadata__"}
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
     ends = _end_of_tensors(path, tensors)
     if 8 + length + ends != size:
         raise ValueError(
             f"{path} has {size} bytes, its header speaks of {8 + length + ends}: it was cut off, copy it again"
         )
-    return {name: tuple(said["shape"]) for name, said in tensors.items()}
+    return {name: tuple(value["shape"]) for name, value in tensors.items()}
 
 
 def _end_of_tensors(path: Path, tensors: dict[str, Any]) -> int:
     """Where the last tensor ends. Raises ValueError for tensors that overlap, leave gaps, or have no numbers to lie at."""
     try:
-        places = sorted((int(said["data_offsets"][0]), int(said["data_offsets"][1])) for said in tensors.values())
+        places = sorted((int(value["data_offsets"][0]), int(value["data_offsets"][1])) for value in tensors.values())
     except (TypeError, KeyError, IndexError, ValueError):
         raise ValueError(f"{path} is no safetensors file: a tensor has no place in it; copy it again") from None
     ends = 0
@@ -180,8 +180,8 @@ def _end_of_tensors(path: Path, tensors: dict[str, Any]) -> int:
 
 
 def _positions(config: dict[str, Any]) -> int | None:
-    found = _first(config, "max_position_embeddings", "n_positions")
-    return int(found) if found else None
+    result = _first(config, "max_position_embeddings", "n_positions")
+    return int(result) if result else None
 
 
 def _first(config: dict[str, Any], *names: str) -> Any:
@@ -189,10 +189,10 @@ def _first(config: dict[str, Any], *names: str) -> Any:
 
 
 def _number(config: dict[str, Any], *names: str) -> int:
-    found = _first(config, *names)
-    if not isinstance(found, int):
+    result = _first(config, *names)
+    if not isinstance(result, int):
         raise ValueError(f"config.json of the model has no {names[0]}: its size cannot be told")
-    return found
+    return result
 
 
 def _json(path: Path) -> dict[str, Any]:

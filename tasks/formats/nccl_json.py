@@ -19,28 +19,28 @@ _INFINITE = re.compile(r"(?<=[:\[,])\s*-?(?:inf|nan)(?=[,}\]])")
 
 def read_nccl_json(text: str, name: str = "") -> NcclRun | None:
     """The run of a file of -J; None when it is none. What a killed run left open is closed."""
-    said, problems = _parsed(text)
-    if not isinstance(said, dict) or not {"results", "config", "nccl_version"} & set(said):
+    output, problems = _parsed(text)
+    if not isinstance(output, dict) or not {"results", "config", "nccl_version"} & set(output):
         return None
-    config, results = _dict(said.get("config")), _list(said.get("results"))
+    config, results = _dict(output.get("config")), _list(output.get("results"))
     rows = [_row(_dict(result)) for result in results]
     unread = [*problems, *(f"result {n} has no size" for n, row in enumerate(rows) if row is None)]
     run = NcclRun(
         tool="nccl-tests",
-        library=_version(said.get("nccl_version")),
-        collective=_collective(said, name),
+        library=_version(output.get("nccl_version")),
+        collective=_collective(output, name),
         ranks=tuple(_rank(_dict(device)) for device in _list(config.get("devices"))),
         rows=tuple(row for row in rows if row),
-        header="results" in said,
-        out_of_bounds=_integer(_dict(said.get("out_of_bounds")).get("count")),
-        average_printed=finite(_dict(said.get("average_bus_bandwidth")).get("bandwidth")),
+        header="results" in output,
+        out_of_bounds=_integer(_dict(output.get("out_of_bounds")).get("count")),
+        average_printed=finite(_dict(output.get("average_bus_bandwidth")).get("bandwidth")),
         average_accepted={"true": True, "false": False}.get(
-            str(_dict(said.get("average_bus_bandwidth")).get("okay")).lower()
+            str(_dict(output.get("average_bus_bandwidth")).get("okay")).lower()
         ),
         validated=None if "validation" not in config else bool(_integer(config.get("validation"))),
-        failures=tuple(redact(str(error))[:300] for error in _list(said.get("errors")) if error),
+        failures=tuple(redact(str(error))[:300] for error in _list(output.get("errors")) if error),
         unread=tuple(unread),
-        environment=environment_of(_list(said.get("env"))),
+        environment=environment_of(_list(output.get("env"))),
     )
     return replace(run, collective=run.collective or collective_by_figures(run))
 
@@ -48,9 +48,9 @@ def read_nccl_json(text: str, name: str = "") -> NcclRun | None:
 def environment_of(entries: list[Any]) -> dict[str, str]:
     """NAME=VALUE as a dict; a value that is a secret, by its name or its form, is a mark."""
     split = (str(entry).partition("=") for entry in entries)
-    said = {name: value for name, _, value in split}
-    safe = without_secrets(said)
-    return {name: redact(value) if name in safe else MARK for name, value in said.items()}
+    output = {name: value for name, _, value in split}
+    safe = without_secrets(output)
+    return {name: redact(value) if name in safe else MARK for name, value in output.items()}
 
 
 def _parsed(text: str) -> tuple[Any, list[str]]:
@@ -87,8 +87,8 @@ def _closed(text: str) -> Any:
     return None
 
 
-def _collective(said: dict[str, Any], name: str) -> str:
-    args = _list(said.get("args"))
+def _collective(output: dict[str, Any], name: str) -> str:
+    args = _list(output.get("args"))
     return (collective_of(str(args[0])) if args else "") or collective_of(name)
 
 
@@ -116,13 +116,13 @@ def _row(result: dict[str, Any]) -> TestRow | None:
     )
 
 
-def _figures(said: dict[str, Any]) -> Figures:
-    time = said.get("time", said.get("cpu_time"))
+def _figures(output: dict[str, Any]) -> Figures:
+    time = output.get("time", output.get("cpu_time"))
     time, algbw, busbw = (
         None if value is None or value < 0 else value
-        for value in (finite(time), finite(said.get("alg_bw")), finite(said.get("bus_bw")))
+        for value in (finite(time), finite(output.get("alg_bw")), finite(output.get("bus_bw")))
     )
-    return Figures(time, algbw, busbw, _integer(said.get("nwrong")))
+    return Figures(time, algbw, busbw, _integer(output.get("nwrong")))
 
 
 def _version(code: Any) -> str:

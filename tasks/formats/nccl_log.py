@@ -109,26 +109,23 @@ class _Gathered:
         self.world = 0
         self.warnings: dict[tuple[str, str], None] = {}
 
-    def take(self, host: str, level: str, said: str) -> None:
+    def take(self, host: str, level: str, text: str) -> None:
         used = self.used.setdefault(host, set())
         if level == "WARN":
-            self.warnings[host, said] = None
-        elif transport := transport_of(said):
+            self.warnings[host, text] = None
+        elif transport := transport_of(text):
             used.add(transport)
         else:
-            self._setting(host, said)
-
-    def _setting(self, host: str, said: str) -> None:
-        if network := _USING.match(said):
-            self.networks[host] = network[1].strip()
-        elif topology := _TOPOLOGY.search(said):
-            self.topologies[host] = topology[1] or topology[2]
-        elif _NO_TOPOLOGY in said:
-            self.without_topology.add(host)
-        elif _NO_DEVICE in said:
-            self.without_device.add(host)
-        elif rank := _RANK.search(said):
-            self._rank(host, int(rank[1]), int(rank[2]))
+            if network := _USING.match(text):
+                self.networks[host] = network[1].strip()
+            elif topology := _TOPOLOGY.search(text):
+                self.topologies[host] = topology[1] or topology[2]
+            elif _NO_TOPOLOGY in text:
+                self.without_topology.add(host)
+            elif _NO_DEVICE in text:
+                self.without_device.add(host)
+            elif rank := _RANK.search(text):
+                self._rank(host, int(rank[1]), int(rank[2]))
 
     def _rank(self, host: str, rank: int, world: int) -> None:
         """Ranks of smaller communicators, those of a split, are no ranks of the run."""

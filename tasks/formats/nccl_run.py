@@ -148,8 +148,10 @@ class NcclRun:
     @property
     def average(self) -> float | None:
         """Mean of the bus bandwidth over all rows, out of place and in place, as nccl-tests take it."""
-        said = [figures.busbw for row in self.rows for figures in (row.out, row.in_place) if figures.busbw is not None]
-        return sum(said) / len(said) if said else None
+        messages = [
+            figures.busbw for row in self.rows for figures in (row.out, row.in_place) if figures.busbw is not None
+        ]
+        return sum(messages) / len(messages) if messages else None
 
     @property
     def averages_agree(self) -> bool:
@@ -172,10 +174,10 @@ def finite(value: Any) -> float | None:
 
 def collective_of(text: str) -> str:
     """The collective that a program, a command or a file is named after; empty when none is."""
-    found = PROGRAM.search(
+    match = PROGRAM.search(
         PurePath(text).name.lower().replace("-", "_") if "/" in text and " " not in text else text.lower()
     )
-    return _PLAIN.get(found[1].replace("_", ""), "") if found else ""
+    return _PLAIN.get(match[1].replace("_", ""), "") if match else ""
 
 
 def collective_by_figures(run: NcclRun) -> str:

@@ -63,50 +63,47 @@ def columns_of(header: str) -> Columns:
 
 def row_of(text: str, columns: Columns | None) -> TestRow | Cut | Unread | None:
     """The row that a line holds; None when it holds none. Without columns they are found by their number."""
-    found = ROW.search(text)
-    if not found:
+    match = ROW.search(text)
+    if not match:
         return None
-    rest = _STAMP.sub("", found[4])
+    rest = _STAMP.sub("", match[4])
     tokens = rest.split()
     if columns is None:
-        columns = _guessed(len(tokens), tokens)
+        # Columns by the number of tokens after the type: 8 or 16, with an operator, with a root.
+        count = len(tokens)
+        named = int(bool(tokens) and _is_name(tokens[0]))
+        width = 8 if count - named >= 16 else 4
+        columns = Columns(root=count - named != 2 * width, width=width)
     lead = int(bool(tokens) and _is_name(tokens[0])) + int(columns.root is True)
     figures = tokens[lead:]
     if len(figures) == columns.width and _BLANK.search(rest):
         figures = ["N/A"] * columns.width + figures
     if len(figures) < 2 * columns.width:
-        return Cut(found[0])
+        return Cut(match[0])
     if len(figures) > 2 * columns.width:
-        return Unread(found[0])
-    return _row(found, tokens[:lead], figures, columns)
+        return Unread(match[0])
+    return _row(match, tokens[:lead], figures, columns)
 
 
-def _guessed(count: int, tokens: list[str]) -> Columns:
-    """Columns by the number of tokens after the type: 8 or 16, with an operator, with a root."""
-    named = int(bool(tokens) and _is_name(tokens[0]))
-    width = 8 if count - named >= 16 else 4
-    return Columns(root=count - named != 2 * width, width=width)
-
-
-def _row(found: re.Match[str], lead: list[str], figures: list[str], columns: Columns) -> TestRow | Unread:
+def _row(result: re.Match[str], lead: list[str], figures: list[str], columns: Columns) -> TestRow | Unread:
     names = [name for name in lead if _is_name(name)]
     roots = [int(name) for name in lead if re.fullmatch(r"-?\d+", name)]
     try:
         return TestRow(
-            bytes=int(found[1]),
-            type=found[3],
+            bytes=int(result[1]),
+            type=result[3],
             redop=names[0] if names else "",
             root=roots[0] if roots else None,
             out=_figures(figures[:4], columns),
             in_place=_figures(figures[columns.width : columns.width + 4], columns),
         )
     except ValueError:
-        return Unread(found[0])
+        return Unread(result[0])
 
 
-def _figures(said: list[str], columns: Columns) -> Figures:
+def _figures(messages: list[str], columns: Columns) -> Figures:
     """Raises ValueError for what is neither a number nor N/A."""
-    time, algbw, busbw, wrong = said
+    time, algbw, busbw, wrong = messages
     return Figures(_number(time), _number(algbw), _number(busbw), _error(wrong) if columns.error else _count(wrong))
 
 
@@ -168,11 +165,10 @@ def read_nccl_tests(text: str, name: str = "") -> list[NcclRun]:
     for line in lines(text):
         reader.take(line)
     runs = sorted(reader.runs(), key=lambda run: run.lines)
-    return [_named(run, name) for run in _joined(runs)]
-
-
-def _named(run: NcclRun, name: str) -> NcclRun:
-    return replace(run, collective=run.collective or collective_of(name) or collective_by_figures(run))
+    return [
+        replace(run, collective=run.collective or collective_of(name) or collective_by_figures(run))
+        for run in _joined(runs)
+    ]
 
 
 def _joined(runs: list[NcclRun]) -> list[NcclRun]:
@@ -276,7 +272,13 @@ class _Reader:
         if ("#" in text or " : " in text or "ccl-tests" in text) and self._comment(line, text):
             return
         if text.strip() and not self._row(line, text):
-            self._other(line, text)
+            if command := _COMMAND.search(text):
+                self.command = collective_of(command[1]) or self.command
+                if self.last and not (self.last.columns or self.last.failures):
+                    self.last.say("collective", self.command)
+            if _FAILURE.search(text):
+                output = self.last.failures if self.last else self.early
+                output.append(f"line {line.number}: {text.strip()[:300]}")
 
     def _without_messages(self, text: str) -> str:
         """A line without NCCL's own words, which come in the middle of rows too."""
@@ -307,8 +309,8 @@ class _Reader:
     def _comment(self, line: Line, text: str) -> bool:
         """A line of the run's frame."""
         for kind, pattern in _STARTS.items():
-            if found := pattern.search(text):
-                self._start_line(line, kind, found)
+            if match := pattern.search(text):
+                self._start_line(line, kind, match)
                 return True
         if rank := _RANK.search(text):
             self.hosts.add(rank[3])
@@ -318,23 +320,6 @@ class _Reader:
         if header := HEADER.search(text):
             self._run(line).columns = columns_of(header[0])
             return True
-        return self._footer(line, text)
-
-    def _start_line(self, line: Line, kind: str, found: re.Match[str]) -> None:
-        run = self.open.get(line.tag)
-        if run and (run.begun or (run.failures and kind in run.seen)):
-            self._end(line.tag)
-        run = self._run(line)
-        run.seen.add(kind)
-        if kind == "tool":
-            run.say("tool", f"{found[1].lower()}-tests")
-            run.say("version", found[2])
-        elif kind == "test":
-            run.said["collective"] = collective_of(found[1])
-        elif validation := _VALIDATION.search(found[0]):
-            run.say("validated", validation[1] != "0")
-
-    def _footer(self, line: Line, text: str) -> bool:
         if bounds := _BOUNDS.search(text):
             self._run(line).say("out_of_bounds", int(bounds[1]))
         elif average := _AVERAGE.search(text):
@@ -347,15 +332,29 @@ class _Reader:
             return text.lstrip().startswith("#")
         return True
 
-    def _average(self, run: _Run, said: re.Match[str]) -> None:
+    def _start_line(self, line: Line, kind: str, result: re.Match[str]) -> None:
+        run = self.open.get(line.tag)
+        if run and (run.begun or (run.failures and kind in run.seen)):
+            self._end(line.tag)
+        run = self._run(line)
+        run.seen.add(kind)
+        if kind == "tool":
+            run.say("tool", f"{result[1].lower()}-tests")
+            run.say("version", result[2])
+        elif kind == "test":
+            run.said["collective"] = collective_of(result[1])
+        elif validation := _VALIDATION.search(result[0]):
+            run.say("validated", validation[1] != "0")
+
+    def _average(self, run: _Run, output: re.Match[str]) -> None:
         run.close_row()
-        average = finite(said[1])
+        average = finite(output[1])
         if average is None:
-            run.unread.append(f"average {said[1]!r}")
+            run.unread.append(f"average {output[1]!r}")
         else:
             run.say("average_printed", average)
-        if said[2]:
-            run.say("average_accepted", said[2] == "OK")
+        if output[2]:
+            run.say("average_accepted", output[2] == "OK")
 
     def _row(self, line: Line, text: str) -> bool:
         run = self.open.get(line.tag)
@@ -381,15 +380,6 @@ class _Reader:
         elif isinstance(row, Unread):
             run.unread.append(f"line {number}: {row.text.strip()[:160]}")
         return True
-
-    def _other(self, line: Line, text: str) -> None:
-        if command := _COMMAND.search(text):
-            self.command = collective_of(command[1]) or self.command
-            if self.last and not (self.last.columns or self.last.failures):
-                self.last.say("collective", self.command)
-        if _FAILURE.search(text):
-            said = self.last.failures if self.last else self.early
-            said.append(f"line {line.number}: {text.strip()[:300]}")
 
     def _run(self, line: Line) -> _Run:
         """The run that a line belongs to; a new one where there is none."""

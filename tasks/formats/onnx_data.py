@@ -111,15 +111,15 @@ def _places(data: memoryview, kind: str, depth: int) -> Iterator[Place]:
 def _place(entries: list[tuple[str, str]]) -> Place:
     locations = tuple(value for key, value in entries if key == "location")
     numbers = {key: [int(value) for name, value in entries if name == key] for key in ("offset", "length")}
-    if min((number for said in numbers.values() for number in said), default=0) < 0:
+    if min((number for text in numbers.values() for number in text), default=0) < 0:
         raise ValueError("a tensor lies at a negative place")
     ends = tuple(begin + size for begin in numbers["offset"] or [0] for size in numbers["length"] or [0])
     return Place(locations or ("",), ends)
 
 
 def _entry(data: memoryview) -> tuple[str, str]:
-    said = {number: bytes(value).decode() for number, value in _fields(data) if number in (1, 2)}
-    return said.get(1, ""), said.get(2, "")
+    output = {number: bytes(value).decode() for number, value in _fields(data) if number in (1, 2)}
+    return output.get(1, ""), output.get(2, "")
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:

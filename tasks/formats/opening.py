@@ -48,9 +48,9 @@ def store_opening(folder: Path, token: str, number: int) -> None:
 def _before(processor: Mapping[str, Any]) -> tuple[int, ...]:
     if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
         return (int(processor["cls"][1]),)
-    found: list[int] = []
+    results: list[int] = []
     for piece in processor.get("single", ()):
         if "SpecialToken" not in piece:
             break
-        found += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
-    return tuple(found)
+        results += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+    return tuple(results)

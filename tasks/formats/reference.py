@@ -21,16 +21,16 @@ MEASURES = ("length", "entropy", "repetition", "odd")
 
 def summary(values: Mapping[str, Sequence[float]], *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """What is written: of each measure of `prompts` answers, of at most `max_tokens` tokens each, taken greedily."""
-    told = {name: _told(sorted(values[name])) for name in MEASURES if values.get(name)}
-    return {"version": VERSION, "count": prompts, "max_tokens": max_tokens, "greedy": True, "measures": told}
+    payload = {name: _told(sorted(values[name])) for name in MEASURES if values.get(name)}
+    return {"version": VERSION, "count": prompts, "max_tokens": max_tokens, "greedy": True, "measures": payload}
 
 
-def quantiles_of(told: Any) -> dict[str, list[float]]:
+def quantiles_of(payload: Any) -> dict[str, list[float]]:
     """The quantiles of each measure that enough answers were measured for; nothing of what is no such file."""
-    measures = told.get("measures") if isinstance(told, Mapping) and told.get("version") == VERSION else None
+    measures = payload.get("measures") if isinstance(payload, Mapping) and payload.get("version") == VERSION else None
     if not isinstance(measures, Mapping):
         return {}
-    enough = {str(name): said["quantiles"] for name, said in measures.items() if said["count"] >= FEWEST}
+    enough = {str(name): text["quantiles"] for name, text in measures.items() if text["count"] >= FEWEST}
     return {name: [float(value) for value in quantiles] for name, quantiles in enough.items()}
 
 

@@ -20,20 +20,20 @@ FREE_LEVELS = ("", "auto", "high")
 """Of power_dpm_force_performance_level: the driver chooses its clock up to the highest."""
 
 
-def cards(said: str) -> int:
+def cards(text: str) -> int:
     """GPUs in the answer to `rocm-smi --showid --json`, or to `amd-smi list --json`. Raises ValueError when it is neither."""
-    found = _json(said)
-    if isinstance(found, dict) and "gpu_data" in found:
-        found = found["gpu_data"]
-    if isinstance(found, list):
-        return len(found)
-    return sum(1 for key in found if str(key).lower().startswith("card"))
+    result = _json(text)
+    if isinstance(result, dict) and "gpu_data" in result:
+        result = result["gpu_data"]
+    if isinstance(result, list):
+        return len(result)
+    return sum(1 for key in result if str(key).lower().startswith("card"))
 
 
-def throttled(said: str) -> dict[str, str]:
+def throttled(text: str) -> dict[str, str]:
     """The answer to `amd-smi metric --power --json`: what is throttled, by GPU."""
-    found = _json(said)
-    gpus = found.get("gpu_data", []) if isinstance(found, dict) else found
+    result = _json(text)
+    gpus = result.get("gpu_data", []) if isinstance(result, dict) else result
     states = {str(gpu.get("gpu")): str((gpu.get("power") or {}).get("throttle_status", "")) for gpu in gpus}
     return {gpu: state for gpu, state in states.items() if state.upper().startswith("THROTTLED")}
 
@@ -54,9 +54,9 @@ def faults(log: str) -> list[tuple[str, str]]:
     return [(match["bus"], line.strip()) for line in log.splitlines() if (match := FAULT.search(line))]
 
 
-def _json(said: str) -> Any:
+def _json(text: str) -> Any:
     """Some versions print warnings before the JSON."""
-    start = min((at for at in (said.find("{"), said.find("[")) if at >= 0), default=-1)
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
     if start < 0:
-        raise ValueError(f"no JSON: {said.strip()[:200] or 'nothing was said'}")
-    return json.JSONDecoder().raw_decode(said[start:])[0]
+        raise ValueError(f"no JSON: {text.strip()[:200] or 'nothing was said'}")
+    return json.JSONDecoder().raw_decode(text[start:])[0]

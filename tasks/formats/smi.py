@@ -56,9 +56,9 @@ class Clock:
         return self.maximum if self.application is None else self.application
 
 
-def listed(said: str) -> int:
+def listed(text: str) -> int:
     """GPUs in the answer to `nvidia-smi --list-gpus`; one that has fallen off the bus is a line of another form."""
-    return len(GPU.findall(said))
+    return len(GPU.findall(text))
 
 
 def clocks(gpu: Mapping[str, str], kind: str) -> Clock | None:
@@ -73,18 +73,18 @@ def set_clocks_command(gpu: Mapping[str, str]) -> tuple[str, ...]:
     return ("nvidia-smi", "-i", gpu["index"], "-ac", highest)
 
 
-def links(said: str) -> dict[str, Links]:
+def links(text: str) -> dict[str, Links]:
     """The answer to `nvidia-smi nvlink --status`, by GPU; empty where no GPU has NVLink."""
-    found = {}
-    starts = [*GPU.finditer(said)]
-    ends = [*(start.start() for start in starts[1:]), len(said)]
+    result = {}
+    starts = [*GPU.finditer(text)]
+    ends = [*(start.start() for start in starts[1:]), len(text)]
     for start, end in zip(starts, ends, strict=False):  # nothing starts in an empty answer
-        block = said[start.end() : end]
+        block = text[start.end() : end]
         states = [match[2].startswith("<") for match in LINK.finditer(block)]
         all_down = ALL_INACTIVE in block.lower()
         if states or all_down:
-            found[start[1]] = Links(states.count(False), states.count(True), all_down)
-    return found
+            result[start[1]] = Links(states.count(False), states.count(True), all_down)
+    return result
 
 
 def down(links_of: Mapping[str, Links]) -> dict[str, int]:
@@ -98,13 +98,13 @@ def down(links_of: Mapping[str, Links]) -> dict[str, int]:
 
 def ecc_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
     """Errors since the GPU was made, beside those since the driver was loaded (gpu_health.gpu_findings)."""
-    found = []
+    results = []
     for kind in ("uncorrected", "corrected"):
         count, limit = number(gpu.get(f"ecc.errors.{kind}.aggregate.sram")), rules.ecc[f"sram_{kind}"]
         if count is not None and count > limit:
             message = f"{name(gpu)}: {count:.0f} {kind} errors of its SRAM in its life, the limit is {limit}"
-            found.append(Finding("ecc", "fail", message, "Drain the machine and have the GPU replaced."))
-    return found
+            results.append(Finding("ecc", "fail", message, "Drain the machine and have the GPU replaced."))
+    return results
 
 
 def row_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:

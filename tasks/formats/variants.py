@@ -19,18 +19,18 @@ def smaller_rungs(
 
     `files` are the model's, as its manifest has them. None: nobody says what they must be, of the variants neither.
     """
-    found = []
+    results = []
     for folder in (model_folder / FOLDER).glob("*/"):
         prefix = f"{FOLDER}/{folder.name}/"
         rung: dict[str, Any] = {"name": "smaller", "model_ref": f"{model_ref}/{prefix[:-1]}", "folder": str(folder)}
         if files is None:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            found.append((size, {**rung, "files": None}))
+            results.append((size, {**rung, "files": None}))
             continue
         own = [
             {**file, "path": str(file["path"]).removeprefix(prefix)}
             for file in files
             if str(file["path"]).startswith(prefix)
         ]
-        found.append((sum(int(file["size"]) for file in own), {**rung, "files": own}))
-    return [rung for _, rung in sorted(found, key=lambda one: -one[0])]
+        results.append((sum(int(file["size"]) for file in own), {**rung, "files": own}))
+    return [rung for _, rung in sorted(results, key=lambda one: -one[0])]

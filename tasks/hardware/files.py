@@ -71,11 +71,11 @@ OWN = ("name", "aliases", "based_on")
 
 def known_skus(*folders: Path) -> dict[str, Path]:
     """Files by plain name; those of earlier folders come first, ours last."""
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for path in _files(*folders):
         if not path.name.startswith("_"):
-            found.setdefault(plain_name(path.stem), path)
-    return found
+            result.setdefault(plain_name(path.stem), path)
+    return result
 
 
 def find_sku(name: str, *folders: Path) -> Path:
@@ -101,12 +101,19 @@ def display_names(known: dict[str, Path]) -> list[str]:
 
 def read_sku(path: Path, *folders: Path) -> Sku:
     """A file, on top of what it is based on. Raises ValueError that names the file, the key and the value."""
-    said = _resolved(path, folders, above=())
+    output = _resolved(path, folders, above=())
     try:
-        sku = Sku.model_validate(said)
+        sku = Sku.model_validate(output)
     except ValidationError as error:
         raise ValueError(f"{path} is no description of hardware: {_words(error)}") from error
-    _require_known(sku, path)
+    # Names of checks and specs are ours, and so are their units.
+    limits = {f"limits.{name}": (name, limit.unit, CHECKS) for name, limit in sku.limits.items()}
+    specs = {f"specs.{name}": (name, number.unit, SPECS) for name, number in sku.specs.items()}
+    for where, (name, unit, known) in {**limits, **specs}.items():
+        if name not in known:
+            raise ValueError(f"{path}: {where}: there is no such name; known are {', '.join(sorted(known))}")
+        if unit != known[name]:
+            raise ValueError(f"{path}: {where}: its unit is {known[name] or 'none'}, and the file says {unit!r}")
     if path.parent in (*folders, FOLDER) and plain_name(sku.name) != plain_name(path.stem):
         raise ValueError(f"{path}: its name is {sku.name!r}; a file of this folder is called as its hardware")
     return sku
@@ -115,25 +122,25 @@ def read_sku(path: Path, *folders: Path) -> Sku:
 def _names(path: Path) -> list[str]:
     """The name of a file and its others; of one that cannot be read, what it is called."""
     try:
-        said = _said(path)
+        output = _said(path)
     except ValueError:
         return [path.stem]
-    aliases = said.get("aliases")
-    return [str(said.get("name") or path.stem), *map(str, aliases if isinstance(aliases, list) else ())]
+    aliases = output.get("aliases")
+    return [str(output.get("name") or path.stem), *map(str, aliases if isinstance(aliases, list) else ())]
 
 
 def _files(*folders: Path) -> list[Path]:
-    there = [folder for folder in (*folders, FOLDER) if folder.is_dir()]
-    return [path for folder in there for path in sorted(folder.iterdir()) if path.suffix in ENDINGS]
+    existing = [folder for folder in (*folders, FOLDER) if folder.is_dir()]
+    return [path for folder in existing for path in sorted(folder.iterdir()) if path.suffix in ENDINGS]
 
 
 def _resolved(path: Path, folders: tuple[Path, ...], above: tuple[Path, ...]) -> dict[str, Any]:
-    said = _said(path)
-    if not said.get("based_on"):
-        return said
+    output = _said(path)
+    if not output.get("based_on"):
+        return output
     above = (*above, path)
-    base = _base(str(said["based_on"]), path, folders, above)
-    return _on_top(_resolved(base, folders, above), said)
+    base = _base(str(output["based_on"]), path, folders, above)
+    return _on_top(_resolved(base, folders, above), output)
 
 
 def _base(name: str, path: Path, folders: tuple[Path, ...], above: tuple[Path, ...]) -> Path:
@@ -146,13 +153,13 @@ def _base(name: str, path: Path, folders: tuple[Path, ...], above: tuple[Path, .
     )
 
 
-def _on_top(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    merged = {key: value for key, value in base.items() if key not in OWN} | said
-    for key, value in said.items():
+def _on_top(base: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in base.items() if key not in OWN} | output
+    for key, value in output.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             merged[key] = {name: entry for name, entry in {**base[key], **value}.items() if entry is not None}
-    if isinstance(said.get("collectives"), list) and isinstance(base.get("collectives"), list):
-        merged["collectives"] = _collectives([*base["collectives"], *said["collectives"]])
+    if isinstance(output.get("collectives"), list) and isinstance(base.get("collectives"), list):
+        merged["collectives"] = _collectives([*base["collectives"], *output["collectives"]])
     return merged
 
 
@@ -167,14 +174,14 @@ def _collectives(entries: list[Any]) -> list[Any]:
 
 def _said(path: Path) -> dict[str, Any]:
     try:
-        said = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        output = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"hardware {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(output, dict):
         raise ValueError(f"{path} is no description of hardware: it has no keys")
-    return said
+    return output
 
 
 def _words(error: ValidationError) -> str:
@@ -185,16 +192,5 @@ def _sentence(problem: Any) -> str:
     where, value = ".".join(map(str, problem["loc"])), problem["input"]
     if problem["type"] == "extra_forbidden":
         return f"{where}: there is no such key (it says {value!r})"
-    said = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {said}" + ("" if isinstance(value, dict) else f" (it says {value!r})") if where else said
-
-
-def _require_known(sku: Sku, path: Path) -> None:
-    """Names of checks and specs are ours, and so are their units."""
-    limits = {f"limits.{name}": (name, limit.unit, CHECKS) for name, limit in sku.limits.items()}
-    specs = {f"specs.{name}": (name, number.unit, SPECS) for name, number in sku.specs.items()}
-    for where, (name, unit, known) in {**limits, **specs}.items():
-        if name not in known:
-            raise ValueError(f"{path}: {where}: there is no such name; known are {', '.join(sorted(known))}")
-        if unit != known[name]:
-            raise ValueError(f"{path}: {where}: its unit is {known[name] or 'none'}, and the file says {unit!r}")
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {text}" + ("" if isinstance(value, dict) else f" (it says {value!r})") if where else text

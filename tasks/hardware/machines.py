@@ -45,10 +45,10 @@ class _Reader:
 
     def get(self, name: str, what: str, scale: float = 1.0, *, otherwise: float | None = 0.0) -> float:
         """A number of the file times `scale`; `otherwise` where it has none, named as assumed unless that is 0."""
-        found = self.specs.get(name)
-        if found is not None and not isinstance(found.value, str):
-            self.sources[what] = self.sku.cite(found.source)
-            return float(found.value) * scale
+        result = self.specs.get(name)
+        if result is not None and not isinstance(result.value, str):
+            self.sources[what] = self.sku.cite(result.source)
+            return float(result.value) * scale
         if otherwise:
             self.assumed.append(what)
         return otherwise or 0.0
@@ -63,25 +63,28 @@ def machine_of_sku(name: str, *folders: Path) -> Machine:
 def machine_of_gpu(name: str) -> Machine:
     """The generic machine of a GPU: A100-80GB, h100 or `A100 80GB`. Raises ValueError that names those there are."""
     known = _gpus()
-    found = known.get(_bare(name))
-    if found is None:
-        there = ", ".join(sorted({one["name"] for one in known.values()}))
+    result = known.get(_bare(name))
+    if result is None:
+        hint = ", ".join(sorted({one["name"] for one in known.values()}))
         raise ValueError(
-            f"gpu {name!r}: nothing is known of it; known are {there}; or give sku, as `headway hardware` lists them"
+            f"gpu {name!r}: nothing is known of it; known are {hint}; or give sku, as `headway hardware` lists them"
         )
-    sku = read_sku(find_sku(found["size"]))
-    changed = {key: Number.model_validate(value) for key, value in found["specs"].items()}
-    return _machine(sku, {**sku.specs, **changed}, found["name"], generic=True)
+    sku = read_sku(find_sku(result["size"]))
+    changed = {key: Number.model_validate(value) for key, value in result["specs"].items()}
+    return _machine(sku, {**sku.specs, **changed}, result["name"], generic=True)
 
 
 def of_qualification(machine: Machine, *, allreduce_bus_bandwidth: float, nodes: int) -> Machine:
     """With the bus bandwidth, in bytes a second, that all machines together showed; 0: nothing was measured."""
     if allreduce_bus_bandwidth <= 0:
         return machine
-    told = {**machine.sources, "link_bandwidth" if nodes == 1 else "network_bandwidth": "measured by the qualification"}
+    payload = {
+        **machine.sources,
+        "link_bandwidth" if nodes == 1 else "network_bandwidth": "measured by the qualification",
+    }
     if nodes == 1:
-        return replace(machine, link_bandwidth=allreduce_bus_bandwidth, sources=told)
-    return replace(machine, network_bandwidth=allreduce_bus_bandwidth / machine.gpus, sources=told)
+        return replace(machine, link_bandwidth=allreduce_bus_bandwidth, sources=payload)
+    return replace(machine, network_bandwidth=allreduce_bus_bandwidth / machine.gpus, sources=payload)
 
 
 def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool = False) -> Machine:
@@ -154,27 +157,27 @@ def _link(read: _Reader) -> float:
 
 def _host(read: _Reader) -> float:
     limit = read.sku.limits.get("host_to_device")
-    found = (
+    result = (
         next((level for level in (limit.norm, limit.warn, limit.fail) if isinstance(level, float)), 0.0)
         if limit
         else 0.0
     )
-    if not found:
+    if not result:
         read.assumed.append("host_bandwidth")
         return ASSUMED_HOST
     read.sources["host_bandwidth"] = read.sku.cite(limit.source) if limit else ""
-    return found * GB
+    return result * GB
 
 
 @cache
 def _gpus() -> dict[str, dict[str, Any]]:
     """By every spelling of every name."""
-    said = yaml.load((FOLDER / GPUS).read_text(encoding="utf-8"), LOADER)["gpus"]
-    found: dict[str, dict[str, Any]] = {}
-    for name, one in said.items():
+    output = yaml.load((FOLDER / GPUS).read_text(encoding="utf-8"), LOADER)["gpus"]
+    result: dict[str, dict[str, Any]] = {}
+    for name, one in output.items():
         entry = {"name": name, "size": one["size"], "specs": one.get("specs", {})}
-        found |= {_bare(known): entry for known in (name, *one.get("aliases", ()))}
-    return found
+        result |= {_bare(known): entry for known in (name, *one.get("aliases", ()))}
+    return result
 
 
 def _bare(gpu: str) -> str:

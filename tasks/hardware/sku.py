@@ -154,8 +154,8 @@ class Sku(Data):
 
     def cite(self, source: str) -> str:
         """A source in words, for a verdict's sentence; what is no key of `sources` stays as it is."""
-        found = self.sources.get(source)
-        return f"{found.what}, {found.date}" if found else source
+        result = self.sources.get(source)
+        return f"{result.what}, {result.date}" if result else source
 
 
 def _require_order(better: str, *levels: float | str | None) -> None:

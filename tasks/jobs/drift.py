@@ -41,7 +41,7 @@ def run(rank: Rank) -> dict[str, Any]:
         tokenizer=rank.inputs.get("tokenizer"),
         text_field=rank.settings["text_field"],
         workers=int(rank.settings["threads"]),
-        told=told,
+        report=told,
     )
     shutil.rmtree(work)
     out.mkdir(exist_ok=True)
@@ -52,8 +52,8 @@ def run(rank: Rank) -> dict[str, Any]:
 def metrics(made: dict[str, Any]) -> dict[str, float]:
     """What is logged of a drift.json; what was not measured is left out."""
     columns = {column["name"]: column["value"] for column in made["columns"]}
-    said = {"p_value": made["p_value"], **{name: columns[column] for name, column in METRICS.items()}}
-    return {"documents": float(made["documents"]["new"]), **{k: float(v) for k, v in said.items() if v is not None}}
+    output = {"p_value": made["p_value"], **{name: columns[column] for name, column in METRICS.items()}}
+    return {"documents": float(made["documents"]["new"]), **{k: float(v) for k, v in output.items() if v is not None}}
 
 
 if __name__ == "__main__":

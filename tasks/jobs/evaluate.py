@@ -66,8 +66,8 @@ def run(rank: Rank) -> dict[str, Any]:
     evaluation["suites"], seconds = run_suites(bench, SUITES)
     write_json(rank.output / "documents.json", documents)
     if others:
-        told = {name: columns for name, (columns, _) in others.items()}
-        write_json(rank.output / "sources.json", {"own": rank.settings["source"], "others": told})
+        payload = {name: columns for name, (columns, _) in others.items()}
+        write_json(rank.output / "sources.json", {"own": rank.settings["source"], "others": payload})
     write_json(rank.output / "evaluation.json", evaluation)
     return {"metrics": {**metrics(evaluation), **{f"{name}.seconds": took for name, took in seconds.items()}}}
 
@@ -85,8 +85,8 @@ def _context(
     rows = None
     if reached < trained and (long := joined(encoded, trained)):
         rows, measured = score(model, long, context=context, rank=rank).positions, trained
-    told = {"declared": measured if context == trained else context, "measured": measured}
-    return {"context": told, "positions": by_position(scored.positions, rows, config, reached=reached)}
+    payload = {"declared": measured if context == trained else context, "measured": measured}
+    return {"context": payload, "positions": by_position(scored.positions, rows, config, reached=reached)}
 
 
 def _others(

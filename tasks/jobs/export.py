@@ -63,7 +63,13 @@ def run(rank: Rank) -> dict[str, Any]:
     threads = int(rank.settings["threads"])
     torch.set_num_threads(threads)
     if is_encoder(rank.inputs["checkpoint"]):
-        return _encoder(rank, config, threads=threads)
+        # No golden completions: what fills in masked tokens completes nothing.
+        checkpoint = rank.inputs["checkpoint"]
+        proof = export_encoder(checkpoint, rank.output, config.golden_prompts, threads=threads)
+        write_json(rank.output / "parity.json", proof)
+        made_from = rank.settings.get("made_from", ())
+        write_card(rank.output, checkpoint, made_from=made_from, proof=proof, bits=None, variants={})
+        return {"metrics": {**proof, "onnx_bytes": onnx_bytes(rank.output)}}
     return _causal(rank, config, threads=threads)
 
 
@@ -93,8 +99,8 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     del original, exported  # a large model does not fit into memory beside what the variants are built from
     gc.collect()
     variants, measured = _variants(rank, loss, config, threads=threads, context=context)
-    for name, told in (("golden", golden), ("parity", proof)):
-        write_json(rank.output / f"{name}.json", told)
+    for name, entry in (("golden", golden), ("parity", proof)):
+        write_json(rank.output / f"{name}.json", entry)
     write_json(rank.output / REFERENCE, reference)
     write_card(
         rank.output,
@@ -108,16 +114,6 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     metrics = {**proof, "context_length": exported_context, "onnx_bytes": onnx_bytes(rank.output), **speeds, **measured}
     shown = {"prompt": answers[0].prompt, "completion": answers[0].onnx.text}
     return {"metrics": metrics, "golden": golden, "sample": shown, "variants": variants}
-
-
-def _encoder(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]:
-    """No golden completions: what fills in masked tokens completes nothing."""
-    checkpoint = rank.inputs["checkpoint"]
-    proof = export_encoder(checkpoint, rank.output, config.golden_prompts, threads=threads)
-    write_json(rank.output / "parity.json", proof)
-    made_from = rank.settings.get("made_from", ())
-    write_card(rank.output, checkpoint, made_from=made_from, proof=proof, bits=None, variants={})
-    return {"metrics": {**proof, "onnx_bytes": onnx_bytes(rank.output)}}
 
 
 def _require_measurable(rank: Rank, config: ExportConfig) -> None:
@@ -157,9 +153,9 @@ def _variants(
     if loss is None or not config.variants:
         return {}, {}
     against = Measured(rank.inputs["checkpoint"], loss.original, loss.sample, context)
-    told, metrics = make_variants(against, config, rank, threads=threads)
-    write_json(rank.output / VARIANTS, told)
-    return told["variants"], metrics
+    payload, metrics = make_variants(against, config, rank, threads=threads)
+    write_json(rank.output / VARIANTS, payload)
+    return payload["variants"], metrics
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class Listeners:
 
     def open_early(self, folder: Path) -> None:
         """Listen where the gateway before this one did: callers wait a moment, and are not refused, while this one loads."""
-        told = process.read_json(folder / "gateway.json") or {}
-        routes = process.read_json(Path(told["routes"])) if "routes" in told else None
-        host = (told.get("access") or {}).get("host", LOOPBACK)
+        payload = process.read_json(folder / "gateway.json") or {}
+        routes = process.read_json(Path(payload["routes"])) if "routes" in payload else None
+        host = (payload.get("access") or {}).get("host", LOOPBACK)
         if routes and host == LOOPBACK:  # another address is guarded first
             try:
                 self._ready[host, int(routes["port"])] = self._listen(host, int(routes["port"]))

@@ -37,11 +37,11 @@ Made from a GGUF file.
 def main(file: Path, folder: Path) -> None:
     """Write the folder. Raises ValueError for a tokenizer that cannot be rebuilt exactly."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    told = read_fields(file, "general.name", "general.license", "tokenizer.ggml.pre", "tokenizer.ggml.model")
+    payload = read_fields(file, "general.name", "general.license", "tokenizer.ggml.pre", "tokenizer.ggml.model")
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(file, folder, told)
+    write_tokenizer(file, folder, payload)
     write_weights(file, folder)
-    named = {"license": told["general.license"] or "unknown", "name": told["general.name"] or file.stem}
+    named = {"license": payload["general.license"] or "unknown", "name": payload["general.name"] or file.stem}
     (folder / "README.md").write_text(CARD.format(**named), encoding="utf-8")
 
 
@@ -51,9 +51,9 @@ def read_fields(file: Path, *names: str) -> dict[str, str]:
     return {name: str(fields[name].contents()) if name in fields else "" for name in names}
 
 
-def write_tokenizer(file: Path, folder: Path, told: dict[str, str]) -> None:
+def write_tokenizer(file: Path, folder: Path, payload: dict[str, str]) -> None:
     """Byte-level BPE with the file's vocabulary, merges and special tokens, as a tokenizer.json that stands for itself."""
-    kind, cut = told["tokenizer.ggml.model"], told["tokenizer.ggml.pre"]
+    kind, cut = payload["tokenizer.ggml.model"], payload["tokenizer.ggml.pre"]
     if kind != "gpt2" or cut not in BEFORE:
         raise ValueError(
             f"its tokenizer is of the kind {kind!r} and cuts text by {cut!r}; known are the kind 'gpt2' with "
@@ -64,9 +64,9 @@ def write_tokenizer(file: Path, folder: Path, told: dict[str, str]) -> None:
     backend.pre_tokenizer = pre_tokenizers.Sequence(BEFORE[cut])
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    said = json.loads(path.read_text(encoding="utf-8"))
-    said["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    output = json.loads(path.read_text(encoding="utf-8"))
+    output["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(output, indent=1), encoding="utf-8")
     (folder / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
 
 

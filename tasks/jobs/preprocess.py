@@ -23,7 +23,7 @@ from tasks.data.corpus.inputs import Unit, cut, find_shards
 from tasks.data.corpus.reading import documents, read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
-from tasks.data.tokenizing.merging import Output, appear, gather, merge
+from tasks.data.tokenizing.merging import appear, gather, merge
 from tasks.data.tokenizing.pool import encode_parallel
 from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
@@ -45,12 +45,17 @@ def run(rank: Rank) -> dict[str, Any]:
     units = cut(shards, unit_bytes(shards))
     tokenizer = _tokenizer(rank, config, units)
     work = Work(tokenizer, (config.text_field,), _splits(config))
-    choice = _engine(rank, tokenizer, _first_texts(units, config.text_field))
+    # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
+    texts = _first_texts(units, config.text_field)
+    output = read_json(rank.folder / SLOW)
+    choice = Choice(Tokenizers(tokenizer), output["reason"]) if output else choose(tokenizer, texts)
     parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
     if rank.rank:
         return {}
-    _wait(units, work, parts)
+    # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
+    while not all(read_receipt(unit, work, parts) for unit in units):
+        time.sleep(POLL_SECONDS)
     return _finish(rank, units, work, parts, engine=choice)
 
 
@@ -129,12 +134,6 @@ def _first_texts(units: Sequence[Unit], text_field: str) -> list[str]:
     return []
 
 
-def _engine(rank: Rank, tokenizer: OpenedTokenizer, texts: list[str]) -> Choice:
-    """The fast engine, unless it gave wrong tokens in an earlier attempt of this job."""
-    said = read_json(rank.folder / SLOW)
-    return Choice(Tokenizers(tokenizer), said["reason"]) if said else choose(tokenizer, texts)
-
-
 def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choice: Choice) -> None:
     total, read = sum(unit.bytes for unit in units), 0
     if choice.reason:
@@ -147,24 +146,22 @@ def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choic
 
     workers = int(rank.settings["threads"])
     try:
-        encode_parallel(units, work, parts, engine=choice.engine, workers=workers, told=told)
+        encode_parallel(units, work, parts, engine=choice.engine, workers=workers, report=told)
     except Disagreement as error:
         write_json(rank.folder / SLOW, {"reason": error.message})
         shutil.rmtree(parts)
         raise RuntimeError(f"{error.message}: all ranks start again with the slow engine") from error
 
 
-def _wait(units: Sequence[Unit], work: Work, parts: Path) -> None:
-    """Until the other ranks have done their units; when one of them dies, the launcher ends this one too."""
-    while not all(read_receipt(unit, work, parts) for unit in units):
-        time.sleep(POLL_SECONDS)
-
-
 def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engine: Choice) -> dict[str, Any]:
     tokens = rank.output / "tokens"
     tokens.mkdir(exist_ok=True)
     _require_documents(units, work, parts)
-    outputs = [_named(output, tokens) for output in merge(units, work, parts, prefix=tokens)]
+    # Under a name that does not depend on the field: training opens it.
+    outputs = [
+        dataclasses.replace(output, prefix=tokens / f"{output.split}_text_document")
+        for output in merge(units, work, parts, prefix=tokens)
+    ]
     appear(outputs, parts)
     tokenizer, eod = work.tokenizer, work.tokenizer.require_eod()
     for output in outputs:
@@ -177,11 +174,6 @@ def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engin
     shutil.rmtree(parts)
     metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
     return {"metrics": {"vocab_size": float(tokenizer.vocab_size), **metrics}}
-
-
-def _named(output: Output, tokens: Path) -> Output:
-    """Under a name that does not depend on the field: training opens it."""
-    return dataclasses.replace(output, prefix=tokens / f"{output.split}_text_document")
 
 
 def _require_documents(units: Sequence[Unit], work: Work, parts: Path) -> None:

@@ -56,7 +56,7 @@ def measure_share(rank: Rank, units: list[Unit], work: Work) -> None:
         read += more
         rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB read")
 
-    measure(mine, work, folder, workers=int(rank.settings["threads"]), told=told)
+    measure(mine, work, folder, workers=int(rank.settings["threads"]), report=told)
     while rank.rank == 0 and not all(receipt(folder, unit, work) for unit in units):
         time.sleep(POLL_SECONDS)
 

@@ -61,20 +61,16 @@ def run(rank: Rank) -> dict[str, Any]:
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_source(rank.inputs, config, execution)
     require_apart(rank, config, execution)
-    _start(rank, config)
-    training = Training(rank, config, execution, samples=samples, shares=shares)
-    training.go()
-    result = training.finish()
-    dist.destroy_process_group()
-    return result
-
-
-def _start(rank: Rank, config: TrainingConfig) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     backends = own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     repeatable(always=config.safety.repeat_every_steps is not None)
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if rank.world_size == 1 else {}
     dist.init_process_group(backends, timeout=START_TIMEOUT if rank.settings.get("elastic") else None, **alone)
+    training = Training(rank, config, execution, samples=samples, shares=shares)
+    training.go()
+    result = training.finish()
+    dist.destroy_process_group()
+    return result
 
 
 @dataclass
@@ -105,7 +101,8 @@ class Training:
         self.tokens = rank.inputs["tokens"]
         self.engine = open_engine(self._setting())
         self.eod = vocabulary(self.tokens)[1] if config.mask_documents else None
-        self.loader = self._loader()
+        ahead, device = self.execution.prefetch_steps, self.engine.device
+        self.loader = Loader(self.samples, self.shares, device=device, ahead=ahead, eod=self.eod)
         self.meter = Meter()
         origin = continued_from(rank.settings)
         self.identical = identity(config, source_identity(rank.inputs, config), base=base_ref(rank), continues=origin)
@@ -116,41 +113,37 @@ class Training:
         self.heldout = self._heldout()
         cuda = self.engine.device.type == "cuda"
         self.profile = Profile(rank.folder / "profile", execution, rank=rank.rank, cuda=cuda)
-        self.teller = self._teller()
+        flops = flops_of(self.engine.network, self.config, self.engine.parameters())
+        sizes = {
+            "tokens_a_step": (self.config.global_batch_size * self.config.sequence_length),
+            "steps": self.config.steps,
+        }
+        self.teller = Teller(self.rank, flops, device=self.engine.device, **sizes)
 
     def _resume(self, bad: Reaction | None = None) -> None:
         """Go on from the newest good checkpoint, as a new attempt: at a start, and after a step that was `bad`."""
         chosen = agree(self.rank, self.checkpoints, self.local, self.identical, self.groups.patient)
         # as claimed: it rises over machines and submissions, theirs does not
-        self.rank, found = replace(self.rank, attempt=chosen.attempt), chosen.manifest
-        self.step, self.consumed = (found.step, found.consumed_samples) if found else (0, 0)
-        if found and chosen.local:
+        self.rank, result = replace(self.rank, attempt=chosen.attempt), chosen.manifest
+        self.step, self.consumed = (result.step, result.consumed_samples) if result else (0, 0)
+        if result and chosen.local:
             assert self.local
-            restore_own(self.local, found, self.engine.pieces(), group=self.groups.patient)
-        elif found:
-            self.engine.restore(self.checkpoints, found)
+            restore_own(self.local, result, self.engine.pieces(), group=self.groups.patient)
+        elif result:
+            self.engine.restore(self.checkpoints, result)
         if bad:
-            self.watch.go_back(bad, found)
+            self.watch.go_back(bad, result)
         self.watch.resume(self.rank, self.step)
         self.saves.open(self.engine.saving(self._writing(self.identical)), self.step)
         all_agree(
             True, self.groups.patient
         )  # rank 0's snapshot is the largest: a step's patience may be too short for it
 
-    def _loader(self) -> Loader:
-        ahead, device = self.execution.prefetch_steps, self.engine.device
-        return Loader(self.samples, self.shares, device=device, ahead=ahead, eod=self.eod)
-
     def _heldout(self) -> Heldout | None:
         if not self.execution.heldout_every_steps:
             return None
         length, samples = self.config.sequence_length, self.execution.heldout_samples
         return Heldout(self.tokens, length=length, samples=samples, shares=self.shares, eod=self.eod)
-
-    def _teller(self) -> Teller:
-        flops = flops_of(self.engine.network, self.config, self.engine.parameters())
-        sizes = {"tokens_a_step": self._tokens_a_step(), "steps": self.config.steps}
-        return Teller(self.rank, flops, device=self.engine.device, **sizes)
 
     def _setting(self) -> Setting:
         vocab_size, eod = vocabulary(self.tokens)
@@ -271,9 +264,6 @@ class Training:
                 self._go_back(verdict, self.step)
             return
         self.saves.save(tier, step=self.step, consumed_samples=self.consumed)
-
-    def _tokens_a_step(self) -> int:
-        return self.config.global_batch_size * self.config.sequence_length
 
     def finish(self) -> dict[str, Any]:
         """Write what the stage publishes, the same bytes whatever happened on the way; rank 0 returns the result."""

@@ -98,10 +98,10 @@ def _agree(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> di
     if rank.rank:
         assert store
         return dict(json.loads(store.get("start")))
-    said = _prepare(rank, config, execution)
+    output = _prepare(rank, config, execution)
     if store:
-        store.set("start", json.dumps(said))
-    return said
+        store.set("start", json.dumps(output))
+    return output
 
 
 def _store() -> PrefixStore:
@@ -116,23 +116,36 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     mend(rank.folder / "metrics.jsonl")
     attempt = claim_attempt(checkpoints, rank.attempt)
     clean(checkpoints, attempt)
-    found = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
+    result = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
     for old in (rank.folder / "megatron").glob("attempt-*"):
         shutil.rmtree(old)
     own = rank.folder / "megatron" / f"attempt-{attempt}"
     own.mkdir(parents=True)
-    if found:
-        link_verified(checkpoints, found, own / "load")
+    if result:
+        link_verified(checkpoints, result, own / "load")
     micro = _micro_batch(rank, config, execution)
-    places = _places(rank, own, config, execution, resumed=found is not None)
+    # Of a mixture, shares and prefixes in turn: Megatron draws from them by itself.
+    resumed = result is not None
+    prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
+    shares = [str(share) for share in shares_by_name(config).values()] if config.mixture else []
+    pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
+    deepspeed = execution.megatron.flavour == "megatron-deepspeed"
+    places = Places(
+        tokens=tuple(pairs),
+        tokenizer=str(rank.inputs["tokens"] / "tokenizer"),
+        save=str(own / "save"),
+        cache=str(rank.folder / "megatron" / "cache"),
+        load=str(own / "load") if resumed else "",
+        ds_config=str(own / "ds_config.json") if deepspeed else "",
+    )
     if places.ds_config:
         write_json(Path(places.ds_config), megatron_ds_config(config, execution, micro_batch=micro))
     every = int(rank.settings["checkpoint_every_steps"])
     arguments = megatron_arguments(config, execution, places, save_every=every, micro_batch=micro)
     before = Held(rank.folder).before
-    said = {"attempt": attempt, "step": found.step if found else 0, "arguments": arguments, "held": before}
-    write_json(own / "start.json", said)
-    return {**said, "log_offset": log.stat().st_size if log.exists() else 0}
+    output = {"attempt": attempt, "step": result.step if result else 0, "arguments": arguments, "held": before}
+    write_json(own / "start.json", output)
+    return {**output, "log_offset": log.stat().st_size if log.exists() else 0}
 
 
 def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> int:
@@ -147,22 +160,6 @@ def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig)
     while config.global_batch_size // data_parallel % micro:
         micro -= 1
     return micro
-
-
-def _places(rank: Rank, own: Path, config: TrainingConfig, execution: ExecutionConfig, *, resumed: bool) -> Places:
-    """Of a mixture, shares and prefixes in turn: Megatron draws from them by itself."""
-    prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
-    shares = [str(share) for share in shares_by_name(config).values()] if config.mixture else []
-    pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
-    deepspeed = execution.megatron.flavour == "megatron-deepspeed"
-    return Places(
-        tokens=tuple(pairs),
-        tokenizer=str(rank.inputs["tokens"] / "tokenizer"),
-        save=str(own / "save"),
-        cache=str(rank.folder / "megatron" / "cache"),
-        load=str(own / "load") if resumed else "",
-        ds_config=str(own / "ds_config.json") if deepspeed else "",
-    )
 
 
 class Training:
@@ -262,14 +259,14 @@ class Training:
 
     def _last(self) -> Path:
         """A folder with the checkpoint of the last step; RuntimeError when Megatron ended without it."""
-        found = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
-        if not found or found.step != self.config.steps:
+        result = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
+        if not result or result.step != self.config.steps:
             raise RuntimeError(
-                f"pretrain_gpt.py ended, but its last checkpoint is of step {found.step if found else 0}"
+                f"pretrain_gpt.py ended, but its last checkpoint is of step {result.step if result else 0}"
             )
         folder = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "converted"
         shutil.rmtree(folder, ignore_errors=True)
-        link_verified(self.checkpoints, found, folder)
+        link_verified(self.checkpoints, result, folder)
         return folder
 
 

@@ -30,9 +30,9 @@ def run_page(home: Path, spool: Path, run: str) -> str | None:
 
     `spool` is the folder of the run's spool, `run` its identity there.
     """
-    told = process.read_json(spool / "published.json") or {}
-    known = told.get("runs", {}).get(run)
-    base = _server(home, told.get("tracking_uri", ""))
+    payload = process.read_json(spool / "published.json") or {}
+    known = payload.get("runs", {}).get(run)
+    base = _server(home, payload.get("tracking_uri", ""))
     return f"{base}/#/experiments/{known['experiment']}/runs/{known['id']}?{TRAINING}" if known and base else None
 
 
@@ -114,13 +114,13 @@ def run_name(flow: str, began: float) -> str:
 
 def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float, int]]:
     """The numbers by which runs are compared, of the stages' outcomes."""
-    found = [
+    results = [
         (name, outcome.metrics[name], 0)
         for outcome in outcomes
         for name in HEADLINES.get(outcome.name, ())
         if name in outcome.metrics
     ]
-    return [*found, ("seconds", seconds, 0)]
+    return [*results, ("seconds", seconds, 0)]
 
 
 def run_note(
@@ -146,20 +146,20 @@ def surroundings_tags(surroundings: Mapping[str, str]) -> dict[str, str]:
     return {f"headway.{name}": value for name, value in surroundings.items()}
 
 
-def as_input(told: Mapping[str, Any]) -> dict[str, Any]:
+def as_input(payload: Mapping[str, Any]) -> dict[str, Any]:
     """An artifact that a run read, as one of MLflow's datasets; the Blob versions of its files in short."""
-    source = {"uri": told["uri"], "ref": told["ref"]}
-    if told["blob_versions"]:
-        source["blob_versions"] = _counted(told["blob_versions"])
-    profile = {"files": told["files"], "bytes": told["bytes"]}
-    named = {key: told[key] for key in ("name", "digest", "uri", "ref", "kind")}
+    source = {"uri": payload["uri"], "ref": payload["ref"]}
+    if payload["blob_versions"]:
+        source["blob_versions"] = _counted(payload["blob_versions"])
+    profile = {"files": payload["files"], "bytes": payload["bytes"]}
+    named = {key: payload[key] for key in ("name", "digest", "uri", "ref", "kind")}
     return {**named, "source": source, "profile": profile}
 
 
-def output_tags(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def output_tags(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What a run made: reference, place, and the Blob versions in short; the file lineage.json of the run has them whole."""
     tags = {}
-    for number, each in enumerate(told):
+    for number, each in enumerate(entries):
         tags[f"headway.output.{number}"] = each["ref"]
         tags[f"headway.output.{number}.uri"] = each["uri"]
         if each["blob_versions"]:
@@ -179,10 +179,10 @@ def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 def version_note(facts: Mapping[str, str], before: str) -> str:
     """Description of a version of a model: what it is, and how to go back to the one before."""
-    told = _listed(facts)
+    payload = _listed(facts)
     if not before:
-        return f"{told}\n\nThe first of its name."
-    return f"{told}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
+        return f"{payload}\n\nThe first of its name."
+    return f"{payload}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
 
 
 def _listed(facts: Mapping[str, str]) -> str:

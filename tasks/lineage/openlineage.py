@@ -75,12 +75,12 @@ def hand_on(events: Sequence[ol.RunEvent], target: str, *, key: str = "") -> Non
 
 def _runs(nodes: Iterable[Node]) -> list[Made]:
     """Nodes by the run that made them. Without a key (older, or published by a person) it stands alone."""
-    found: dict[tuple[Any, ...], list[Node]] = {}
+    result: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
         if node["stage"]:
             apart = node["key"] or node["ref"]
-            found.setdefault((node["stage"], apart, node["flow_run"]), []).append(node)
-    return [tuple(sorted(made, key=lambda node: (node["created"] or "", node["ref"]))) for made in found.values()]
+            result.setdefault((node["stage"], apart, node["flow_run"]), []).append(node)
+    return [tuple(sorted(made, key=lambda node: (node["created"] or "", node["ref"]))) for made in result.values()]
 
 
 def _run_events(made: Made, read: list[Node], store: str, took: float, code: str) -> list[ol.RunEvent]:
@@ -115,8 +115,8 @@ def _identity(made: Made) -> str:
     """The same each time that the same run is told."""
     last = made[-1]
     apart = (last["key"], last["flow_run"] or "") if last["key"] else (last["ref"], last["created"] or "")
-    said = "\n".join((last["stage"], *apart))
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n{said}"))
+    text = "\n".join((last["stage"], *apart))
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n{text}"))
 
 
 def _uuid(flow_run: str) -> str:
@@ -135,35 +135,35 @@ def _run_facets(node: Node) -> dict[str, Any]:
         for key in TAGS
         if node[key] is not None
     ]
-    found: dict[str, Any] = {"tags": facets.tags_run.TagsRunFacet(tags=tags, producer=PRODUCER)}
+    result: dict[str, Any] = {"tags": facets.tags_run.TagsRunFacet(tags=tags, producer=PRODUCER)}
     if node["flow_run"]:
         flow = facets.parent_run.Job(namespace=NAMESPACE, name=node["flow"] or "flow")
         run = facets.parent_run.Run(runId=_uuid(node["flow_run"]))
-        found["parent"] = facets.parent_run.ParentRunFacet(run=run, job=flow, producer=PRODUCER)
-    return found
+        result["parent"] = facets.parent_run.ParentRunFacet(run=run, job=flow, producer=PRODUCER)
+    return result
 
 
 def _job_facets(node: Node, code: str) -> dict[str, Any]:
     kind = facets.job_type_job.JobTypeJobFacet(
         processingType="BATCH", integration="HEADWAY", jobType="STAGE", producer=PRODUCER
     )
-    said = (
+    text = (
         f"The stage {node['stage']} of Headway's flow {node['flow'] or '(unknown)'}: docs/stages.md says what it does."
     )
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "jobType": kind,
-        "documentation": facets.documentation_job.DocumentationJobFacet(description=said, producer=PRODUCER),
+        "documentation": facets.documentation_job.DocumentationJobFacet(description=text, producer=PRODUCER),
     }
     if node["commit"]:
-        found["sourceCodeLocation"] = facets.source_code_location_job.SourceCodeLocationJobFacet(
+        result["sourceCodeLocation"] = facets.source_code_location_job.SourceCodeLocationJobFacet(
             type="git", url=code, repoUrl=code, version=node["commit"], producer=PRODUCER
         )
-    return found
+    return result
 
 
 def _dataset_facets(node: Node, store: str) -> dict[str, Any]:
     made = f", made by the stage {node['stage']}" if node["stage"] else ""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "version": facets.dataset_version_dataset.DatasetVersionDatasetFacet(
             datasetVersion=node["version"], producer=PRODUCER
         ),
@@ -175,16 +175,16 @@ def _dataset_facets(node: Node, store: str) -> dict[str, Any]:
             name=store, uri=node["uri"] or store, producer=PRODUCER
         ),
     }
-    return found
+    return result
 
 
 def _size(node: Node) -> dict[str, Any]:
     if node["bytes"] is None:
         return {}
-    told = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+    payload = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         size=node["bytes"], fileCount=node["files"], producer=PRODUCER
     )
-    return {"outputStatistics": told}
+    return {"outputStatistics": payload}
 
 
 def _name(node: Node) -> str:
@@ -206,26 +206,29 @@ def _send(events: Sequence[ol.RunEvent], url: str, key: str) -> None:
             retry={**DEFAULT_RETRY_CONFIG, "total": 1, "connect": 0, "read": 0},
         )
     )
-    told = 0
+    payload = 0
     try:
         for event in events:
             transport.emit(event)
-            told += 1
+            payload += 1
     except HTTPError as error:
         raise _refused(
-            url, f"answered {getattr(error.response, 'status_code', 'nothing')}", told, len(events)
+            url, f"answered {getattr(error.response, 'status_code', 'nothing')}", payload, len(events)
         ) from error
     except RequestException as error:
         raise _refused(
-            url, f"does not answer ({type(error).__name__}, after at most {TIMEOUT_SECONDS:.0f} s)", told, len(events)
+            url,
+            f"does not answer ({type(error).__name__}, after at most {TIMEOUT_SECONDS:.0f} s)",
+            payload,
+            len(events),
         ) from error
     finally:
         transport.close()
 
 
-def _refused(url: str, what: str, told: int, count: int) -> Missing:
+def _refused(url: str, what: str, payload: int, count: int) -> Missing:
     return Missing(
-        f"the OpenLineage server at {url} {what}; it took {told} of {count} events",
+        f"the OpenLineage server at {url} {what}; it took {payload} of {count} events",
         remedy="See whether it runs, whether the address is right, and whether OPENLINEAGE_API_KEY is the key that it asks for. "
         "The same command tells everything again, and what was told before counts once.",
     )

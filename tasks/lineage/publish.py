@@ -66,7 +66,12 @@ class Publisher:
         while not self.closed:
             alive = process.alive(self.writer) if self.writer else True
             try:
-                moved = self._batch()
+                with open(self.folder / "events.jsonl", "rb") as file:
+                    file.seek(self.offset)
+                    lines = [line for line in file if line.endswith(b"\n")]
+                for group in _grouped([(json.loads(line), len(line)) for line in lines]):
+                    self._tell_group(group)
+                moved = bool(lines)
             except (MlflowException, SQLAlchemyError, OSError) as error:
                 if not self.folder.is_dir():
                     return
@@ -77,19 +82,16 @@ class Publisher:
                 continue
             since = time.monotonic()
             if not moved and not alive:
-                self._bury()
+                # Runs whose orchestrator died do not stay Running.
+                for run in sorted(self.open):
+                    self.client.set_tag(self.runs[run]["id"], "headway.status", "died")
+                    self.client.set_terminated(self.runs[run]["id"], status="KILLED")
+                self.open.clear()
+                self._save()
                 break
             if not moved:
                 time.sleep(POLL_SECONDS)
         (self.folder / "done").touch()
-
-    def _batch(self) -> bool:
-        with open(self.folder / "events.jsonl", "rb") as file:
-            file.seek(self.offset)
-            lines = [line for line in file if line.endswith(b"\n")]
-        for group in _grouped([(json.loads(line), len(line)) for line in lines]):
-            self._tell_group(group)
-        return bool(lines)
 
     def _tell_group(self, group: list[Told]) -> None:
         """Several small events as one call, for a server that was away is far behind; one by one when that is refused."""
@@ -142,13 +144,13 @@ class Publisher:
 
     def _on_start_run(self, event: dict[str, Any]) -> None:
         experiment = self._experiment()
-        found = self.client.search_runs([experiment], f"tags.`headway.run` = '{event['run']}'", max_results=1)
+        result = self.client.search_runs([experiment], f"tags.`headway.run` = '{event['run']}'", max_results=1)
         tags = {key: value[:TEXT_LENGTH] for key, value in event["tags"].items()} | {"headway.run": event["run"]}
         if event["parent"] in self.runs:
             tags["mlflow.parentRunId"] = self.runs[event["parent"]]["id"]
         run = (
-            found[0]
-            if found
+            result[0]
+            if result
             else self.client.create_run(experiment, start_time=event["time"], tags=tags, run_name=event["name"])
         )
         self.runs[event["run"]] = {"id": run.info.run_id, "experiment": experiment}
@@ -250,14 +252,6 @@ class Publisher:
     def _on_close(self, event: dict[str, Any]) -> None:
         self.closed = True
 
-    def _bury(self) -> None:
-        """Runs whose orchestrator died do not stay Running."""
-        for run in sorted(self.open):
-            self.client.set_tag(self.runs[run]["id"], "headway.status", "died")
-            self.client.set_terminated(self.runs[run]["id"], status="KILLED")
-        self.open.clear()
-        self._save()
-
     def _id(self, event: dict[str, Any]) -> str:
         if event["run"] not in self.runs:
             raise RefusedError("the start of its run was refused")
@@ -274,20 +268,20 @@ class Publisher:
     def _experiment(self) -> str:
         """The experiment, made when there is none of the name; one that somebody put away comes back."""
         name, note = self.experiment["name"], self.experiment["note"]
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
+        result = self.client.get_experiment_by_name(name)
+        if result is None:
             place = artifact_root(self.tracking_uri)
             tags = {NOTE: note, "mlflow.experimentKind": "custom_model_development"} if note else {}
             return str(self.client.create_experiment(name, artifact_location=place, tags=tags))
-        if found.lifecycle_stage != "active":
-            self.client.restore_experiment(found.experiment_id)
-        return str(found.experiment_id)
+        if result.lifecycle_stage != "active":
+            self.client.restore_experiment(result.experiment_id)
+        return str(result.experiment_id)
 
 
-def _grouped(told: list[Told]) -> Iterator[list[Told]]:
+def _grouped(entries: list[Told]) -> Iterator[list[Told]]:
     """Neighbouring metrics of one run together, as many as one call takes; everything else alone."""
     group: list[Told] = []
-    for event, size in told:
+    for event, size in entries:
         alike = (
             bool(group) and event["event"] == "metrics" == group[0][0]["event"] and event["run"] == group[0][0]["run"]
         )

@@ -88,8 +88,8 @@ class Spool:
         `note` describes the version, `about` the model. `previous` is the reference of the version that the alias of this name
         stands for then; empty: none; None: what the champion's alias pointed to before.
         """
-        said = {"run": run, "name": name, "uri": uri, "alias": alias, "tags": tags, "note": note, "about": about}
-        self._append("register", **said, **({} if previous is None else {"previous": previous}))
+        output = {"run": run, "name": name, "uri": uri, "alias": alias, "tags": tags, "note": note, "about": about}
+        self._append("register", **output, **({} if previous is None else {"previous": previous}))
 
     def end_run(self, run: str, status: str, *, tags: dict[str, str]) -> None:
         """Close a run: FINISHED, FAILED or KILLED."""
@@ -109,8 +109,8 @@ class Spool:
         return runs
 
     def _append(self, event: str, **values: Any) -> None:
-        said = {name: value if name in STRUCTURE else redact_value(value) for name, value in values.items()}
-        self._events.write(json.dumps({"event": event, "time": int(time.time() * 1000), **said}) + "\n")
+        output = {name: value if name in STRUCTURE else redact_value(value) for name, value in values.items()}
+        self._events.write(json.dumps({"event": event, "time": int(time.time() * 1000), **output}) + "\n")
 
 
 def start_publisher(folder: Path) -> None:
@@ -127,14 +127,14 @@ def start_publisher(folder: Path) -> None:
 
 def unpublished(home: Path) -> list[Path]:
     """Spools that still hold events which MLflow does not know, oldest first."""
-    found = sorted((home / "lineage").glob("*/events.jsonl"))
-    return [path.parent for path in found if not (path.parent / "done").exists()]
+    results = sorted((home / "lineage").glob("*/events.jsonl"))
+    return [path.parent for path in results if not (path.parent / "done").exists()]
 
 
 def refused(home: Path) -> dict[Path, int]:
     """Files that hold events which MLflow refused for good, each with its count; what else their spools hold was published."""
-    found = sorted((home / "lineage").glob("*/refused.jsonl"))
-    return {path: len(path.read_text(encoding="utf-8").splitlines()) for path in found}
+    results = sorted((home / "lineage").glob("*/refused.jsonl"))
+    return {path: len(path.read_text(encoding="utf-8").splitlines()) for path in results}
 
 
 def sync(home: Path, *, timeout: float = 60.0) -> list[Path]:

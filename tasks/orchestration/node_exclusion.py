@@ -72,7 +72,7 @@ def needed_nodes(cluster: ClusterConfig, config: BenchmarkConfig) -> int:
 
 
 def machines(
-    cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = (), there: int | None = None
+    cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = (), existing: int | None = None
 ) -> Cluster:
     """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
 
@@ -84,7 +84,7 @@ def machines(
     rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
     wanted = (cluster.elastic.max_nodes if cluster.elastic else cluster.nodes) + config.spare_nodes
     wanted = len(names) or wanted
-    most = wanted if there is None else min(wanted, max(there, needed_nodes(cluster, config)))
+    most = wanted if existing is None else min(wanted, max(existing, needed_nodes(cluster, config)))
     return unqualified(rigid).model_copy(update={"nodes": most, "proven": names})
 
 
@@ -126,8 +126,8 @@ def act_on(
 
 def why(node: NodeVerdict) -> str:
     """The first reason that condemns a machine, as a sentence."""
-    found = _worst(node)
-    return found.sentence if found else f"{node.name} is {node.verdict}"
+    result = _worst(node)
+    return result.sentence if result else f"{node.name} is {node.verdict}"
 
 
 def _worst(node: NodeVerdict) -> Reason | None:
@@ -140,8 +140,8 @@ def _failed(node: NodeVerdict) -> bool:
 
     What may be another machine's fault does not count: a sound one would be drained.
     """
-    found = [reason for reason in node.reasons if reason.verdict == "failed"]
-    return any(not reason.where.startswith(EITHER) for reason in found)
+    results = [reason for reason in node.reasons if reason.verdict == "failed"]
+    return any(not reason.where.startswith(EITHER) for reason in results)
 
 
 def _unreachable(node: NodeVerdict, measured: Measurement, verdict: ClusterVerdict) -> bool:
@@ -157,8 +157,8 @@ def _drained(
     reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
     if cluster.backend == "slurm" and len(reasons) > max(1, int(config.act.drain_share * of)):
         share = f"benchmark.act.drain_share is {config.act.drain_share:g}"
-        said = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
-        return tuple(Drained(node=name, done=False, said=said) for name in reasons)
+        text = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
+        return tuple(Drained(node=name, done=False, said=text) for name in reasons)
     for name, reason in reasons.items():
         audit(at_work().lifecycle.store, "drain", what=f"{cluster.name} {name}", reason=reason)
     return drain(cluster, reasons)
@@ -185,8 +185,8 @@ def _not_chosen(cluster: ClusterConfig) -> Iterator[Check]:
 
 def _requests(node: NodeVerdict, measured: Measurement, cluster: ClusterConfig) -> tuple[Request, ...]:
     facts = {k: v for report in measured.ranks if report.node == node.name for k, v in report.machine.items()}
-    found = _worst(node)
-    code = FAULT_CODE.search(f"{found.source} {found.said}") if found else None
-    check = code[0] if code else found.check if found else ""
+    result = _worst(node)
+    code = FAULT_CODE.search(f"{result.source} {result.said}") if result else None
+    check = code[0] if code else result.check if result else ""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return requests(node.name, facts, cluster=cluster, check=check, said=why(node), when=now)
+    return requests(node.name, facts, cluster=cluster, check=check, text=why(node), when=now)

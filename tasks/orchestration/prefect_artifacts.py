@@ -96,8 +96,8 @@ def new_artifact(kind: str, key: str, data: Any, description: str) -> Request:
     from prefect.utilities.context import get_task_and_flow_run_ids
 
     task_run, flow_run = get_task_and_flow_run_ids()
-    told = redact_value({"data": data, "description": description})
-    wanted = ArtifactCreate(type=kind, key=key, task_run_id=task_run, flow_run_id=flow_run, **told)
+    payload = redact_value({"data": data, "description": description})
+    wanted = ArtifactCreate(type=kind, key=key, task_run_id=task_run, flow_run_id=flow_run, **payload)
     return lambda client: client.create_artifact(wanted)
 
 
@@ -153,9 +153,11 @@ def _refs(title: str, refs: list[str]) -> list[str]:
 
 def _places(checks: list[dict[str, Any]]) -> list[str]:
     """Where what was found stands, check by check."""
-    found = {check["name"]: [sample.replace("`", "'") for sample in check.get("samples", ())] for check in checks}
-    told = [f"- {name}: {', '.join(f'`{sample}`' for sample in samples)}" for name, samples in found.items() if samples]
-    return ["Where:\n\n" + "\n".join(told)] if told else []
+    result = {check["name"]: [sample.replace("`", "'") for sample in check.get("samples", ())] for check in checks}
+    entries = [
+        f"- {name}: {', '.join(f'`{sample}`' for sample in samples)}" for name, samples in result.items() if samples
+    ]
+    return ["Where:\n\n" + "\n".join(entries)] if entries else []
 
 
 def _mark(check: dict[str, object]) -> str:

@@ -39,12 +39,12 @@ def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, wha
     Gives what the audit log calls the approval by; empty where who acts may.
     """
     run = at_work().lifecycle
-    found = run.approved.get(asked_about(kind, subject.ref, terms))
-    if found is None or dict(found[0].terms) != dict(terms):
+    result = run.approved.get(asked_about(kind, subject.ref, terms))
+    if result is None or dict(result[0].terms) != dict(terms):
         require(run.home, "promote", what=what)
         require_of(run.home, run.starters, "promote", what=what)
         return ""
-    asked, given = found
+    asked, given = result
     require_standing(run.home, run.store, asked, given)
     return given.digest
 

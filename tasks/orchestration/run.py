@@ -264,8 +264,8 @@ def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
 
     with run.place:
         run.take_place()
-        for found in reconcile(run.home, run.journal):
-            run.observer.happened(run.flow, found.verdict, found.text)
+        for item in reconcile(run.home, run.journal):
+            run.observer.happened(run.flow, item.verdict, item.text)
         run.began = time.time()
         yield
 
@@ -287,7 +287,7 @@ def _spool(base: Path, flow: str, subject: str) -> Spool:
 
 def _tags(run: Lifecycle) -> dict[str, str]:
     commit, dirty = code_version()
-    found = {
+    result = {
         "headway.flow": run.flow,
         SUBJECTS.get(run.flow, "headway.model"): run.subject,
         "headway.status": "running",
@@ -301,7 +301,7 @@ def _tags(run: Lifecycle) -> dict[str, str]:
         "headway.dirty": None if dirty is None else str(dirty).lower(),
         **messages.surroundings_tags(surroundings()),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in result.items() if value}
 
 
 def _facts(run: Lifecycle) -> dict[str, str]:
@@ -324,14 +324,14 @@ def _end(run: Lifecycle, spool: Spool) -> None:
 
 def _end_tags(run: Lifecycle) -> dict[str, str]:
     why, report = messages.why(run.error, run.stopped_at), Path(run.results.get("report") or "").name
-    found = {
+    result = {
         **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
         "headway.status": run.status,
         "headway.dataset": run.results.get("dataset", ""),
         **run.results.get("tags", {}),
         "mlflow.note.content": messages.run_note(run.flow_run, run.status, why=why, report=report, facts=_facts(run)),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in result.items() if value}
 
 
 def _blame(run: Lifecycle, error: BaseException) -> None:
@@ -350,10 +350,12 @@ def code_version() -> tuple[str | None, bool | None]:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None
-    said = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    completed = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     changed = subprocess.run(
         ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False
     )
-    if said.returncode or changed.returncode:
+    if completed.returncode or changed.returncode:
         return None, None
-    return said.stdout.strip(), bool(changed.stdout.strip())
+    return completed.stdout.strip(), bool(changed.stdout.strip())

@@ -65,9 +65,11 @@ class RunLog:
 
     def closed(self, run: Any) -> None:
         error = run.error
-        said = None if error is None else {"type": type(error).__name__, "message": str(error), "stage": run.stopped_at}
-        told = {key: run.results.get(key) for key in ("dataset", "report")}
-        self.write("closed", status=run.status, seconds=run.seconds, error=said, **told)
+        output = (
+            None if error is None else {"type": type(error).__name__, "message": str(error), "stage": run.stopped_at}
+        )
+        payload = {key: run.results.get(key) for key in ("dataset", "report")}
+        self.write("closed", status=run.status, seconds=run.seconds, error=output, **payload)
         self._events.close()
 
     def write(self, event: str, **values: Any) -> None:
@@ -154,8 +156,8 @@ def drop_question(folder: Path) -> None:
 
 def note_cancelled(folder: Path, why: str) -> None:
     """Write into the log of a run that waits for a person, without a process, that it was ended: nobody else can."""
-    said = {"type": "Cancelled", "message": why, "stage": ""}
-    closed = {"event": "closed", "time": time.time(), "status": "cancelled", "seconds": 0.0, "error": said}
+    output = {"type": "Cancelled", "message": why, "stage": ""}
+    closed = {"event": "closed", "time": time.time(), "status": "cancelled", "seconds": 0.0, "error": output}
     with open(folder / "events.jsonl", "a", encoding="utf-8") as events:
         events.write(json.dumps(closed) + "\n")
 

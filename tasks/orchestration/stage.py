@@ -190,7 +190,10 @@ class Stage:
                 _fill(outcome, record)
             else:
                 value = self._execute(run, outcome, call, identity)
-            spool.log_metrics(identity, _at_the_end(outcome.metrics))
+            # Final values at the last step, so that they end a series of the same name instead of starting it.
+            spool.log_metrics(
+                identity, [(key, value, int(outcome.metrics.get("steps", 0))) for key, value in outcome.metrics.items()]
+            )
             return value
         except BaseException as error:
             status = "KILLED" if interrupted(error) else "FAILED"
@@ -312,15 +315,10 @@ def _present(run: Lifecycle, ref: str) -> bool:
 
 
 def _params(call: Call) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in call.arguments["arguments"].items():
-        found |= flat(name, value)
-    return found
-
-
-def _at_the_end(metrics: dict[str, float]) -> list[tuple[str, float, int]]:
-    """Final values at the last step, so that they end a series of the same name instead of starting it."""
-    return [(key, value, int(metrics.get("steps", 0))) for key, value in metrics.items()]
+        result |= flat(name, value)
+    return result
 
 
 def _estimate(run: Lifecycle, stage_name: str) -> float | None:

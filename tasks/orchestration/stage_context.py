@@ -181,7 +181,7 @@ def note(prefix: str, value: dict[str, Any]) -> None:
 def noted(prefix: str, most: int) -> list[dict[str, Any]]:
     """What was appended under a prefix last, oldest first."""
     journal = _work.get().lifecycle.journal
-    return [found for key in sorted(journal.list(prefix))[-most:] if (found := journal.get(key))]
+    return [result for key in sorted(journal.list(prefix))[-most:] if (result := journal.get(key))]
 
 
 def attachment(artifact: Artifact, name: str) -> bytes | None:
@@ -266,12 +266,12 @@ def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], prove
         write_json(note, {"version": manifest.version, "lineage": lineage_digest(manifest.provenance)})
         shutil.rmtree(folder)
         return manifest
-    said = read_json(note)
-    if not said:
+    output = read_json(note)
+    if not output:
         raise IntegrityError(f"{folder} is gone, and was not published", remedy="Run again with --from this stage.")
-    manifest = find(store, kind, provenance.name, said["version"])
+    manifest = find(store, kind, provenance.name, output["version"])
     lineage = lineage_digest(manifest.provenance)
-    if said.get("lineage", lineage) != lineage:
+    if output.get("lineage", lineage) != lineage:
         raise lineage_conflict(manifest)
     return manifest
 
@@ -325,17 +325,17 @@ def _watch(work: Work, on: Cluster) -> Watch:
         rows = [(k, float(v), int(r.get("step", 0))) for r in shown for k, v in r.items() if _is_metric(k, v)]
         spool.log_metrics(work.run, rows)
 
-    def tell(said: dict[str, Any]) -> None:
-        observer.progress(work.stage, said["done"], said["total"], said["text"], said["seconds_left"])
+    def tell(output: dict[str, Any]) -> None:
+        observer.progress(work.stage, output["done"], output["total"], output["text"], output["seconds_left"])
 
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
 
     def happened(event: Event) -> None:
         """For people at once; what is out of the ordinary, for those who read the run in MLflow later."""
         observer.happened(work.stage, event.kind, event.text)
         if event.kind in OUT_OF_THE_ORDINARY:
-            told.append({"time": time.time(), **asdict(event)})
-            spool.log_json(work.run, "job-events.json", told)
+            entries.append({"time": time.time(), **asdict(event)})
+            spool.log_json(work.run, "job-events.json", entries)
 
     def ends_with_the_run() -> bool:
         """When the platform stops, what runs elsewhere goes on: the next start adopts it."""

@@ -92,8 +92,8 @@ def plan_of_bytes(
 ) -> CheckpointPlan:
     """The same for a checkpoint whose size is known."""
     names = (storage,) if storage else CANDIDATES
-    found = [_to(storage_named(name), size, machine, rates, asynchronous=asynchronous) for name in names]
-    plans = [plan for plan in found if plan is not None]
+    results = [_to(storage_named(name), size, machine, rates, asynchronous=asynchronous) for name in names]
+    plans = [plan for plan in results if plan is not None]
     if not plans:
         raise ValueError(
             f"checkpoints to {storage or 'any storage'}: {machine.name} cannot write there, or it cannot be had as large "
@@ -137,16 +137,16 @@ def _ordered(storage: Storage, tib: float, bandwidth: float) -> float | None:
 
 
 def _warnings(storage: Storage, cost: Saving, rates: Rates, goodput: Shares) -> list[str]:
-    said = []
+    messages = []
     if not storage.durable:
-        said.append(
+        messages.append(
             f"{storage.name} goes with its machine: copy checkpoints elsewhere, or a lost machine takes them along"
         )
     if rates.evictions and cost.stall_seconds + cost.lag_seconds > SPOT_NOTICE_SECONDS:
         seconds = cost.stall_seconds + cost.lag_seconds
-        said.append(
+        messages.append(
             f"a save takes {seconds:.0f} s, an eviction's notice is {SPOT_NOTICE_SECONDS:.0f} s: work is lost each time"
         )
     if goodput.low < 0.5:
-        said.append(f"with failures as frequent as they may be, only {goodput.low:.0%} of the time is useful")
-    return said
+        messages.append(f"with failures as frequent as they may be, only {goodput.low:.0%} of the time is useful")
+    return messages

@@ -92,11 +92,11 @@ def _why(ended: Sequence[Mapping[str, Any]], kind: Kind) -> str:
 def _unlike(one: Mapping[str, Any], kind: Kind) -> list[str]:
     """What a run has otherwise, in words. Of a run that was noted without its division nobody knows it: it is unlike."""
     names = [name for name in Kind._fields if name != "parameters"]
-    found = [
+    results = [
         f"{name} {one.get(name, 'unknown')}, not {getattr(kind, name)}"
         for name in names
         if one.get(name) != getattr(kind, name)
     ]
     if not 1 / ALIKE <= one["parameters"] / max(kind.parameters, 1) <= ALIKE:
-        found.append(f"{one['parameters']:.3g} parameters, not {kind.parameters:.3g}")
-    return found
+        results.append(f"{one['parameters']:.3g} parameters, not {kind.parameters:.3g}")
+    return results

@@ -164,11 +164,11 @@ def expert_layers(network: Network, division: Division) -> tuple[int, ...]:
     if network.experts is None:
         return (0,) * division.pp
     before, every = 0, network.experts.every
-    found = []
+    results = []
     for number in numbers:
-        found.append(-(-(before + number) // every) - -(-before // every))
+        results.append(-(-(before + number) // every) - -(-before // every))
         before += number
-    return tuple(found)
+    return tuple(results)
 
 
 def gpu_parameters(network: Network, division: Division, *, sequence: int, stage: int = 0) -> Parameters:

@@ -62,11 +62,11 @@ def rates(
 
 
 def _achievable(machine: Machine, precision: Precision) -> float:
-    found = machine.achievable_flops.get(precision, 0.0)
-    if found <= 0:
+    result = machine.achievable_flops.get(precision, 0.0)
+    if result <= 0:
         able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
         raise ValueError(f"precision {precision}: {machine.gpu} has no rate for it; it computes in {able}")
-    return found
+    return result
 
 
 def matmul_seconds(m: float, n: float, k: float, at: Rates) -> float:

@@ -185,10 +185,10 @@ def spot_shares(spot_class: str) -> Range:
     """Of the machines, evicted in an hour; `low` is the fewest. Empty: the class is not known."""
     if not spot_class:
         return SPOT_UNKNOWN
-    found = SPOT_CLASSES.get(spot_class.strip().removesuffix("%").replace("20-100", "20+"))
-    if found is None:
+    result = SPOT_CLASSES.get(spot_class.strip().removesuffix("%").replace("20-100", "20+"))
+    if result is None:
         raise ValueError(f"eviction class {spot_class!r}: give one of {', '.join(SPOT_CLASSES)} (percent an hour)")
-    return found
+    return result
 
 
 def _evictions(machines: int, spot_class: str) -> Range:

@@ -52,15 +52,15 @@ def plan_on_gpus(
         return None
     case = case_of_training(training, how, limits, sku=on.sku, gpus=on.world_size, vocab_size=vocab_size)
     result = search(case, machine, gpus=on.world_size)
-    found = result.plans[0] if result.plans else result.closest
-    if found is None:
+    value = result.plans[0] if result.plans else result.closest
+    if value is None:
         return None
     count = round(parameters(case.network, case.sequence).total)
     size = checkpoint_bytes(count, precision=training.precision, engine=training.engine)
     return GpuPlan(
-        memory=found.memory.total,
+        memory=value.memory.total,
         usable=machine.usable_memory_bytes,
-        step_seconds=found.step_seconds,
+        step_seconds=value.step_seconds,
         stall_seconds=snapshot_seconds(size, machine, on.world_size),
         write_seconds=size / (WRITER_BYTES_PER_SECOND * on.nodes),
         fits=bool(result.plans),

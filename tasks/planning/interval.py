@@ -20,7 +20,10 @@ WORTH = 0.005
 
 def young_interval(save_seconds: float, mean_seconds_between_failures: float) -> float:
     """T = sqrt(2 C M) (Young 1974): first-order optimum of the computing time between two saves."""
-    _require_positive(save_seconds, mean_seconds_between_failures)
+    if save_seconds <= 0 or mean_seconds_between_failures <= 0:
+        raise ValueError(
+            f"a save of {save_seconds} s and {mean_seconds_between_failures} s between failures: both must be above 0"
+        )
     return math.sqrt(2 * save_seconds * mean_seconds_between_failures)
 
 
@@ -85,20 +88,13 @@ def corrected_every_steps(
 
     Not oftener than `with_time_to_write` lets.
     """
-    found = checkpoint_every_steps(
+    result = checkpoint_every_steps(
         steps, step_seconds, save_seconds=stall_seconds, mean_seconds_between_failures=mean_seconds_between_failures
     )
     seconds = with_time_to_write(
-        found * step_seconds,
+        result * step_seconds,
         save_seconds=stall_seconds,
         write_seconds=write_seconds,
         mean_seconds_between_failures=mean_seconds_between_failures,
     )
-    return min(max(found, math.ceil(seconds / step_seconds)), max(1, steps))
-
-
-def _require_positive(save_seconds: float, mean_seconds_between_failures: float) -> None:
-    if save_seconds <= 0 or mean_seconds_between_failures <= 0:
-        raise ValueError(
-            f"a save of {save_seconds} s and {mean_seconds_between_failures} s between failures: both must be above 0"
-        )
+    return min(max(result, math.ceil(seconds / step_seconds)), max(1, steps))

@@ -187,8 +187,8 @@ def kept_in(storage: StoragePrices, choice: str, *, gb: float, ordered_gb: float
     if storage.gb_month.get(choice) is not None:
         return choice, max(gb, ordered_gb), ""
     size = f" of {ordered_gb / 1e3:,.0f} TB" if ordered_gb else ""
-    said = f"the price of {choice}{size} is not known and not in the cost: checkpoints are in it as if they lay in Blob"
-    return "blob-hot", gb, said if choice != "blob-hot" else ""
+    text = f"the price of {choice}{size} is not known and not in the cost: checkpoints are in it as if they lay in Blob"
+    return "blob-hot", gb, text if choice != "blob-hot" else ""
 
 
 def hour_of_term(total: float, term: Term) -> float:
@@ -241,8 +241,8 @@ def _in_currency(storage: StoragePrices, currency: str) -> StoragePrices:
     """Prices in another currency are no prices here: no rate of exchange is known."""
     if storage.currency == currency:
         return storage
-    said = f"storage is priced in {storage.currency} and machines in {currency}: what is stored has no price"
-    return StoragePrices(currency=currency, warnings=(said,))
+    text = f"storage is priced in {storage.currency} and machines in {currency}: what is stored has no price"
+    return StoragePrices(currency=currency, warnings=(text,))
 
 
 def _stores(spending: Spending) -> bool:
@@ -256,26 +256,28 @@ def _warnings(
     parts: Mapping[str, float | None],
     origins: Iterable[Origin],
 ) -> tuple[str, ...]:
-    said = [warning for origin in origins for warning in origin.warnings]
-    said += storage.warnings if _stores(spending) else ()
+    messages = [warning for origin in origins for warning in origin.warnings]
+    messages += storage.warnings if _stores(spending) else ()
     for kind, share in spending.mix.items():
         if share and _price(machine, kind, spending.discounts) is None:
             where = f" in {machine.region}" if machine.region else ""
-            said.append(
+            messages.append(
                 f"the {kind} price of {machine.sku or 'this machine'}{where} is not known: what its hours cost is left open; "
                 "`headway prices update` asks for it, or give your discount"
             )
         if share and kind.partition("-")[0] in ("reserved", "savings"):
             years = "three years" if kind.endswith("3y") else "one year"
-            said.append(
+            messages.append(
                 f"{kind}: the commitment is paid for {years}; the hours that this training does not use are not in it"
             )
     unpriced = [name for name in ("checkpoints", "data", "egress") if parts[name] is None]
-    said += [
+    messages += [
         f"the price of storing {name} is not known: it is not in the cost" for name in unpriced if name != "egress"
     ]
-    said += ["the price of data that leaves Azure is not known: it is not in the cost"] if "egress" in unpriced else []
-    return tuple(dict.fromkeys(said))
+    messages += (
+        ["the price of data that leaves Azure is not known: it is not in the cost"] if "egress" in unpriced else []
+    )
+    return tuple(dict.fromkeys(messages))
 
 
 def _oldest(*dates: str) -> str:

@@ -111,19 +111,19 @@ def planned(
     price = machine_price(open_book(home), machine.name, region=region, gpus=machine.gpus, today=_today())
     paid = paid or SpendingConfig(price="spot" if case.cluster.spot else "on-demand")
     hour = hourly(price, {paid.price: 1.0}, _discounts(paid))
-    found = search(case, machine, gpus=gpus, per_gpu_hour=hour / machine.gpus if hour is not None else None)
-    plan = found.plans[0] if found.plans else None
+    match = search(case, machine, gpus=gpus, per_gpu_hour=hour / machine.gpus if hour is not None else None)
+    plan = match.plans[0] if match.plans else None
     checkpoints = _checkpoints(case, machine, plan, hours_between_failures) if plan else None
     spent = _cost(case, machine, plan, checkpoints, price, paid, region, home) if plan and checkpoints else None
-    said = [
+    messages = [
         *(plan.warnings if plan else ()),
         *(checkpoints.warnings if checkpoints else ()),
         *(spent.warnings if spent else ()),
     ]
-    said = list(dict.fromkeys([*said, *_limits(case, machine, plan)]))
+    messages = list(dict.fromkeys([*messages, *_limits(case, machine, plan)]))
     prices = storage_prices(open_book(home), region=region, today=_today()).gb_month
     lie = stored(case, plan, machine, checkpoints, gb_month=prices) if plan and checkpoints else {}
-    return Planned(case, machine, found, plan, checkpoints, spent, tuple(said), lie)
+    return Planned(case, machine, match, plan, checkpoints, spent, tuple(messages), lie)
 
 
 def machine_of(case: Case, home: Path) -> Machine:
@@ -203,7 +203,7 @@ def _cost(
         return None
     storage = storage_prices(open_book(home), region=region, today=_today())
     ordered = (checkpoints.tib or 0.0) * TIB / 1e9
-    kept, gb, said = kept_in(storage, checkpoints.storage.name, gb=2 * checkpoints.bytes / 1e9, ordered_gb=ordered)
+    kept, gb, output = kept_in(storage, checkpoints.storage.name, gb=2 * checkpoints.bytes / 1e9, ordered_gb=ordered)
     spending = Spending(
         machines=plan.division.gpus / machine.gpus,
         train_seconds=plan.days * DAY,
@@ -214,7 +214,7 @@ def _cost(
         checkpoint_storage=kept,
     )
     spent = cost(spending, price, storage)
-    return replace(spent, warnings=(*spent.warnings, said)) if said else spent
+    return replace(spent, warnings=(*spent.warnings, output)) if output else spent
 
 
 def _discounts(paid: SpendingConfig) -> dict[PriceKind, float]:

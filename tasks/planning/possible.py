@@ -14,9 +14,30 @@ from tasks.planning.prediction import Division
 def require_possible(case: Case, division: Division, machine: Machine, *, gpus: int) -> None:
     """ValueError naming the value and the remedy."""
     _require_counts(case, division, gpus=gpus)
-    _require_matrices(case, division)
+    network, tp = case.network, division.tp
+    kv_heads = counts.kv_heads(network)
+    if network.heads % tp:
+        raise ValueError(f"heads {network.heads} do not divide by tp {tp}: take a tp that divides them")
+    if kv_heads % tp and tp % kv_heads:
+        raise ValueError(f"kv_heads {kv_heads} and tp {tp}: one must divide the other")
+    wide = counts.ffn_size(network)
+    if wide % tp:
+        raise ValueError(f"ffn {wide} does not divide by tp {tp}: take a tp that divides it")
+    if counts.expert_ffn_size(network) % tp:
+        raise ValueError(
+            f"experts.ffn {counts.expert_ffn_size(network)} does not divide by tp {tp}: take one that does"
+        )
+    if division.sequence_parallel and (case.sequence // division.cp) % tp:
+        raise ValueError(
+            f"sequence {case.sequence} over cp {division.cp} does not divide by tp {tp}, as sequence_parallel needs"
+        )
     _require_experts(case, division)
-    _require_engine(division)
+    if division.engine == "deepspeed" and division.zero >= 2 and division.pp > 1:
+        raise ValueError(
+            f"zero {division.zero} with pp {division.pp}: DeepSpeed's pipeline takes zero 0 or 1; lower zero, or pp to 1"
+        )
+    if division.engine == "torch" and division.offload == "nvme":
+        raise ValueError("offload nvme: only engine deepspeed has it; take cpu, or that engine")
     if machine.achievable_flops.get(division.precision, 0.0) <= 0:
         able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
         raise ValueError(f"precision {division.precision}: {machine.gpu} has no rate for it; it computes in {able}")
@@ -49,26 +70,6 @@ def _require_counts(case: Case, division: Division, *, gpus: int) -> None:
         raise ValueError(f"sequence {case.sequence} does not divide by cp {division.cp}: change one of the two")
 
 
-def _require_matrices(case: Case, division: Division) -> None:
-    network, tp = case.network, division.tp
-    kv_heads = counts.kv_heads(network)
-    if network.heads % tp:
-        raise ValueError(f"heads {network.heads} do not divide by tp {tp}: take a tp that divides them")
-    if kv_heads % tp and tp % kv_heads:
-        raise ValueError(f"kv_heads {kv_heads} and tp {tp}: one must divide the other")
-    wide = counts.ffn_size(network)
-    if wide % tp:
-        raise ValueError(f"ffn {wide} does not divide by tp {tp}: take a tp that divides it")
-    if counts.expert_ffn_size(network) % tp:
-        raise ValueError(
-            f"experts.ffn {counts.expert_ffn_size(network)} does not divide by tp {tp}: take one that does"
-        )
-    if division.sequence_parallel and (case.sequence // division.cp) % tp:
-        raise ValueError(
-            f"sequence {case.sequence} over cp {division.cp} does not divide by tp {tp}, as sequence_parallel needs"
-        )
-
-
 def _require_experts(case: Case, division: Division) -> None:
     experts = case.network.experts
     if division.ep == 1:
@@ -85,40 +86,33 @@ def _require_experts(case: Case, division: Division) -> None:
         )
 
 
-def _require_engine(division: Division) -> None:
-    if division.engine == "deepspeed" and division.zero >= 2 and division.pp > 1:
-        raise ValueError(
-            f"zero {division.zero} with pp {division.pp}: DeepSpeed's pipeline takes zero 0 or 1; lower zero, or pp to 1"
-        )
-    if division.engine == "torch" and division.offload == "nvme":
-        raise ValueError("offload nvme: only engine deepspeed has it; take cpu, or that engine")
-
-
 def warnings_of(case: Case, division: Division, machine: Machine) -> tuple[str, ...]:
     """What is possible and seldom wise, and what was assumed for want of a number."""
-    said = []
+    messages = []
     if division.tp > machine.gpus:
-        said.append(f"tp {division.tp} goes over machines of {machine.gpus} GPUs: its traffic takes the network")
+        messages.append(f"tp {division.tp} goes over machines of {machine.gpus} GPUs: its traffic takes the network")
     if division.gpus > machine.gpus and machine.network_bandwidth <= 0:
-        said.append(f"{machine.name} has no network between machines for GPUs: its Ethernet was reckoned with")
+        messages.append(f"{machine.name} has no network between machines for GPUs: its Ethernet was reckoned with")
     if case.network.vocab % division.tp:
-        said.append(f"vocab {case.network.vocab} does not divide by tp {division.tp}: the engine pads it")
+        messages.append(f"vocab {case.network.vocab} does not divide by tp {division.tp}: the engine pads it")
     if case.network.layers % (division.pp * division.virtual) and (case.network.layers + 2) % (
         division.pp * division.virtual
     ):
-        said.append(
+        messages.append(
             f"layers {case.network.layers} do not divide by pp {division.pp} x virtual {division.virtual}: "
             "some stages hold one more"
         )
     if division.virtual > 1 and division.micro_batches(case.batch.global_) % division.pp:
-        said.append(f"interleaving wants micro batches in multiples of pp {division.pp}; Megatron-LM refuses others")
+        messages.append(
+            f"interleaving wants micro batches in multiples of pp {division.pp}; Megatron-LM refuses others"
+        )
     limit = machine.tops_out_at * machine.gpus
     if limit and division.gpus > limit:
-        said.append(f"{division.gpus} GPUs are over {machine.tops_out_at} machines, the most that one job may have")
+        messages.append(f"{division.gpus} GPUs are over {machine.tops_out_at} machines, the most that one job may have")
     if machine.gpu.startswith("AMD"):
-        said.append(
+        messages.append(
             f"{machine.gpu}: published runs are few, and on PyTorch of 2024 they were 1.6 times slower than planned"
         )
     if machine.assumed:
-        said.append(f"assumed for {machine.name}, for want of a source: {', '.join(machine.assumed)}")
-    return tuple(said)
+        messages.append(f"assumed for {machine.name}, for want of a source: {', '.join(machine.assumed)}")
+    return tuple(messages)

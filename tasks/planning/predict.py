@@ -81,7 +81,7 @@ def _binds(time: StepTime, fit: Fit, *, over_machines: bool) -> tuple[str, ...]:
     }
     for name, seconds in tensor.items():
         shares[name] += seconds
-    found = [
+    results = [
         name for name in sorted(shares, key=lambda name: -shares[name]) if shares[name] > WORTH_NAMING * time.total
     ]
-    return tuple(found if fit == "fits" else ["memory", *found])
+    return tuple(results if fit == "fits" else ["memory", *results])

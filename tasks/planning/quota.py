@@ -75,7 +75,11 @@ class Request:
 
 def judge(request: Request, limits: Limits) -> tuple[Check, ...]:
     """One check for each limit. What is not known is a check that passes with a warning. Raises ValueError for what cannot be."""
-    _require_possible(request)
+    for name, value in (("vcpus", request.vcpus), ("nodes", request.nodes)):
+        if value <= 0:
+            raise ValueError(f"{name} {value}: give a whole number above 0")
+    if request.days is not None and not (math.isfinite(request.days) and request.days >= 0):
+        raise ValueError(f"days {request.days}: give a number that is not below 0")
     checks = [_vcpus(request, limits), *_total(request, limits)]
     if request.service == "azureml":
         checks += [*_days(request, limits), *_nodes(request, limits)]
@@ -99,7 +103,7 @@ def of_usages(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
     Names as `az ml compute list-usage` shows them; those of single workspaces, and limits below 0, are no limits of the account.
     """
-    found: dict[str, Any] = {"dedicated": {}, "total": None, "low_priority": None, "used": {}}
+    result: dict[str, Any] = {"dedicated": {}, "total": None, "low_priority": None, "used": {}}
     for one in usages:
         name = str((one.get("name") or {}).get("localizedValue") or (one.get("name") or {}).get("value") or "")
         limit, family = one.get("limit"), OF_FAMILY.match(name)
@@ -107,12 +111,12 @@ def of_usages(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             continue
         key = family[1] if family else NAMES.get(plain_family(name), "")
         if family:
-            found["dedicated"][key] = limit
+            result["dedicated"][key] = limit
         elif key:
-            found[key] = limit
+            result[key] = limit
         if key and one.get("currentValue"):
-            found["used"][key] = int(one["currentValue"])
-    return found
+            result["used"][key] = int(one["currentValue"])
+    return result
 
 
 def plain_family(name: str) -> str:
@@ -215,11 +219,3 @@ def _nodes(request: Request, limits: Limits) -> list[Check]:
             f"{request_text(request, limits)}",
         )
     ]
-
-
-def _require_possible(request: Request) -> None:
-    for name, value in (("vcpus", request.vcpus), ("nodes", request.nodes)):
-        if value <= 0:
-            raise ValueError(f"{name} {value}: give a whole number above 0")
-    if request.days is not None and not (math.isfinite(request.days) and request.days >= 0):
-        raise ValueError(f"days {request.days}: give a number that is not below 0")

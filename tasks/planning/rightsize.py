@@ -60,25 +60,25 @@ def judge(use: Use) -> Judged:
             "larger", (f"{use.memory:.0%} of the {use.device}'s memory was in use: more than {FULL:.0%} is no room",)
         )
     if use.communication is not None and use.communication > TALKS and use.machines > 1:
-        said = (
+        text = (
             f"{use.communication:.0%} of a step is communication on {use.machines:g} machines: fewer would waste less"
         )
-        return Judged("smaller", (said,))
+        return Judged("smaller", (text,))
     missing = [name for name, value in (("its memory", use.memory), ("how busy it was", use.busy)) if value is None]
     if missing:
         return Judged("unknown", (f"not measured: {' and '.join(missing)} of the {use.device}", *_beside(use)))
     assert use.memory is not None and use.busy is not None
-    said = f"at most {use.memory:.0%} of the {use.device}'s memory and {use.busy:.0%} of its time were used"
+    text = f"at most {use.memory:.0%} of the {use.device}'s memory and {use.busy:.0%} of its time were used"
     if use.data is not None and use.data > WAITS:
         waits = f"{use.data:.0%} of a step waits for data: faster storage, a cache or more prefetching first"
-        return Judged("keep", (waits, said))
+        return Judged("keep", (waits, text))
     if use.memory <= HALF_FITS and use.busy < IDLE:
-        return Judged("smaller", (f"{said}: half as much would do", *_beside(use)))
-    return Judged("keep", (said, *_beside(use)))
+        return Judged("smaller", (f"{text}: half as much would do", *_beside(use)))
+    return Judged("keep", (text, *_beside(use)))
 
 
 def _beside(use: Use) -> tuple[str, ...]:
     """What else was measured; it decides nothing here."""
     known = (("MFU", use.mfu), ("waiting for data", use.data), ("communication", use.communication))
-    told = [f"{name} {value:.0%}" for name, value in known if value is not None]
-    return (", ".join(told),) if told else ()
+    entries = [f"{name} {value:.0%}" for name, value in known if value is not None]
+    return (", ".join(entries),) if entries else ()

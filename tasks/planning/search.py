@@ -136,8 +136,8 @@ def _virtuals(case: Case, layout: Layout) -> Sequence[int]:
     return (1, *pieces[:1], *pieces[-1:]) if len(pieces) > 1 else (1, *pieces)
 
 
-def _few(found: Sequence[int]) -> list[int]:
-    return list(found) if len(found) <= MOST_PIPELINES else [*found[: MOST_PIPELINES - 1], found[-1]]
+def _few(results: Sequence[int]) -> list[int]:
+    return list(results) if len(results) <= MOST_PIPELINES else [*results[: MOST_PIPELINES - 1], results[-1]]
 
 
 DEEPER: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -200,11 +200,11 @@ def _divided(case: Case) -> bool:
 def _with_offload_said(case: Case, plan: Prediction) -> Prediction:
     if case.parallel.offload is not None or plan.division.offload == "none":
         return plan
-    said = (
+    text = (
         f"the optimizer is in the machines' memory (offload {plan.division.offload}), which nobody asked for: it takes "
         f"{plan.time.offload / plan.time.total:.0%} of a step; give offload: none to plan without"
     )
-    return replace(plan, warnings=(said, *plan.warnings))
+    return replace(plan, warnings=(text, *plan.warnings))
 
 
 def _searched(
@@ -297,9 +297,9 @@ def _counts(case: Case, machine: Machine, most: int | None) -> list[int]:
     top = most or min(MOST_GPUS, max(case.batch.global_, machine.gpus) * machine.gpus)
     shares = (0.75, 1.0) if case.goal == "smallest" else (1.0,)
     machines = {math.ceil(share * 2**power) for power in range(20) for share in shares}
-    found = {count * machine.gpus for count in machines if count * machine.gpus <= top}
+    results = {count * machine.gpus for count in machines if count * machine.gpus <= top}
     smaller = {n for n in (1, 2, 4) if n < machine.gpus and n <= top}
-    return sorted(found | smaller | ({most} if most else set()))
+    return sorted(results | smaller | ({most} if most else set()))
 
 
 def _may_fit(case: Case, machine: Machine, gpus: int) -> bool:
@@ -366,9 +366,9 @@ def _against(second: Prediction, first: Prediction) -> str:
 def words(way: Division) -> str:
     """A division in a few words: `tp 8, pp 4, dp 16, zero 1, micro 2`."""
     parts = [("tp", way.tp), ("pp", way.pp), ("virtual", way.virtual), ("cp", way.cp), ("ep", way.ep)]
-    said = [f"{name} {size}" for name, size in parts if size > 1]
-    said += [f"dp {way.dp}", f"zero {way.zero}", f"micro {way.micro}", f"recompute {way.recompute}"]
-    return ", ".join([*said, *([f"offload {way.offload}"] if way.offload != "none" else [])])
+    messages = [f"{name} {size}" for name, size in parts if size > 1]
+    messages += [f"dp {way.dp}", f"zero {way.zero}", f"micro {way.micro}", f"recompute {way.recompute}"]
+    return ", ".join([*messages, *([f"offload {way.offload}"] if way.offload != "none" else [])])
 
 
 def _none(case: Case, machine: Machine, gpus: int | None, predicted: int, closest: Sequence[Prediction]) -> Found:
@@ -385,19 +385,19 @@ def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:
     """What would fit: with less that is given, with offloading, or on more machines; with what a step takes then."""
     if gpus is None:
         return "a smaller network, sequence or micro batch; no count of these GPUs does"
-    found = next((said for what, open_ in _loosened(case) if (said := _fitting(open_, machine, gpus, what))), "")
+    result = next((output for what, open_ in _loosened(case) if (output := _fitting(open_, machine, gpus, what))), "")
     offloading = ""
     if case.parallel.offload is None and case.engine in OFFLOADING:
         offloading = _fitting(case, machine, gpus, "offload cpu", offloads=("cpu",))
-    if found or offloading:
-        return "; or ".join(filter(None, (found, offloading)))
+    if result or offloading:
+        return "; or ".join(filter(None, (result, offloading)))
     for power in range(1, GROWTH + 1):
         count = gpus * 2**power
         if count > MOST_GPUS:
             break
         open_ = case.model_copy(update={"parallel": case.parallel.model_copy(update={"dp": None})})
-        if _may_fit(open_, machine, count) and (said := _fitting(open_, machine, count, f"{count} GPUs")):
-            return said
+        if _may_fit(open_, machine, count) and (output := _fitting(open_, machine, count, f"{count} GPUs")):
+            return output
     return "a smaller network, sequence or micro batch, GPUs with more memory, or less that is given in `parallel`"
 
 

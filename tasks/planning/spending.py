@@ -101,7 +101,7 @@ def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
         return ()
     unknown = spent.hour is None  # of what else has no price, storage above all, the rest is the cost
     remedy = (
-        " ".join(f"{said[:1].upper()}{said[1:]}." for said in spent.warnings)
+        " ".join(f"{value[:1].upper()}{value[1:]}." for value in spent.warnings)
         if unknown
         else "Train fewer steps or a smaller network, pay otherwise (planning.spending.price), or raise "
         "planning.spending.max_cost."
@@ -140,5 +140,5 @@ def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) 
 
 
 def _number(sku: Sku, name: str) -> float:
-    found = sku.specs.get(name)
-    return float(found.value) if found and not isinstance(found.value, str) else 0.0
+    result = sku.specs.get(name)
+    return float(result.value) if result and not isinstance(result.value, str) else 0.0

@@ -66,7 +66,7 @@ class StageCost:
 
 def timed(events: Iterable[Mapping[str, Any]]) -> list[Timed]:
     """Every execution of a stage in a run's log, in order. What was reused took nothing."""
-    found: list[Timed] = []
+    results: list[Timed] = []
     open_: dict[str, tuple[float, list[Mapping[str, Any]]]] = {}
     last = 0.0
     for event in events:
@@ -79,10 +79,10 @@ def timed(events: Iterable[Mapping[str, Any]]) -> list[Timed]:
         elif event["event"] == "ended":
             outcome = event["outcome"]
             began, jobs = open_.pop(outcome["name"], (last, []))
-            found.append(_ended(outcome, began, last, jobs))
+            results.append(_ended(outcome, began, last, jobs))
     for stage, (began, jobs) in open_.items():
-        found.append(Timed(stage, "died", last - began, _held(jobs, last), job="?" if jobs else ""))
-    return found
+        results.append(Timed(stage, "died", last - began, _held(jobs, last), job="?" if jobs else ""))
+    return results
 
 
 def costs(
@@ -110,11 +110,11 @@ def total(stages: Sequence[StageCost]) -> float | None:
 
 def known_costs(stages: Iterable[StageCost]) -> dict[str, float]:
     """What is known of the costs, by currency; what cost nothing needs none."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for stage in stages:
         if stage.cost:
-            found[stage.currency] = found.get(stage.currency, 0.0) + stage.cost
-    return found
+            result[stage.currency] = result.get(stage.currency, 0.0) + stage.cost
+    return result
 
 
 def _cost(

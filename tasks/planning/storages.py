@@ -101,10 +101,10 @@ BEEOND_SHARE = 0.5
 
 def storage_named(name: str) -> Storage:
     """Raises ValueError that names those there are."""
-    found = STORAGES.get(name.strip().lower())
-    if found is None:
+    result = STORAGES.get(name.strip().lower())
+    if result is None:
         raise ValueError(f"storage {name!r}: there is no such; give one of {', '.join(STORAGES)}")
-    return found
+    return result
 
 
 def capacity_for(storage: Storage, tib: float, bandwidth: float = 0.0) -> float | None:

@@ -69,9 +69,11 @@ def what_if(made: Planned, *, home: Path, region: str = "") -> WhatIf:
 
     spot = case.model_copy(update={"cluster": case.cluster.model_copy(update={"spot": True})})
     dedicated = case.model_copy(update={"cluster": case.cluster.model_copy(update={"spot": False})})
-    here = _on(case, gpus)
-    shallower = points(_deep(here, 1 / 2**power) for power in range(1, DOUBLINGS + 1) if _divides(here, 2**power))
-    deeper = points(_deep(here, 2.0**power) for power in range(DOUBLINGS + 1))
+    local = _on(case, gpus)
+    shallower = points(
+        _deep(local, 1 / 2**power) for power in range(1, DOUBLINGS + 1) if (local.network.layers % (2**power) == 0)
+    )
+    deeper = points(_deep(local, 2.0**power) for power in range(DOUBLINGS + 1))
     return WhatIf(
         by_gpus=around(dedicated),
         by_gpus_on_spot=around(spot),
@@ -109,10 +111,6 @@ def _on(case: Case, gpus: int) -> Case:
 def _deep(case: Case, factor: float) -> Case:
     network: Network = case.network.model_copy(update={"layers": round(case.network.layers * factor)})
     return case.model_copy(update={"network": network})
-
-
-def _divides(case: Case, by: int) -> bool:
-    return case.network.layers % by == 0
 
 
 def _until_none_fits(cases: Iterable[Case], home: Path, region: str) -> Iterator[Point]:

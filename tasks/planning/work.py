@@ -98,9 +98,9 @@ def _matrices(network: Network, division: Division, *, tokens: float, at: Rates,
     if mixture is None:
         return seconds + _feed_forward(network, counts.ffn_size(network) / division.tp, tokens=tokens, at=at)
     width = counts.expert_ffn_size(network) / division.tp
-    here = mixture.count / division.ep
-    each = tokens * mixture.active / here
-    seconds += here * _feed_forward(network, width, tokens=each, at=at)
+    local = mixture.count / division.ep
+    each = tokens * mixture.active / local
+    seconds += local * _feed_forward(network, width, tokens=each, at=at)
     if mixture.shared:
         seconds += _feed_forward(network, mixture.shared * width, tokens=tokens, at=at)
     return seconds

@@ -22,8 +22,8 @@ _TIMED_OUT = re.compile(r"timed out|timeout while", re.IGNORECASE)
 
 def probes_of(run: NhcRun) -> tuple[Probe, ...]:
     """All that it says: one probe a finding, one a figure, and one for the run as a whole."""
-    found = [probe for result in run.results if result.level != "passed" for probe in _of_result(result)]
-    return (*found, *_readings(run), _whole(run))
+    results = [probe for result in run.results if result.level != "passed" for probe in _of_result(result)]
+    return (*results, *_readings(run), _whole(run))
 
 
 def fault_of(result: NhcResult) -> str:
@@ -42,8 +42,8 @@ def impact_of(code: str) -> str:
 
 @cache
 def _dictionary() -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(_data("aznhc.json"))
-    return said
+    output: dict[str, Any] = json.loads(_data("aznhc.json"))
+    return output
 
 
 def _data(name: str) -> str:
@@ -64,22 +64,22 @@ def _of_result(result: NhcResult) -> list[Probe]:
     return [_probe(result, finding="fail" if result.level == "failed" else "warn")]
 
 
-def _probe(result: NhcResult, **said: Any) -> Probe:
+def _probe(result: NhcResult, **output: Any) -> Probe:
     fault = fault_of(result)
     measured = result.measured if result.measured is not None else fault or result.said[:120]
     return Probe(
         check=CHECK,
         where=result.check,
-        measured=None if said.get("status") else measured,
+        measured=None if output.get("status") else measured,
         unit=result.unit,
         said=result.said[:500],
         source=f"AzNHC {result.check or 'health check'}{': ' + fault if fault else ''}",
         limit="" if result.limit is None else f"{'>=' if result.unit else '='} {result.limit:g}",
-        **said,
+        **output,
     )
 
 
-def _throttled(gpu: str, mask: str, said: str) -> list[Probe]:
+def _throttled(gpu: str, mask: str, text: str) -> list[Probe]:
     """AzNHC only warns; a slowdown of the hardware, or by heat, is a fault here as it is in our own check."""
     rules = read_rules(_data("health.json"))
     reasons = [word for bit, word in rules.throttle.items() if int(mask, 16) & int(bit, 16)]
@@ -89,7 +89,7 @@ def _throttled(gpu: str, mask: str, said: str) -> list[Probe]:
             where=gpu,
             measured=", ".join(reasons) or mask,
             finding="fail" if reasons else "warn",
-            said=said,
+            said=text,
             source="AzNHC check_gpu_clock_throttling, which never fails; NVIDIA NVML, nvmlClocksEventReasons",
         )
     ]
@@ -109,7 +109,13 @@ def _whole(run: NhcRun) -> Probe:
             "missing", f"AzNHC has no checks for {run.unsupported}: nothing was looked at, and it ended with 0"
         )
     if run.summary:
-        return _by_summary(run)
+        if run.summary == "no results":
+            return _silent(
+                "missing", "No results reported: the machine is unreachable, or the checks did not run there"
+            )
+        return Probe(
+            check=CHECK, measured="Healthy" if run.summary == "healthy" else "ERROR", source="AzNHC, its summary"
+        )
     if run.exit_code is None:
         return _silent("failed", "the log has no exit code: the checks did not come to their end")
     if run.exit_code and not run.failed:
@@ -121,12 +127,6 @@ def _whole(run: NhcRun) -> Probe:
     return Probe(check=CHECK, measured=f"{len(run.passed)} passed", source="AzNHC")
 
 
-def _by_summary(run: NhcRun) -> Probe:
-    if run.summary == "no results":
-        return _silent("missing", "No results reported: the machine is unreachable, or the checks did not run there")
-    return Probe(check=CHECK, measured="Healthy" if run.summary == "healthy" else "ERROR", source="AzNHC, its summary")
-
-
-def _silent(status: Any, said: str) -> Probe:
+def _silent(status: Any, text: str) -> Probe:
     remedy = "Run AzNHC on the machine by hand (run-health-checks.sh -a) and read its log."
-    return Probe(check=CHECK, status=status, said=said, source="Headway: what was not seen is unknown", remedy=remedy)
+    return Probe(check=CHECK, status=status, said=text, source="Headway: what was not seen is unknown", remedy=remedy)

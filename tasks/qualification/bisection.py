@@ -21,14 +21,14 @@ def faults_of(
     sweep: Merged, sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig, *, ours: bool
 ) -> list[Reason]:
     """What is wrong with a sweep over many machines: by itself, and against the fastest one of as many machines and bytes."""
-    found = [*of_sweep(sweep, sku, ours=ours)]
+    results = [*of_sweep(sweep, sku, ours=ours)]
     alike = [
         other.rate or 0.0 for other in sweeps if _comparable(other, sweep) and len(other.nodes) == len(sweep.nodes)
     ]
     limit = tolerances(sku).pairs * config.min_of_peers * max(alike, default=0.0)
     if sweep.rate is not None and sweep.rate < limit:
-        found.append(_slow(sweep, sweep.rate, limit))
-    return found
+        results.append(_slow(sweep, sweep.rate, limit))
+    return results
 
 
 def _comparable(one: Merged, other: Merged) -> bool:
@@ -82,7 +82,7 @@ def _worst(faults: Sequence[Reason]) -> Reason | None:
 def _suspected(name: str, suspects: list[str], sweep: Merged, fault: Reason) -> Reason:
     others = [node for node in sweep.nodes if node not in suspects]
     alone = len(suspects) == 1
-    said = (
+    text = (
         f"parts without it are sound, and so are {', '.join(others)}"
         if alone
         else f"the fault is in one of {', '.join(suspects)}; nothing smaller was measured"
@@ -92,6 +92,6 @@ def _suspected(name: str, suspects: list[str], sweep: Merged, fault: Reason) -> 
             "node": name,
             "where": f"part of {len(sweep.nodes)}",
             "verdict": fault.verdict if alone else "unknown",
-            "said": "; ".join(part for part in (fault.said, said) if part),
+            "said": "; ".join(part for part in (fault.said, text) if part),
         }
     )

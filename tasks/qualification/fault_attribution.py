@@ -61,12 +61,12 @@ def blame(
         return Blame()
     if not sound:
         return Blame(all=True) if len(names) > 2 else Blame(either=tuple(sorted(slow)))
-    found = [group for group in groups(names, sound) if len(group) > 1]
-    group_of = {name: number for number, group in enumerate(found) for name in group}
+    results = [group for group in groups(names, sound) if len(group) > 1]
+    group_of = {name: number for number, group in enumerate(results) for name in group}
     between = {pair for pair in slow if len({group_of.get(name, -1) for name in pair} - {-1}) == 2}
     if len(between) < 2:  # one pair alone is a link
         between = set()
-    apart = tuple(group for group in found if any({*pair} & {*group} for pair in between))
+    apart = tuple(group for group in results if any({*pair} & {*group} for pair in between))
     inside = slow - between
     nodes = _outvoted(names, _near(sound), _near(inside), most)
     noise = {pair for pair in inside if pair in doubtful and not {*pair} & nodes}
@@ -122,15 +122,15 @@ def groups(names: Iterable[Name], sound: Iterable[tuple[Name, ...]]) -> list[tup
     for a, b in sound:
         near.setdefault(a, set()).add(b)
         near.setdefault(b, set()).add(a)
-    found, left = list[tuple[Name, ...]](), set(near)
+    result, left = list[tuple[Name, ...]](), set(near)
     while left:
         group, front = set[Name](), {min(left)}
         while front:
             group |= front
             front = {other for name in front for other in near[name]} - group
-        found.append(tuple(sorted(group)))
+        result.append(tuple(sorted(group)))
         left -= group
-    return sorted(found, key=lambda group: (-len(group), group))
+    return sorted(result, key=lambda group: (-len(group), group))
 
 
 def _outvoted(names: set[str], sound: Near, slow: Near, most: float) -> set[str]:

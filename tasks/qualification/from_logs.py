@@ -95,10 +95,10 @@ def _levels(judged: Sequence[JudgedLog], compared: set[str], sku: Sku) -> Iterat
 
 def _of_one_log(judged: Sequence[JudgedLog], doubts: Sequence[Reason]) -> Iterator[Reason]:
     """What is bad in one log and good in another of the same machines: the better one is not the last word."""
-    said = {(reason.check, reason.limit) for reason in doubts}
+    messages = {(reason.check, reason.limit) for reason in doubts}
     for log in judged:
         for reason in () if log.soft else log.figures:
-            if not reason.node and (reason.check, reason.limit) not in said:
+            if not reason.node and (reason.check, reason.limit) not in messages:
                 yield reason.model_copy(update={"where": reason.where or log.log.path})
 
 
@@ -141,9 +141,9 @@ def _node(
     name: str, judged: Sequence[JudgedLog], nodes: Sequence[NodeVerdict], doubts: Sequence[Reason], compared: set[str]
 ) -> NodeVerdict:
     """A machine's: its own reasons; what is said of several it shares unless another log clears it; no good word is unknown."""
-    found = next((node for node in nodes if node.name == name), NodeVerdict(name=name, verdict="healthy"))
+    result = next((node for node in nodes if node.name == name), NodeVerdict(name=name, verdict="healthy"))
     of_logs = (reason for log in judged if not log.soft for reason in log.figures if reason.node == name)
-    mine = [*found.reasons, *of_logs, *(reason for reason in doubts if reason.node == name)]
+    mine = [*result.reasons, *of_logs, *(reason for reason in doubts if reason.node == name)]
     good = name in compared or any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
@@ -154,7 +154,7 @@ def _node(
         mine = [
             reason for log in judged if name in log.log.nodes for reason in log.reasons if reason.node in ("", name)
         ]
-    return found.model_copy(update={"verdict": seen(mine), "reasons": tuple(mine)})
+    return result.model_copy(update={"verdict": seen(mine), "reasons": tuple(mine)})
 
 
 def _clears(log: JudgedLog, name: str) -> bool:
@@ -166,24 +166,24 @@ def _clears(log: JudgedLog, name: str) -> bool:
 def _shared(reason: Reason, name: str) -> Reason:
     """What several machines did badly together is unknown of each."""
     verdict: Verdict = "degraded" if reason.verdict == "degraded" else "unknown"
-    said = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
-    return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": said})
+    output = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
+    return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": output})
 
 
 def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]) -> tuple[PairVerdict, ...]:
     """Pairs by their figures, and no better than the logs that they come from."""
-    found = {(pair.a, pair.b): pair for pair in pairs}
+    result = {(pair.a, pair.b): pair for pair in pairs}
     logs: dict[tuple[str, str], list[JudgedLog]] = {}
     for log in judged:
         if log.log.nccl and len(log.log.nodes) == 2 and log.log.nccl.groups < 2:
             a, b = sorted(log.log.nodes)
             logs.setdefault((a, b), []).append(log)
     for (a, b), mine in logs.items():
-        pair = found.get((a, b), PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="healthy"))
+        pair = result.get((a, b), PairVerdict(a=a, b=b, busbw_gb_s=None, verdict="healthy"))
         hard = [seen(log.faults) for log in mine if not log.soft or (log.fewer and {a, b} <= compared)] or ["unknown"]
         verdict = "failed" if "failed" in (pair.verdict, *hard) else worst(pair.verdict, *hard)
-        found[a, b] = pair.model_copy(update={"verdict": verdict})
-    return tuple(pair for _, pair in sorted(found.items()))
+        result[a, b] = pair.model_copy(update={"verdict": verdict})
+    return tuple(pair for _, pair in sorted(result.items()))
 
 
 def _of_cluster(
@@ -193,8 +193,8 @@ def _of_cluster(
     machines that were only compared with each other, unless one of them failed."""
     hard = [log for log in judged if not log.soft]
     named = {name for log in hard if not log.fewer for name in log.log.nodes}
-    said = [reason for reason in together.reasons if _says_something(reason, judged)]
-    jointly = [seen(reasons) for reasons in (said, *(node.reasons for node in together.nodes))]
+    messages = [reason for reason in together.reasons if _says_something(reason, judged)]
+    jointly = [seen(reasons) for reasons in (messages, *(node.reasons for node in together.nodes))]
     shown = worst(*(seen(log.faults) for log in hard), *jointly)
     silent = {node.name for node in nodes} - named
     if not silent and hard:

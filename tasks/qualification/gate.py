@@ -27,7 +27,10 @@ def gate_checks(verdict: ClusterVerdict, left: Remaining, *, needed: int) -> tup
         warned=passed and bool(left.excluded),
         remedy="" if passed else REMEDY,
     )
-    nodes = tuple(check for node in verdict.nodes for check in _of_node(node, spared=_spared(node, left)))
+    # Whether a machine's verdict is no concern of the runs to come.
+    nodes = tuple(
+        check for node in verdict.nodes for check in _of_node(node, spared=left.enough and node.name not in left.nodes)
+    )
     checks = (enough, *nodes, *(_check(reason, spared=False) for reason in left.reasons))
     if left.verdict in OPEN or not all(check.passed for check in checks):
         return checks
@@ -49,10 +52,10 @@ def as_reason(reason: Reason) -> dict[str, Any]:
         "measured": reason.measured if reason.measured is not None else reason.said or None,
         "sentence": reason.sentence,
     }
-    told = reason.model_dump(
+    payload = reason.model_dump(
         mode="json", include={"check", "where", "measured", "unit", "limit", "source", "verdict", "remedy"}
     )
-    return {**told, **shown}
+    return {**payload, **shown}
 
 
 def as_told(verdict: ClusterVerdict) -> dict[str, Any]:
@@ -74,11 +77,6 @@ def as_node(node: NodeVerdict) -> dict[str, Any]:
         "reasons": [as_reason(reason) for reason in node.reasons],
         "rates": node.rates,
     }
-
-
-def _spared(node: NodeVerdict, left: Remaining) -> bool:
-    """Whether a machine's verdict is no concern of the runs to come."""
-    return left.enough and node.name not in left.nodes
 
 
 def _of_node(node: NodeVerdict, *, spared: bool) -> Iterator[Check]:

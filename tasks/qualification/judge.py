@@ -63,19 +63,19 @@ RENEW = "Put the same image on all machines, or update this one, and qualify it 
 
 def by_node(measurement: Measurement) -> dict[str, dict[str, str]]:
     """Versions of each machine by name; of ranks that disagree all are named."""
-    found: dict[str, dict[str, set[str]]] = {}
+    result: dict[str, dict[str, set[str]]] = {}
     for report in measurement.ranks:
-        mine = found.setdefault(report.node, {})
+        mine = result.setdefault(report.node, {})
         probes = {
-            p.check.removeprefix(PREFIX): str(p.measured) for p in report.probes if _is_version(p.check, p.measured)
+            p.check.removeprefix(PREFIX): str(p.measured)
+            for p in report.probes
+            if (p.check.startswith(PREFIX) and p.measured is not None)
         }
         for name, value in (*report.versions.items(), *probes.items()):
             mine.setdefault(name, set()).add(value)
-    return {node: {name: " and ".join(sorted(values)) for name, values in mine.items()} for node, mine in found.items()}
-
-
-def _is_version(check: str, measured: float | str | None) -> bool:
-    return check.startswith(PREFIX) and measured is not None
+    return {
+        node: {name: " and ".join(sorted(values)) for name, values in mine.items()} for node, mine in result.items()
+    }
 
 
 def unequal(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Reason]:
@@ -186,9 +186,9 @@ def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: 
 
 def _in_order(reasons: Iterator[Reason]) -> tuple[Reason, ...]:
     """The worst first, each once."""
-    found = {reason.model_dump_json(): reason for reason in reasons}
+    result = {reason.model_dump_json(): reason for reason in reasons}
     return tuple(
-        reason for _, reason in sorted(found.items(), key=lambda item: (WORST.index(item[1].verdict), item[0]))
+        reason for _, reason in sorted(result.items(), key=lambda item: (WORST.index(item[1].verdict), item[0]))
     )
 
 
@@ -222,8 +222,8 @@ def _of_machines(case: Case) -> Iterator[Reason]:
             yield from of_probe(report.node, probe, case.sku)
     for sweep in case.sweeps:
         if len(sweep.nodes) == 1:
-            found = of_sweep(sweep, case.sku, ours=case.ours)
-            yield from (reason.model_copy(update={"node": sweep.nodes[0]}) for reason in found)
+            result = of_sweep(sweep, case.sku, ours=case.ours)
+            yield from (reason.model_copy(update={"node": sweep.nodes[0]}) for reason in result)
 
 
 def _network(case: Case) -> Found:
@@ -288,14 +288,14 @@ def _rates_of_nodes(sweeps: Sequence[Merged], sku: Sku) -> Iterator[Rate]:
 
 def _own_rates(case: Case) -> dict[str, dict[str, float]]:
     """A machine's figures for its own history: of each check its slowest part, of pairs their median."""
-    found: dict[str, dict[str, float]] = {name: {} for name in case.names}
+    result: dict[str, dict[str, float]] = {name: {} for name in case.names}
     for rate in case.rates:
-        mine = found[rate.node]
+        mine = result[rate.node]
         mine[rate.check] = min(mine.get(rate.check, rate.value), rate.value)
     of_pairs: dict[tuple[str, str], list[float]] = {}
     for sweep in case.sweeps:
         for name in sweep.nodes if sweep.scope == "pair" and sweep.rate is not None else ():
             of_pairs.setdefault((name, f"{sweep.collective} of pair"), []).append(sweep.rate or 0.0)
     for (name, check), values in sorted(of_pairs.items()):
-        found[name][check] = statistics.median(values)
-    return found
+        result[name][check] = statistics.median(values)
+    return result

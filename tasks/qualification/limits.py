@@ -31,7 +31,13 @@ def cited_by(sku: Sku, limit: Level, verdict: Verdict) -> str:
 def by_limit(measured: float | str | None, limit: Limit) -> Judged:
     """A figure under its limit. What is no number where one is needed is unknown."""
     if limit.better == "equal":
-        return _equal(measured, limit)
+        # It must be `fail`; where only a norm is given, another value is degraded.
+        wanted = limit.fail if limit.fail is not None else limit.warn if limit.warn is not None else limit.norm
+        if measured is None or (as_number(wanted) is not None and as_number(measured) is None):
+            return Judged("unknown", f"= {wanted}")
+        if wanted is None or same(measured, wanted):
+            return Judged("healthy", f"= {wanted}")
+        return Judged("failed" if limit.fail is not None else "degraded", f"= {wanted}")
     number = as_number(measured)
     levels: tuple[tuple[Verdict, float | None], ...] = (("failed", as_number(limit.fail)), ("degraded", limit.warn))
     sign = ">=" if limit.better == "higher" else "<="
@@ -42,16 +48,6 @@ def by_limit(measured: float | str | None, limit: Limit) -> Judged:
         if level is not None and (number < level if limit.better == "higher" else number > level):
             return Judged(verdict, f"{sign} {level:.12g}")
     return Judged("healthy", f"{sign} {shown}")
-
-
-def _equal(measured: float | str | None, limit: Limit) -> Judged:
-    """It must be `fail`; where only a norm is given, another value is degraded."""
-    wanted = limit.fail if limit.fail is not None else limit.warn if limit.warn is not None else limit.norm
-    if measured is None or (as_number(wanted) is not None and as_number(measured) is None):
-        return Judged("unknown", f"= {wanted}")
-    if wanted is None or same(measured, wanted):
-        return Judged("healthy", f"= {wanted}")
-    return Judged("failed" if limit.fail is not None else "degraded", f"= {wanted}")
 
 
 def same(one: float | str, other: float | str) -> bool:
@@ -85,10 +81,10 @@ def bandwidths(sku: Sku, collective: str, scope: str, nodes: int) -> tuple[BusBa
     where = "node" if nodes == 1 else "all" if scope == "part" else scope
     mine = [limit for limit in sku.collectives if (limit.collective, limit.scope) == (collective, where)]
     exact = [limit for limit in mine if limit.nodes == nodes]
-    found = exact or [limit for limit in mine if limit.nodes is None]
-    if not found and where == "pair":
+    results = exact or [limit for limit in mine if limit.nodes is None]
+    if not results and where == "pair":
         return bandwidths(sku, collective, "all", nodes)
-    return tuple(sorted(found, key=lambda limit: limit.bytes))
+    return tuple(sorted(results, key=lambda limit: limit.bytes))
 
 
 def all_gpus(sku: Sku, ranks: int, machines: int) -> bool:

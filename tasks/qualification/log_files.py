@@ -38,18 +38,18 @@ def machines_of(path: str, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Machines that a path names: those that are known from other logs, else what looks like one; none is no guess."""
     pure = PurePath(path)
     for text in (pure.name, pure.parent.name):
-        found = [name for name in sorted(known, key=len, reverse=True) if _stands_in(name, text)]
-        if found:
-            return tuple(sorted(found, key=text.lower().index))
+        results = [
+            name
+            for name in sorted(known, key=len, reverse=True)
+            if (re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|(?:^|_){re.escape(name)}(?=_|$)", text) is not None)
+        ]
+        if results:
+            return tuple(sorted(results, key=text.lower().index))
     for text in (pure.name, pure.parent.name):
-        found = [part for part in _PARTS.split(text) if _MACHINE.fullmatch(part) and not _NO_MACHINE.fullmatch(part)]
-        if found:
-            return tuple(dict.fromkeys(found))
+        results = [part for part in _PARTS.split(text) if _MACHINE.fullmatch(part) and not _NO_MACHINE.fullmatch(part)]
+        if results:
+            return tuple(dict.fromkeys(results))
     return ()
-
-
-def _stands_in(name: str, text: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|(?:^|_){re.escape(name)}(?=_|$)", text) is not None
 
 
 def one_name(names: Iterable[str]) -> dict[str, str]:
@@ -101,16 +101,16 @@ def read_file(path: Path) -> list[Log]:
     text = text_of(raw)
     if not text.text:
         return [Log(str(path), problems=text.problems, written=written)]
-    found = [*_nccl(path, text.text), *_others(path, text.text)] or [_unknown(path, text.text)]
-    return [replace(log, problems=(*log.problems, *text.problems), written=written) for log in found]
+    results = [*_nccl(path, text.text), *_others(path, text.text)] or [_unknown(path, text.text)]
+    return [replace(log, problems=(*log.problems, *text.problems), written=written) for log in results]
 
 
 def _files(path: Path) -> list[Path]:
     """Logs of a folder and the folders in it; the path itself where it is no folder, also when it is not there."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.is_file() and not _is_aside(file, path))
-    return found or [path / "*"]
+    results = sorted(file for file in path.rglob("*") if file.is_file() and not _is_aside(file, path))
+    return results or [path / "*"]
 
 
 def _is_aside(file: Path, root: Path) -> bool:

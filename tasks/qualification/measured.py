@@ -158,10 +158,10 @@ def read_measurement(
 
 
 def _read(folder: Path, kind: type[M]) -> list[M]:
-    found = []
+    results = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(kind.model_validate_json(path.read_bytes()))
+            results.append(kind.model_validate_json(path.read_bytes()))
         except ValueError:
             continue
-    return found
+    return results

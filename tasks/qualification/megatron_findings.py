@@ -33,8 +33,8 @@ def point_of(run: MegatronRun, hosts: tuple[str, ...]) -> TrainingPoint | None:
 
 def findings(run: MegatronRun, sku: Sku, hosts: tuple[str, ...]) -> tuple[Reason, ...]:
     """What keeps it from counting, and what it says is wrong."""
-    found = [*_ended(run), *_figures(run, sku)]
-    return tuple(reason.model_copy(update={"nodes": hosts}) for reason in found)
+    results = [*_ended(run), *_figures(run, sku)]
+    return tuple(reason.model_copy(update={"nodes": hosts}) for reason in results)
 
 
 def _ended(run: MegatronRun) -> Iterator[Reason]:
@@ -43,7 +43,7 @@ def _ended(run: MegatronRun) -> Iterator[Reason]:
     if run.killed:
         while_saving = (run.complete or run.done) and not run.saved
         what = f"killed while it saved the checkpoint, after {reached}" if while_saving else f"killed at {reached}"
-        yield _reason("end", "failed", what, "an end of its own", said=run.killed[0])
+        yield _reason("end", "failed", what, "an end of its own", text=run.killed[0])
     elif run.saving:
         yield _reason("checkpoint", "unknown", f"begun after {reached}, and no word of its end", "saved")
     elif not (run.complete or run.done):
@@ -52,21 +52,21 @@ def _ended(run: MegatronRun) -> Iterator[Reason]:
 
 def _figures(run: MegatronRun, sku: Sku) -> Iterator[Reason]:
     if run.seconds is None:
-        said = run.unread[0] if run.unread else "no iteration has a time"
-        yield _reason("step time", "unknown", said, "elapsed time per iteration")
+        output = run.unread[0] if run.unread else "no iteration has a time"
+        yield _reason("step time", "unknown", output, "elapsed time per iteration")
     if run.lost:
         yield _reason("loss", "degraded", float(run.lost), "= 0 iterations whose loss is no number")
     ceiling = sku.specs.get("achievable_bf16_tflops") or sku.specs.get("peak_bf16_tflops")
     if run.tflops and ceiling and run.tflops > float(ceiling.value):
-        found = _reason(
+        result = _reason(
             "throughput", "unknown", run.tflops, f"<= {ceiling.value}, which no matmul exceeds", unit="TFLOP/s"
         )
-        said = "another convention of FLOPs, other hardware, or numbers of 8 bits"
-        yield found.model_copy(update={"source": cited(sku, str(ceiling.source)), "said": said})
+        output = "another convention of FLOPs, other hardware, or numbers of 8 bits"
+        yield result.model_copy(update={"source": cited(sku, str(ceiling.source)), "said": output})
 
 
 def _reason(
-    what: str, verdict: Verdict, measured: float | str, limit: str, *, said: str = "", unit: str = ""
+    what: str, verdict: Verdict, measured: float | str, limit: str, *, text: str = "", unit: str = ""
 ) -> Reason:
     return Reason(
         node="",
@@ -76,6 +76,6 @@ def _reason(
         limit=limit,
         source=SOURCE,
         verdict=verdict,
-        said=said,
+        said=text,
         remedy="Read the training's log.",
     )

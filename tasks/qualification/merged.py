@@ -26,8 +26,8 @@ class Point(NamedTuple):
     @property
     def rate(self) -> float | None:
         """Mean of out of place and in place, as nccl-tests' average of a single size and AzNHC's thresholds have it."""
-        found = [value for value in (self.busbw, self.in_place) if value is not None]
-        return sum(found) / len(found) if found else None
+        results = [value for value in (self.busbw, self.in_place) if value is not None]
+        return sum(results) / len(results) if results else None
 
 
 class Merged(NamedTuple):
@@ -93,12 +93,12 @@ def _rate(sweep: Sweep) -> float:
 
 
 def _points(rows: Iterable[Row]) -> tuple[Point, ...]:
-    found: dict[int, list[Row]] = {}
+    result: dict[int, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.bytes, []).append(row)
+        result.setdefault(row.bytes, []).append(row)
     return tuple(
         Point(size, _best(row.busbw for row in same), _best(row.busbw_in_place for row in same))
-        for size, same in sorted(found.items())
+        for size, same in sorted(result.items())
     )
 
 

@@ -73,8 +73,8 @@ def _hosts_of_groups(run: NcclRun) -> list[tuple[str, ...]]:
 
 def findings(run: NcclRun, sku: Sku, hosts: tuple[str, ...]) -> tuple[Reason, ...]:
     """What keeps its figures from counting, and what it says is wrong, about all its machines together."""
-    found = [*_ended(run), *_read(run), *(_agrees(run) if run.rows else ()), *_same_hardware(run, sku, hosts)]
-    return tuple(reason.model_copy(update={"nodes": hosts}) for reason in found)
+    results = [*_ended(run), *_read(run), *(_agrees(run) if run.rows else ()), *_same_hardware(run, sku, hosts)]
+    return tuple(reason.model_copy(update={"nodes": hosts}) for reason in results)
 
 
 def _ended(run: NcclRun) -> Iterator[Reason]:
@@ -84,11 +84,11 @@ def _ended(run: NcclRun) -> Iterator[Reason]:
     elif run.failures:
         yield _reason(run, "run", "unknown", run.failures[0], "no failure", "the launcher", len(run.failures))
     if not run.rows:
-        said = "the columns are there and no row" if run.header else "there is no row"
-        yield _reason(run, "rows", "unknown", said, "rows, and the average after them", SOURCE)
+        text = "the columns are there and no row" if run.header else "there is no row"
+        yield _reason(run, "rows", "unknown", text, "rows, and the average after them", SOURCE)
     elif run.out_of_bounds is None or run.average_printed is None:
-        said = f"{len(run.rows)} rows and no end: the run was cut off, or the log"
-        yield _reason(run, "end", "unknown", said, "Out of bounds values and Avg bus bandwidth", SOURCE)
+        text = f"{len(run.rows)} rows and no end: the run was cut off, or the log"
+        yield _reason(run, "end", "unknown", text, "Out of bounds values and Avg bus bandwidth", SOURCE)
     if run.out_of_bounds:
         yield _reason(run, "out of bounds values", "failed", float(run.out_of_bounds), "= 0", "nccl-tests' own check")
     if run.average_accepted is False:
@@ -112,12 +112,12 @@ def _agrees(run: NcclRun) -> Iterator[Reason]:
         limit = f"= {run.average:.6g}, the mean of the rows"
         yield _reason(run, "average as printed", "unknown", run.average_printed, limit, DEFINITION, unit="GB/s")
     if run.world == 1 or run.processes > 1:
-        said = f"{run.processes} processes of one rank each, which nccl-tests are when they are built without MPI=1"
+        text = f"{run.processes} processes of one rank each, which nccl-tests are when they are built without MPI=1"
         yield _reason(
             run,
             "ranks",
             "unknown",
-            said if run.processes > 1 else 1.0,
+            text if run.processes > 1 else 1.0,
             ">= 2",
             "nothing was communicated, so nothing was seen",
         )
@@ -153,7 +153,7 @@ def _precise(run: NcclRun) -> bool:
 def _same_hardware(run: NcclRun, sku: Sku, hosts: tuple[str, ...]) -> Iterator[Reason]:
     wanted = sku.specs.get("gpu")
     expected = _GPU.search(str(wanted.value)) if wanted else None
-    seen = sorted({found[1].upper() for rank in run.ranks if (found := _GPU.search(rank.name))})
+    seen = sorted({match[1].upper() for rank in run.ranks if (match := _GPU.search(rank.name))})
     if expected and seen and seen != [expected[1].upper()]:
         yield _reason(run, "gpu", "unknown", ", ".join(seen), f"= {expected[1]}", f"{sku.name}: what --sku says")
     gpus = sku.specs.get("gpus")

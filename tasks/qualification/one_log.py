@@ -31,8 +31,8 @@ FEWER = f"of fewer GPUs: {NOTHING}"
 
 def seen(reasons: Iterable[Reason]) -> Verdict:
     """Of one machine or log: what was seen to be bad has failed, whatever else is unknown of it."""
-    found = [reason.verdict for reason in reasons]
-    return "failed" if "failed" in found else worst(*found)
+    results = [reason.verdict for reason in reasons]
+    return "failed" if "failed" in results else worst(*results)
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def judged_log(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
     own = [*_unread(log), *_of_run(log, sku), *_other_size(log, sku), *_of_words(log, sku)]
     figures = [*_of_figures(log, sweeps, sku, config)]
     for report in reports:
-        found = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
-        (figures if report.node else own).extend(found)
+        results = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
+        (figures if report.node else own).extend(results)
     own += _fewer_gpus(log, sweeps, sku)
     if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
         own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
@@ -102,9 +102,9 @@ def _unread(log: Log) -> Iterator[Reason]:
         yield _missing(log, "machines", "neither the log nor its file's name says which it is of", "names of machines")
 
 
-def _missing(log: Log, check: str, said: str, limit: str) -> Reason:
+def _missing(log: Log, check: str, text: str, limit: str) -> Reason:
     return Reason(
-        node="", check=check, where=log.path, measured=said, limit=limit, source=SOURCE, verdict="unknown", nodes=log.nodes,
+        node="", check=check, where=log.path, measured=text, limit=limit, source=SOURCE, verdict="unknown", nodes=log.nodes,
         remedy="Bring the log that belongs here, or measure again (`headway qualify`).",
     )  # fmt: skip
 
@@ -137,8 +137,8 @@ def _of_run(log: Log, sku: Sku) -> Iterator[Reason]:
 
 def _of_figures(log: Log, sweeps: tuple[Sweep, ...], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
     for sweep in merged(sweeps):
-        found = of_sweep(sweep, sku, ours=False)
-        yield from (reason.model_copy(update={"nodes": sweep.nodes}) for reason in found)
+        result = of_sweep(sweep, sku, ours=False)
+        yield from (reason.model_copy(update={"nodes": sweep.nodes}) for reason in result)
     if log.training and (point := megatron_findings.point_of(log.training, log.nodes)):
         yield from of_training(Measurement(training=(point,)), sku, config)
 
@@ -158,10 +158,10 @@ def _other_size(log: Log, sku: Sku) -> Iterator[Reason]:
     """AzNHC of another size checks by that size's limits."""
     names = one_name((*log.nodes, *(run.host for run in log.aznhc)))
     for run in log.aznhc:
-        said = plain_name(run.about.get("sku", ""))
-        if said and said not in map(plain_name, (sku.name, *sku.aliases)):
-            found = _missing(log, "aznhc VM SKU", run.about["sku"], f"= {sku.name}")
-            yield found.model_copy(update={"node": names.get(run.host, "")})
+        output = plain_name(run.about.get("sku", ""))
+        if output and output not in map(plain_name, (sku.name, *sku.aliases)):
+            result = _missing(log, "aznhc VM SKU", run.about["sku"], f"= {sku.name}")
+            yield result.model_copy(update={"node": names.get(run.host, "")})
 
 
 def _fewer_gpus(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> Iterator[Reason]:
@@ -174,8 +174,8 @@ def _fewer_gpus(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> Iterator[Reaso
 
 def _nothing_to_judge_by(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> bool:
     if log.nccl:
-        found = [one for sweep in sweeps for one in bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))]
-        return not any(one.warn is not None or one.fail is not None for one in found)
+        results = [one for sweep in sweeps for one in bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))]
+        return not any(one.warn is not None or one.fail is not None for one in results)
     if log.training:
         return "training_tflops" not in sku.limits
     return log.tool == "nccl" and not any(sku.transports.values())

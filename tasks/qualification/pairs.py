@@ -37,8 +37,8 @@ class Bad(NamedTuple):
     @property
     def verdict(self) -> Verdict:
         """A pair that was seen to be bad has failed, whatever else is unknown of it."""
-        found = [fault.verdict for fault in self.faults]
-        return "failed" if "failed" in found else worst(*found)
+        results = [fault.verdict for fault in self.faults]
+        return "failed" if "failed" in results else worst(*results)
 
     @property
     def without_doubt(self) -> Bad:
@@ -69,25 +69,25 @@ def of_pairs(
     known."""
     sweeps = [sweep for sweep in sweeps if len(sweep.nodes) == 2]
     slow, alone = _slower_than_others(sweeps, sku, config)
-    found: dict[Pair, Bad] = {}
+    result: dict[Pair, Bad] = {}
     for sweep in sweeps:
         pair = (sweep.nodes[0], sweep.nodes[1])
-        before, mine = found.get(pair, Bad((), sweep.rate, doubtful=True)), of_sweep(sweep, sku, ours=ours)
+        before, mine = result.get(pair, Bad((), sweep.rate, doubtful=True)), of_sweep(sweep, sku, ours=ours)
         faults = (*before.faults, *mine, *slow.get(sweep.key, ()))
         sure = sweep.key in alone or any(fault.verdict in BAD for fault in mine)
         doubtful = before.doubtful and not sure
-        found[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
+        result[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
     for pair in missing:
-        found.setdefault(pair, Bad((_unmeasured(),), None))
-    return _attribute({pair: found[pair] for pair in sorted(found)}, tolerances(sku).most, switches or {})
+        result.setdefault(pair, Bad((_unmeasured(),), None))
+    return _attribute({pair: result[pair] for pair in sorted(result)}, tolerances(sku).most, switches or {})
 
 
 def unmeasured(sweeps: Sequence[Merged], names: Sequence[str], *, every: bool) -> tuple[Pair, ...]:
     """Pairs of machines that were not measured; where not every pair was to be: only those of machines that have none at all."""
-    there = {sweep.nodes for sweep in sweeps}
-    lonely = set(names) - {name for nodes in there for name in nodes}
+    existing = {sweep.nodes for sweep in sweeps}
+    lonely = set(names) - {name for nodes in existing for name in nodes}
     pairs = itertools.combinations(sorted(names), 2)
-    return tuple(pair for pair in pairs if pair not in there and (every or {*pair} & lonely))
+    return tuple(pair for pair in pairs if pair not in existing and (every or {*pair} & lonely))
 
 
 def _slower_than_others(
@@ -98,7 +98,7 @@ def _slower_than_others(
     for sweep in sweeps:
         if sweep.rate is not None:
             groups.setdefault((sweep.collective, sweep.points[-1].bytes, sweep.ranks), []).append((sweep, sweep.rate))
-    found, alone, allowed = dict[Key, tuple[Reason, ...]](), set[Key](), tolerances(sku)
+    result, alone, allowed = dict[Key, tuple[Reason, ...]](), set[Key](), tolerances(sku)
     for (_, largest, _), members in sorted(groups.items()):
         items = [Item(" ".join(sweep.nodes), rate) for sweep, rate in members]
         fast = reference(items, allowed.pairs_gap, lone=allowed.lone_pair)
@@ -107,9 +107,9 @@ def _slower_than_others(
         believed = min(allowed.link, fast.outside if fast else 1.0) * center
         for sweep, rate in members:
             if rate < limit:
-                found[sweep.key] = (_slow(sweep, rate, limit, largest),)
+                result[sweep.key] = (_slow(sweep, rate, limit, largest),)
                 alone |= {sweep.key} if rate < believed else set()
-    return found, alone
+    return result, alone
 
 
 def _slow(sweep: Merged, rate: float, limit: float, largest: int) -> Reason:
@@ -138,17 +138,17 @@ def _unmeasured() -> Reason:
     )
 
 
-def _attribute(found: dict[Pair, Bad], most: float, switches: Mapping[str, str]) -> Attributed:
+def _attribute(result: dict[Pair, Bad], most: float, switches: Mapping[str, str]) -> Attributed:
     """Those that failed or are unknown first, then what is merely degraded among the machines that are left."""
-    bad = [pair for pair, what in found.items() if what.verdict in BAD]
-    doubtful = {pair for pair in bad if found[pair].doubtful}
-    good = [pair for pair, what in found.items() if what.verdict not in BAD]
+    bad = [pair for pair, what in result.items() if what.verdict in BAD]
+    doubtful = {pair for pair in bad if result[pair].doubtful}
+    good = [pair for pair, what in result.items() if what.verdict not in BAD]
     first = blame(good, bad, most=most, doubtful=doubtful, switches=switches)
-    found = {pair: what.without_doubt if pair in first.noise else what for pair, what in found.items()}
+    result = {pair: what.without_doubt if pair in first.noise else what for pair, what in result.items()}
     bad = [pair for pair in bad if pair not in first.noise]
     out = {*first.nodes, *first.unclear, *(name for pair in first.either for name in pair)}
     out |= {name for name, switch in switches.items() if switch in first.switches}
-    rest = {pair: what.verdict for pair, what in found.items() if what.verdict not in BAD and not {*pair} & out}
+    rest = {pair: what.verdict for pair, what in result.items() if what.verdict not in BAD and not {*pair} & out}
     warned = [pair for pair, verdict in rest.items() if verdict == "degraded"]
     healthy = [pair for pair, verdict in rest.items() if verdict == "healthy"]
     second = blame(healthy, warned, most=most, switches=switches)
@@ -161,9 +161,9 @@ def _attribute(found: dict[Pair, Bad], most: float, switches: Mapping[str, str])
         if _of_network(pair, votes, switches)
     }
     return Attributed(
-        (*_of_nodes(first, found, bad), *_of_nodes(second, found, warned)),
-        (*_of_cluster(first, found, bad, switches), *_of_cluster(second, found, warned, switches)),
-        tuple(_verdict(pair, what, guilty, links, apart) for pair, what in found.items()),
+        (*_of_nodes(first, result, bad), *_of_nodes(second, result, warned)),
+        (*_of_cluster(first, result, bad, switches), *_of_cluster(second, result, warned, switches)),
+        tuple(_verdict(pair, what, guilty, links, apart) for pair, what in result.items()),
         first.groups,
     )
 
@@ -174,56 +174,56 @@ def _of_network(pair: Pair, votes: Blame, switches: Mapping[str, str]) -> bool:
     return votes.all or between or any(switches.get(name) in votes.switches for name in pair)
 
 
-def _of_nodes(votes: Blame, found: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
+def _of_nodes(votes: Blame, result: dict[Pair, Bad], bad: list[Pair]) -> list[Reason]:
     reasons = []
     for name in votes.nodes:
         mine = [pair for pair in bad if name in pair]
-        count = sum(name in pair for pair in found)
-        pairs = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, found)})"
-        said = f"{pairs}; its partners are sound with each other"
-        reasons.append(_lead(mine, found, node=name, said=said))
+        count = sum(name in pair for pair in result)
+        pairs = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, result)})"
+        text = f"{pairs}; its partners are sound with each other"
+        reasons.append(_lead(mine, result, node=name, text=text))
     for name in votes.unclear:
         mine = [pair for pair in bad if name in pair]
-        said = "it has no sound pair, and the network between the others is bad: the machine, or the way to it"
+        text = "it has no sound pair, and the network between the others is bad: the machine, or the way to it"
         where = EITHER + next(other for other in mine[0] if other != name)
-        reasons.append(_lead(mine, found, node=name, said=said, where=where).model_copy(update={"verdict": "unknown"}))
+        reasons.append(_lead(mine, result, node=name, text=text, where=where).model_copy(update={"verdict": "unknown"}))
     for a, b in votes.either:
         for name, other in ((a, b), (b, a)):
-            said = f"one of {a} and {b} or the link between them: neither has a sound pair with another machine"
-            reasons.append(_lead([(a, b)], found, node=name, said=said, where=f"{EITHER}{other}"))
+            text = f"one of {a} and {b} or the link between them: neither has a sound pair with another machine"
+            reasons.append(_lead([(a, b)], result, node=name, text=text, where=f"{EITHER}{other}"))
     return reasons
 
 
-def _of_cluster(votes: Blame, found: dict[Pair, Bad], bad: list[Pair], switches: Mapping[str, str]) -> list[Reason]:
+def _of_cluster(votes: Blame, result: dict[Pair, Bad], bad: list[Pair], switches: Mapping[str, str]) -> list[Reason]:
     reasons = [
         _lead(
-            [pair], found, nodes=pair, where=f"link {pair[0]} - {pair[1]}", said="both machines are sound with others"
+            [pair], result, nodes=pair, where=f"link {pair[0]} - {pair[1]}", text="both machines are sound with others"
         )
         for pair in (votes.links if len(votes.links) <= NAMED else ())
     ]
     if len(votes.links) > NAMED:
         shown = ", ".join(f"{a} - {b}" for a, b in votes.links[:NAMED])
-        said = f"{len(votes.links)} pairs of machines that are sound with others are bad ({shown}, ...): the ways between them"
+        text = f"{len(votes.links)} pairs of machines that are sound with others are bad ({shown}, ...): the ways between them"
         ends = tuple(sorted({name for pair in votes.links for name in pair}))
-        reasons.append(_lead(list(votes.links), found, nodes=ends, where="network, some of its ways", said=said))
+        reasons.append(_lead(list(votes.links), result, nodes=ends, where="network, some of its ways", text=text))
     names = tuple(sorted({name for pair in bad for name in pair}))
     if votes.all:
-        said = f"all {len(bad)} pairs are bad: the network or its settings, and not a machine"
-        reasons.append(_lead(bad, found, nodes=names, where="all pairs", said=said))
+        text = f"all {len(bad)} pairs are bad: the network or its settings, and not a machine"
+        reasons.append(_lead(bad, result, nodes=names, where="all pairs", text=text))
     if votes.groups:
         of_groups = [pair for pair in bad if sum(bool({*pair} & {*group}) for group in votes.groups) == 2]
         shown = " and ".join(_group(group, switches) for group in votes.groups[:NAMED])
         more = f" and {len(votes.groups) - NAMED} more" if len(votes.groups) > NAMED else ""
-        said = (
+        text = (
             f"machines are sound within {shown}{more}, and bad between them: {_part(votes.groups)}, and not a machine"
         )
         names = tuple(sorted({name for group in votes.groups for name in group}))
-        reasons.append(_lead(of_groups, found, nodes=names, where="network between groups", said=said))
+        reasons.append(_lead(of_groups, result, nodes=names, where="network between groups", text=text))
     for switch in votes.switches:
         under = tuple(sorted(name for name in names if switches.get(name) == switch))
         mine = [pair for pair in bad if {*pair} & {*under}]
-        said = f"all {len(under)} machines under it are bad and no other one is: the switch, and not a machine"
-        reasons.append(_lead(mine, found, nodes=under, where=f"network at switch {switch}", said=said))
+        text = f"all {len(under)} machines under it are bad and no other one is: the switch, and not a machine"
+        reasons.append(_lead(mine, result, nodes=under, where=f"network at switch {switch}", text=text))
     return reasons
 
 
@@ -245,21 +245,21 @@ def _group(group: Sequence[str], switches: Mapping[str, str]) -> str:
 
 def _lead(
     pairs: Sequence[Pair],
-    found: dict[Pair, Bad],
+    result: dict[Pair, Bad],
     *,
-    said: str,
+    text: str,
     node: str = "",
     where: str = "pairs",
     nodes: tuple[str, ...] = (),
 ) -> Reason:
     """The worst fault of some pairs, said of whom it is attributed to; of slow ones the median is shown."""
-    verdict = "failed" if any(found[pair].verdict == "failed" for pair in pairs) else found[pairs[0]].verdict
-    faults = [fault for pair in pairs for fault in found[pair].faults if fault.verdict == verdict]
+    verdict = "failed" if any(result[pair].verdict == "failed" for pair in pairs) else result[pairs[0]].verdict
+    faults = [fault for pair in pairs for fault in result[pair].faults if fault.verdict == verdict]
     lead = min(faults, key=lambda fault: (_severity(fault), fault.check))
     alike = [fault.measured for fault in faults if fault.check == lead.check and isinstance(fault.measured, float)]
     measured = statistics.median(alike) if alike else lead.measured
-    said = "; ".join(part for part in (lead.said, said) if part)
-    return lead.model_copy(update={"node": node, "where": where, "measured": measured, "said": said, "nodes": nodes})
+    text = "; ".join(part for part in (lead.said, text) if part)
+    return lead.model_copy(update={"node": node, "where": where, "measured": measured, "said": text, "nodes": nodes})
 
 
 def _severity(fault: Reason) -> int:
@@ -267,8 +267,8 @@ def _severity(fault: Reason) -> int:
     return next((n for n, word in enumerate(("wrong", "transport", "busbw")) if word in fault.check), 3)
 
 
-def _shown(name: str, pairs: list[Pair], found: dict[Pair, Bad]) -> str:
-    parts = [f"{b if a == name else a}{_rate(found[a, b].rate)}" for a, b in pairs[:NAMED]]
+def _shown(name: str, pairs: list[Pair], result: dict[Pair, Bad]) -> str:
+    parts = [f"{b if a == name else a}{_rate(result[a, b].rate)}" for a, b in pairs[:NAMED]]
     return ", ".join(parts) + (", ..." if len(pairs) > NAMED else "")
 
 
@@ -283,5 +283,7 @@ def _verdict(pair: Pair, what: Bad, guilty: set[str], links: set[Pair], apart: s
     blamed: Literal["a", "b", "link", "network", ""] = "link" if pair in links else "network" if pair in apart else ""
     if (a in guilty) != (b in guilty):
         blamed = "a" if a in guilty else "b"
-    said = next(f"{fault.check}: {fault.said or fault.limit}" for fault in what.faults if fault.verdict == what.verdict)
-    return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict=what.verdict, blamed=blamed, said=said)
+    output = next(
+        f"{fault.check}: {fault.said or fault.limit}" for fault in what.faults if fault.verdict == what.verdict
+    )
+    return PairVerdict(a=a, b=b, busbw_gb_s=what.rate, verdict=what.verdict, blamed=blamed, said=output)

@@ -107,21 +107,21 @@ class Rate(NamedTuple):
 
 def rates_of(measurement: Measurement, sku: Sku) -> tuple[Rate, ...]:
     """What machines are compared by."""
-    found = (
+    result = (
         Rate(report.node, probe.where, probe.check, value, probe.unit, tuple(filter(math.isfinite, probe.each)))
         for report in measurement.ranks
         for probe in report.probes
         if (value := _compared(probe, plain=tolerances(sku).peers_by_measured)) is not None
     )
-    return tuple(sorted(found))
+    return tuple(sorted(result))
 
 
 def _compared(probe: Probe, *, plain: bool) -> float | None:
     if probe.status != "measured":
         return None
     plainly = probe.measured if plain and isinstance(probe.measured, float) and probe.check.startswith(RATES) else None
-    found = plainly if probe.peers is None else probe.peers
-    return found if found is not None and math.isfinite(found) else None
+    result = plainly if probe.peers is None else probe.peers
+    return result if result is not None and math.isfinite(result) else None
 
 
 def against_peers(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> tuple[Reason, ...]:
@@ -129,25 +129,25 @@ def against_peers(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> t
     checks = sorted({rate.check for rate in rates})
     if not config.min_of_peers:
         return ()
-    found: list[Reason] = []
+    results: list[Reason] = []
     for check in checks:
         mine = [rate for rate in rates if rate.check == check]
         parts = [*_one(mine, sku, config)]
         named = {reason.node for reason in parts}
-        found += [*parts, *(r for r in _by_medians(mine, sku, config, checks=len(checks)) if r.node not in named)]
-    return tuple(found)
+        results += [*parts, *(r for r in _by_medians(mine, sku, config, checks=len(checks)) if r.node not in named)]
+    return tuple(results)
 
 
 def standings(rates: Sequence[Rate], config: BenchmarkConfig) -> dict[str, float]:
     """Lowest share of the measure that each machine reached, at most 1."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for check in sorted({rate.check for rate in rates}):
         mine = [rate for rate in rates if rate.check == check]
         fast = _reference(mine, config)
         center = fast.center if fast else max(rate.value for rate in mine)
         for rate in mine:
-            found[rate.node] = min(found.get(rate.node, 1.0), rate.value / center if center else 0.0)
-    return found
+            result[rate.node] = min(result.get(rate.node, 1.0), rate.value / center if center else 0.0)
+    return result
 
 
 def _reference(rates: Sequence[Rate], config: BenchmarkConfig) -> Reference | None:
@@ -170,8 +170,8 @@ def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[R
         if rate.value < fail:
             yield _slow(rate, fail, "failed", f"{share:.0%} of what {_others(fast)} reach")
         elif warn and share < warn:
-            said = f"{share:.1%} of what {_others(fast)} reach, which lie within {fast.spread:.1%} of each other"
-            yield _slow(rate, warn * fast.center, "degraded", said)
+            text = f"{share:.1%} of what {_others(fast)} reach, which lie within {fast.spread:.1%} of each other"
+            yield _slow(rate, warn * fast.center, "degraded", text)
     yield from _far_ahead(rates, fast, sku, config)
 
 
@@ -185,16 +185,16 @@ def _by_medians(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig, *, che
         parts.setdefault(rate.node, []).extend(rate.each or [rate.value])
     medians = {node: statistics.median(values) for node, values in parts.items()}
     slowest = config.min_of_peers * fast.center
-    found = slow_ones({node: value for node, value in medians.items() if value >= slowest}, comparisons=checks)
-    if found is None:
+    result = slow_ones({node: value for node, value in medians.items() if value >= slowest}, comparisons=checks)
+    if result is None:
         return
-    limit = min(found.lowest, (1 - least) * found.center)
-    for node in found.names:
+    limit = min(result.lowest, (1 - least) * result.center)
+    for node in result.names:
         if medians[node] < limit:
             where = f"median of {len(parts[node])} measurements" if len(parts[node]) > 1 else ""
-            share = f"{medians[node] / found.center:.1%} of the mean of the others"
+            share = f"{medians[node] / result.center:.1%} of the mean of the others"
             rate = Rate(node, where, rates[0].check, medians[node], rates[0].unit)
-            yield _slow(rate, limit, "degraded", f"{share}; a sound machine is above {limit / found.center:.1%}")
+            yield _slow(rate, limit, "degraded", f"{share}; a sound machine is above {limit / result.center:.1%}")
 
 
 def _others(fast: Reference) -> str:
@@ -221,21 +221,21 @@ def _unconfirmed(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> It
         return
     check, known = rates[0].check, knows_soundness(sku, rates[0].check)
     for rate in slow if known else [min(r for r in rates if r.node == node) for node in nodes if slow]:
-        said = (
+        text = (
             "the slower one of two that the hardware's file passes, or judges by itself"
             if known
             else f"{nodes[0]} and {nodes[1]} disagree, and two cannot outvote each other: {_both(rates, nodes)}"
         )
-        yield _two(rate, limit, "degraded" if known else "unknown", said, check)
+        yield _two(rate, limit, "degraded" if known else "unknown", text, check)
 
 
 def _both(rates: Sequence[Rate], nodes: list[str]) -> str:
     return ", ".join(f"{node} {min(r.value for r in rates if r.node == node):.4g}" for node in nodes)
 
 
-def _two(rate: Rate, limit: float, verdict: Verdict, said: str, check: str) -> Reason:
+def _two(rate: Rate, limit: float, verdict: Verdict, text: str, check: str) -> Reason:
     remedy = f"Qualify with a third machine (benchmark.spare_nodes: 1), or give {check} a norm in the hardware's file (--record)."
-    return _slow(rate, limit, verdict, said).model_copy(update={"remedy": remedy})
+    return _slow(rate, limit, verdict, text).model_copy(update={"remedy": remedy})
 
 
 def _far_ahead(rates: Sequence[Rate], fast: Reference, sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
@@ -258,7 +258,7 @@ def _far_ahead(rates: Sequence[Rate], fast: Reference, sku: Sku, config: Benchma
     )
 
 
-def _slow(rate: Rate, limit: float, verdict: Verdict, said: str) -> Reason:
+def _slow(rate: Rate, limit: float, verdict: Verdict, text: str) -> Reason:
     return Reason(
         node=rate.node,
         check=f"{rate.check} against its peers",
@@ -268,6 +268,6 @@ def _slow(rate: Rate, limit: float, verdict: Verdict, said: str) -> Reason:
         limit=f">= {limit:.4g}",
         source=SOURCE,
         verdict=verdict,
-        said=said,
+        said=text,
         remedy=SLOW,
     )

@@ -58,21 +58,21 @@ def of_node(name: str, measurement: Measurement, sku: Sku, config: BenchmarkConf
     finished = set.intersection(*(set(report.done) for report in mine))
     for group in config.groups:
         if group not in finished:
-            said = measurement.error or "It began and did not come to its end."
-            yield _missing(name, group, "not finished", "finished", said)
+            text = measurement.error or "It began and did not come to its end."
+            yield _missing(name, group, "not finished", "finished", text)
         else:
             yield from _not_looked(name, group, mine, sku)
 
 
 def _not_looked(name: str, group: str, mine: list[RankReport], sku: Sku) -> Iterator[Reason]:
-    there = {probe.check for report in mine for probe in report.probes}
-    said = "The hardware's file has a limit for it, and nobody measured it."
+    existing = {probe.check for report in mine for probe in report.probes}
+    text = "The hardware's file has a limit for it, and nobody measured it."
     if group == "health":
-        for check in (check for check in HEALTH if check in sku.limits and check not in there):
-            yield _missing(name, check, "nothing", "a measurement", said)
+        for check in (check for check in HEALTH if check in sku.limits and check not in existing):
+            yield _missing(name, check, "nothing", "a measurement", text)
     limited = [check for check in RATES.get(group, ()) if check in sku.limits]
-    if limited and not there & set(RATES[group]):
-        yield _missing(name, group, "nothing", f"one of {', '.join(limited)}", said)
+    if limited and not existing & set(RATES[group]):
+        yield _missing(name, group, "nothing", f"one of {', '.join(limited)}", text)
 
 
 def of_cluster(measurement: Measurement, unfinished: tuple[str, ...]) -> Iterator[Reason]:
@@ -87,7 +87,7 @@ def _silent(name: str, error: str) -> Reason:
     return _missing(name, "result", "none", "a result", error or "It was expected and never reported.")
 
 
-def _missing(node: str, check: str, measured: str, limit: str, said: str, nodes: tuple[str, ...] = ()) -> Reason:
+def _missing(node: str, check: str, measured: str, limit: str, text: str, nodes: tuple[str, ...] = ()) -> Reason:
     return Reason(
         node=node,
         check=check,
@@ -95,7 +95,7 @@ def _missing(node: str, check: str, measured: str, limit: str, said: str, nodes:
         limit=limit,
         source=SOURCE,
         verdict="unknown",
-        said=said,
+        said=text,
         remedy=LOGS,
         nodes=nodes,
     )

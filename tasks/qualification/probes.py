@@ -121,8 +121,8 @@ def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
     number = as_number(probe.measured)
     if probe.finding or probe.check not in NUMBERS or (number is not None and math.isfinite(number)):
         return
-    said = probe.said or f"it gave {'no value' if probe.measured is None else f'no number: {probe.measured}'}"
-    yield _not_seen(node, probe, sku).model_copy(update={"said": said, "remedy": probe.remedy or _act("unknown")})
+    text = probe.said or f"it gave {'no value' if probe.measured is None else f'no number: {probe.measured}'}"
+    yield _not_seen(node, probe, sku).model_copy(update={"said": text, "remedy": probe.remedy or _act("unknown")})
 
 
 def _act(verdict: Verdict) -> str:

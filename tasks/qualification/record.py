@@ -120,13 +120,13 @@ def _sharper(limit: Limit, base: Limit | None) -> bool:
 
 def collectives(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -> Iterator[BusBandwidth]:
     """Those of the file, and one for each size that was measured; of small messages only the norm. Of two the sharper stays."""
-    margins, found = margins_of(based_on), {_key(limit): limit for limit in based_on.collectives}
+    margins, result = margins_of(based_on), {_key(limit): limit for limit in based_on.collectives}
     for kind in _kinds(measurements):
         for limit in _curve(kind, measurements, margins, source):
-            base = found.get(_key(limit))
+            base = result.get(_key(limit))
             if base is None or base.fail is None or (limit.fail or 0.0) > base.fail:
-                found[_key(limit)] = limit
-    yield from found.values()
+                result[_key(limit)] = limit
+    yield from result.values()
 
 
 def _key(limit: BusBandwidth) -> tuple[str, str, int | None, int]:
@@ -145,8 +145,8 @@ def _kind(sweep: Sweep) -> Kind | None:
 
 
 def _kinds(measurements: Sequence[Measurement]) -> list[Kind]:
-    found = {kind for measurement in measurements for sweep in measurement.sweeps if (kind := _kind(sweep))}
-    return sorted(found, key=lambda kind: (kind[0], kind[1], kind[2] or 0))
+    results = {kind for measurement in measurements for sweep in measurement.sweeps if (kind := _kind(sweep))}
+    return sorted(results, key=lambda kind: (kind[0], kind[1], kind[2] or 0))
 
 
 def _curve(kind: Kind, measurements: Sequence[Measurement], margins: Margins, source: str) -> Iterator[BusBandwidth]:
@@ -177,10 +177,10 @@ def _by_size(kind: Kind, measurements: Sequence[Measurement]) -> dict[int, list[
             for row in (row for row in sweep.rows if row.busbw):
                 key = (row.bytes, number, sweep.nodes)
                 best[key] = max(row.busbw or 0.0, best.get(key, 0.0))
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     for (size, _, _), busbw in best.items():
-        found.setdefault(size, []).append(busbw)
-    return found
+        result.setdefault(size, []).append(busbw)
+    return result
 
 
 def _rounded(value: float) -> float:
@@ -302,7 +302,9 @@ def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> 
     margins = margins_of(based_on)
     sizes = [report.machine.get("vm_size", "") for measurement in measurements for report in measurement.ranks]
     nodes = {node for measurement in measurements for node in measurement.nodes}
-    source = _free(based_on)
+    # A key of sources that is not there: what was recorded earlier keeps its own.
+    keys = ("recorded", *(f"recorded_{number}" for number in range(2, len(based_on.sources) + 3)))
+    source = next(key for key in keys if key not in based_on.sources)
     what = (
         f"headway qualify --record, Headway {version('headway')}: median of {len(measurements)} run(s) on {len(nodes)} "
         f"machine(s), based on {based_on.name}; warn is {margins.warn} of it and fail {margins.fail}, or {LOWEST.warn} and "
@@ -321,16 +323,10 @@ def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> 
     )
 
 
-def _free(based_on: Sku) -> str:
-    """A key of sources that is not there: what was recorded earlier keeps its own."""
-    keys = ("recorded", *(f"recorded_{number}" for number in range(2, len(based_on.sources) + 3)))
-    return next(key for key in keys if key not in based_on.sources)
-
-
 def _text(sku: Sku) -> str:
     fields = sku.model_copy(update={"sources": {key: sku.sources[key] for key in sorted(sku.named_sources)}})
-    said = yaml.safe_dump(_filled(fields.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=130)
-    return f"# Written by headway qualify --record. Change what you know better, and give it a source.\n{said}"
+    output = yaml.safe_dump(_filled(fields.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=130)
+    return f"# Written by headway qualify --record. Change what you know better, and give it a source.\n{output}"
 
 
 def _filled(value: Any) -> Any:

@@ -44,13 +44,13 @@ def remaining(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> 
     several = bool(excluded and together and len(left) > 1)
     fresh = several and (not _proven(set(left), verdict) or _unexplained(set(left), verdict))
     reasons = (*holding, _unproven(tuple(sorted(left)))) if fresh else holding
-    found = worst(*(node.verdict for node in left.values()), *(reason.verdict for reason in reasons))
+    result = worst(*(node.verdict for node in left.values()), *(reason.verdict for reason in reasons))
     enough = len(left) >= max(1, needed)
     return Remaining(
         nodes=tuple(sorted(left, key=lambda name: _health(left[name]))),
         excluded=excluded,
         enough=enough,
-        verdict=found if enough else worst(verdict.verdict, "failed"),
+        verdict=result if enough else worst(verdict.verdict, "failed"),
         reasons=reasons,
         needs_fresh_run=fresh and enough,
     )
@@ -85,8 +85,8 @@ def _cut_off(verdict: ClusterVerdict, excluded: set[str], needed: int) -> dict[s
     best = max(groups, key=len, default=[])
     if len(best) < max(1, needed):
         return {}
-    said = "the network between it and the machines that are used is bad, and nothing was found wrong with it"
-    return {node.name: f"{node.name}: {said}" for node in verdict.nodes if node.name not in {*best, *excluded}}
+    text = "the network between it and the machines that are used is bad, and nothing was found wrong with it"
+    return {node.name: f"{node.name}: {text}" for node in verdict.nodes if node.name not in {*best, *excluded}}
 
 
 def _between(pair: PairVerdict, groups: tuple[tuple[str, ...], ...]) -> bool:
@@ -99,8 +99,8 @@ def _why(node: NodeVerdict) -> str:
 
 def _ends(name: str, links: list[PairVerdict]) -> str:
     others = ", ".join(pair.b if pair.a == name else pair.a for pair in links)
-    found = worst(*(pair.verdict for pair in links))
-    return f"{name}: its pairs with {others} are {found}, and with it out none is left ({links[0].said})"
+    result = worst(*(pair.verdict for pair in links))
+    return f"{name}: its pairs with {others} are {result}, and with it out none is left ({links[0].said})"
 
 
 def _proven(left: set[str], verdict: ClusterVerdict) -> bool:
@@ -130,8 +130,8 @@ def _dropped(left: set[str], verdict: ClusterVerdict) -> Iterable[Reason]:
 
 def _explains(node: NodeVerdict) -> bool:
     """A machine that is bad with others, was silent, or is the end of a bad link."""
-    found = [reason for reason in node.reasons if reason.verdict in CLOSED]
-    return not found or any(r.check.startswith((*COLLECTIVES, "pair")) or r.source == SILENCE for r in found)
+    results = [reason for reason in node.reasons if reason.verdict in CLOSED]
+    return not results or any(r.check.startswith((*COLLECTIVES, "pair")) or r.source == SILENCE for r in results)
 
 
 def _unproven(nodes: tuple[str, ...]) -> Reason:

@@ -40,13 +40,13 @@ def of_curve(sweep: Merged, allowed: Tolerances) -> Iterator[Reason]:
 def _collapse(sweep: Merged, points: list[Point], allowed: Tolerances) -> Iterator[Reason]:
     """The worst size, against the best smaller and the best larger one, the lower of the two; the last against smaller ones."""
     rates = [point.rate or 0.0 for point in points]
-    found: list[tuple[float, Point, float]] = []
+    results: list[tuple[float, Point, float]] = []
     for number in range(1, len(points)):
         expected = min(max(rates[:number]), max(rates[number + 1 :], default=max(rates[:number])))
         if expected > 0 and rates[number] < allowed.hole_warn * expected:
-            found.append((rates[number] / expected, points[number], expected))
-    if found:
-        share, point, expected = min(found)
+            results.append((rates[number] / expected, points[number], expected))
+    if results:
+        share, point, expected = min(results)
         level = allowed.hole_fail if allowed.curve_fails and share < allowed.hole_fail else allowed.hole_warn
         yield _odd(
             sweep,
@@ -55,7 +55,7 @@ def _collapse(sweep: Merged, points: list[Point], allowed: Tolerances) -> Iterat
             unit="GB/s",
             limit=f">= {level * expected:.4g}",
             verdict="failed" if level == allowed.hole_fail else "degraded",
-            said=f"it collapses: smaller and larger messages reach {expected:.4g} GB/s",
+            text=f"it collapses: smaller and larger messages reach {expected:.4g} GB/s",
         )
 
 
@@ -73,7 +73,7 @@ def _apart(sweep: Merged, points: list[Point], allowed: Tolerances) -> Iterator[
         unit="",
         limit=f">= {allowed.apart}",
         verdict="failed" if many else "degraded",
-        said=f"erratic: {len(far)} of {len(both)} sizes disagree",
+        text=f"erratic: {len(far)} of {len(both)} sizes disagree",
     )
 
 
@@ -92,12 +92,12 @@ def _steps(sweep: Merged, points: list[Point], allowed: Tolerances) -> Iterator[
             unit="steps back",
             limit=f"<= {allowed.steps_back - 1}",
             verdict="degraded",
-            said=f"it falls at {', '.join(map(size, back))}",
+            text=f"it falls at {', '.join(map(size, back))}",
         )
 
 
 def _odd(
-    sweep: Merged, what: str, *, measured: float | None, unit: str, limit: str, verdict: Verdict, said: str
+    sweep: Merged, what: str, *, measured: float | None, unit: str, limit: str, verdict: Verdict, text: str
 ) -> Reason:
     return Reason(
         node="",
@@ -107,7 +107,7 @@ def _odd(
         limit=limit,
         source=SOURCE,
         verdict=verdict,
-        said=said,
+        said=text,
         remedy=FABRIC,
     )
 
@@ -123,12 +123,12 @@ AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds
 def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
     """All that is wrong with it, without a machine. `ours`: our job asked for the transport; a log need not say it, and may be of
     fewer GPUs than the limits hold for."""
-    found = [*_wrong(sweep)]
+    results = [*_wrong(sweep)]
     if sweep.status != "measured" or sweep.rate is None:
-        return (*found, _no_result(sweep))
+        return (*results, _no_result(sweep))
     transport = [*of_transport(sweep, sku)] if ours or sweep.transport else []
     slow = [*_slow(sweep, sku)] if ours or all_gpus(sku, sweep.ranks, len(sweep.nodes)) else []
-    return (*found, *slow, *of_curve(sweep, tolerances(sku)), *transport)
+    return (*results, *slow, *of_curve(sweep, tolerances(sku)), *transport)
 
 
 def _wrong(sweep: Merged) -> Iterator[Reason]:
@@ -176,7 +176,7 @@ def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
     if not judged:
         yield from _by_smaller(sweep, limits[0], sku)
         return
-    bad = [found for found in judged if found[2].verdict != "healthy"]
+    bad = [item for item in judged if item[2].verdict != "healthy"]
     if bad:
         yield _slowest(sweep, min(bad, key=_severity), sku)
 
@@ -198,14 +198,14 @@ def _holds(limits: tuple[BusBandwidth, ...], point: Point) -> BusBandwidth | Non
     return next((limit for limit in reversed(limits) if limit.bytes <= point.bytes), None)
 
 
-def _severity(found: tuple[Point, BusBandwidth, Judged]) -> tuple[int, float, int]:
-    point, limit, judged = found
+def _severity(results: tuple[Point, BusBandwidth, Judged]) -> tuple[int, float, int]:
+    point, limit, judged = results
     level = limit.fail or limit.warn or limit.norm or 1.0
     return -ORDER.index(judged.verdict), (point.rate or 0.0) / level, point.bytes
 
 
-def _slowest(sweep: Merged, found: tuple[Point, BusBandwidth, Judged], sku: Sku) -> Reason:
-    point, limit, judged = found
+def _slowest(sweep: Merged, results: tuple[Point, BusBandwidth, Judged], sku: Sku) -> Reason:
+    point, limit, judged = results
     return Reason(
         node="",
         check=f"{sweep.collective} busbw at {size(point.bytes)}",

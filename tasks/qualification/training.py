@@ -22,14 +22,14 @@ def of_training(measurement: Measurement, sku: Sku, config: BenchmarkConfig) -> 
     points = [point for point in points if point.status != "skipped"]
     if not points and "training" in config.groups and measurement.expected_nodes:
         yield _reason(
-            None, measured=None, check="training", unit="", limit="a measurement", said="no training probe ran"
+            None, measured=None, check="training", unit="", limit="a measurement", text="no training probe ran"
         )
     for point in points:
         if point.status != "measured" or throughput(point) is None:
             status = point.status if point.status != "measured" else "no throughput"
-            said = f"{status}: {point.said}" if point.said else status
+            text = f"{status}: {point.said}" if point.said else status
             yield _reason(
-                point, measured=None, check="training_tflops", unit="TFLOP/s", limit="a measurement", said=said
+                point, measured=None, check="training_tflops", unit="TFLOP/s", limit="a measurement", text=text
             )
             continue
         if point.tflops_per_rank is not None:
@@ -78,14 +78,14 @@ def _by_file(point: TrainingPoint, check: str, measured: float, unit: str, sku: 
         return
     judged = by_limit(measured, limit)
     if judged.verdict != "healthy":
-        found = _reason(point, measured=measured, check=check, unit=unit, limit=judged.limit, said=point.said)
-        yield found.model_copy(
+        result = _reason(point, measured=measured, check=check, unit=unit, limit=judged.limit, text=point.said)
+        yield result.model_copy(
             update={"verdict": judged.verdict, "source": cited_by(sku, limit, judged.verdict), "remedy": SLOW}
         )
 
 
 def _reason(
-    point: TrainingPoint | None, *, measured: float | None, check: str, unit: str, limit: str, said: str
+    point: TrainingPoint | None, *, measured: float | None, check: str, unit: str, limit: str, text: str
 ) -> Reason:
     """Of the machine where it ran on one, else of the cluster; unknown unless the file says otherwise."""
     nodes = tuple(sorted(point.nodes)) if point else ()
@@ -98,7 +98,7 @@ def _reason(
         limit=limit,
         source="Headway: what was not measured is unknown",
         verdict="unknown",
-        said=said,
+        said=text,
         remedy="See the job's logs; give it more time with benchmark.check_seconds where it ran out of it.",
         nodes=nodes if len(nodes) > 1 else (),
     )

@@ -50,12 +50,12 @@ def walk(
 
     def question(known: LineageIndex) -> dict[str, Any]:
         start = _start(store, known, root, direction)
-        found, damaged = known.reach(start, direction), known.damaged()
-        on_the_way = {node["ref"] for node in found.nodes} if direction == "down" else set(damaged)
-        return _told(start, direction, found, [ref for ref in damaged if ref in on_the_way])
+        result, damaged = known.reach(start, direction), known.damaged()
+        on_the_way = {node["ref"] for node in result.nodes} if direction == "down" else set(damaged)
+        return _told(start, direction, result, [ref for ref in damaged if ref in on_the_way])
 
-    found = ask(index, store, question)
-    return _with_endpoints(found, serving) if direction == "up" else found
+    result = ask(index, store, question)
+    return _with_endpoints(result, serving) if direction == "up" else result
 
 
 def told(store: Store, ref: str) -> dict[str, Any]:
@@ -82,9 +82,14 @@ def _walk_endpoint(
         raise Unknown(f"{root} serves nothing", remedy="`headway endpoint list` shows what is served.")
     if direction == "up":
         return _with_endpoints(_told(root, direction, Reached([_endpoint_node(root)], []), []), {})
-    found = walk(store, serves, index=index)
-    edge = {"output": root, "input": found["root"], "how": "serves"}
-    return {**found, "root": root, "nodes": [_endpoint_node(root), *found["nodes"]], "edges": [edge, *found["edges"]]}
+    result = walk(store, serves, index=index)
+    edge = {"output": root, "input": result["root"], "how": "serves"}
+    return {
+        **result,
+        "root": root,
+        "nodes": [_endpoint_node(root), *result["nodes"]],
+        "edges": [edge, *result["edges"]],
+    }
 
 
 def _start(store: Store, known: LineageIndex, root: str, direction: Direction) -> str:
@@ -105,12 +110,12 @@ def _walk_manifests(store: Store, start: str) -> dict[str, Any]:
     while queue:
         ref = queue.pop(0)
         try:
-            manifest = here = store.manifest(*parse_ref(ref))
+            manifest = local = store.manifest(*parse_ref(ref))
             manifest = manifest or foreign.manifest_of(store, ref)
         except (HeadwayError, ValueError):
-            manifest = here = None
+            manifest = local = None
             damaged.append(ref)
-        nodes.append(node_of(store, manifest, held=here is not None) if manifest else gone_node(ref))
+        nodes.append(node_of(store, manifest, held=local is not None) if manifest else gone_node(ref))
         edges += [{"output": ref, "input": read, "how": how} for read, how in made_from(manifest)]
         for read, _ in made_from(manifest):
             if read not in seen:
@@ -119,31 +124,31 @@ def _walk_manifests(store: Store, start: str) -> dict[str, Any]:
     return _told(start, "down", Reached(nodes, edges), damaged)
 
 
-def _told(root: str, direction: Direction, found: Reached, damaged: list[str]) -> dict[str, Any]:
-    nodes = found.nodes or [gone_node(root)]
-    return {"root": root, "direction": direction, "nodes": nodes, "edges": found.edges, "damaged": damaged}
+def _told(root: str, direction: Direction, result: Reached, damaged: list[str]) -> dict[str, Any]:
+    nodes = result.nodes or [gone_node(root)]
+    return {"root": root, "direction": direction, "nodes": nodes, "edges": result.edges, "damaged": damaged}
 
 
-def _with_endpoints(found: dict[str, Any], serving: Mapping[str, str]) -> dict[str, Any]:
+def _with_endpoints(result: dict[str, Any], serving: Mapping[str, str]) -> dict[str, Any]:
     """Endpoints on top of the models that they serve; then the answer: which models and endpoints stand on the root, and how."""
-    by_version = {ref.rpartition("@")[2]: ref for ref in (node["ref"] for node in reversed(found["nodes"]))}
+    by_version = {ref.rpartition("@")[2]: ref for ref in (node["ref"] for node in reversed(result["nodes"]))}
     edges = [
         {"output": f"endpoint/{name}", "input": by_version[model.rpartition("@")[2]], "how": "serves"}
         for name, model in sorted(serving.items())
         if model.rpartition("@")[2] in by_version
     ]
-    nodes = [*found["nodes"], *(_endpoint_node(edge["output"]) for edge in edges)]
-    edges = [*found["edges"], *edges]
-    by_data = _reached(found["root"], (edge for edge in edges if edge["how"] != "context"))
+    nodes = [*result["nodes"], *(_endpoint_node(edge["output"]) for edge in edges)]
+    edges = [*result["edges"], *edges]
+    by_data = _reached(result["root"], (edge for edge in edges if edge["how"] != "context"))
     stand = [
         {"ref": node["ref"], "created": node["created"], "through": "data" if node["ref"] in by_data else "verdict"}
         for node in nodes
-        if node["ref"] != found["root"] and node["kind"] in ("model", "endpoint")
+        if node["ref"] != result["root"] and node["kind"] in ("model", "endpoint")
     ]
     stand.sort(key=lambda each: each["created"] or "", reverse=True)
     models = [each for each in stand if each["ref"].startswith("model/")]
     endpoints = [each for each in stand if each["ref"].startswith("endpoint/")]
-    return {**found, "nodes": nodes, "edges": edges, "models": models, "endpoints": endpoints}
+    return {**result, "nodes": nodes, "edges": edges, "models": models, "endpoints": endpoints}
 
 
 def _reached(start: str, edges: Iterable[Mapping[str, str]]) -> set[str]:

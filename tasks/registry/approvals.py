@@ -96,8 +96,8 @@ class Asked:
 
     def fits(self, given: Approval) -> bool:
         """Whether an approval is of exactly this. Its place alone does not say so: it has a part of a digest only."""
-        said = (given.kind, given.subject, given.terms, given.right)
-        return said == (self.kind, self.subject, dict(self.terms), self.right)
+        messages = (given.kind, given.subject, given.terms, given.right)
+        return messages == (self.kind, self.subject, dict(self.terms), self.right)
 
     def proof(self, policy: Policy) -> bool:
         """Whether who decides must show a token."""
@@ -134,9 +134,9 @@ def words(kind: str, subject: str, terms: Mapping[str, str]) -> str:
 def keep(home: Path, store: Store, approval: Approval) -> None:
     """Write an approval down, first in the audit log. The caller acts as who gave it, if that was proven."""
     what = words(approval.kind, approval.subject, approval.terms)
-    said = {"right": approval.right, "what": what, "claimed": "" if approval.proven else approval.person}
+    output = {"right": approval.right, "what": what, "claimed": "" if approval.proven else approval.person}
     _key(home)  # the home keeps its own entry where it has one
-    with audited(store, "approve", **said, reason=approval.reason, approval=approval.digest) as entry:
+    with audited(store, "approve", **output, reason=approval.reason, approval=approval.digest) as entry:
         kept = {"approval": approval.model_dump(exclude_unset=True), "entry": asdict(entry)}
         StoreJournal(store).append(approval.place, {**kept, "mac": _mac(home, kept)})
 
@@ -178,14 +178,8 @@ def _void(home: Path, store: Store, policy: Policy, asked: Asked, given: Approva
         return why
     if given.token not in ("", token_of(policy, given.person)):
         return f"{given.person} has another token since then"
-    return _decided_since(home, store, asked, given, entry)
-
-
-def _decided_since(home: Path, store: Store, asked: Asked, given: Approval, entry: Link) -> str:
-    """What became of it, or of what it is about, after it was given; empty when nothing did.
-
-    What it allowed may have been done in part when a run died: the model that was approved may stand there already.
-    """
+    # What became of it, or of what it is about, after it was given; empty when nothing did. What it allowed may have
+    # been done in part when a run died: the model that was approved may stand there already.
     stands = asked.stands()
     later = audit_chain.since(store, entry)
     if later is None:
@@ -219,9 +213,9 @@ def _given(home: Path, store: Store, asked: Asked) -> Iterator[tuple[Approval, L
     """Approvals of exactly this, newest first, each with its entry of the audit log."""
     journal = StoreJournal(store)
     for key in reversed(journal.list(asked.place)):
-        found = _genuine(home, store, journal, key)
-        if found and asked.fits(found[0]):
-            yield found
+        result = _genuine(home, store, journal, key)
+        if result and asked.fits(result[0]):
+            yield result
 
 
 def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple[Approval, Link] | None:
@@ -231,13 +225,13 @@ def _genuine(home: Path, store: Store, journal: StoreJournal, key: str) -> tuple
     except IntegrityError:
         return None
     try:
-        said = {name: kept[name] for name in ("approval", "entry")} if kept else {}
-        sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, said).encode())
+        output = {name: kept[name] for name in ("approval", "entry")} if kept else {}
+        sealed = hmac.compare_digest(str((kept or {}).get("mac", "")).encode(), _mac(home, output).encode())
         if not sealed:
             return None
-        given, link = Approval.model_validate(said["approval"]), Link(**said["entry"])
-        found = audit_chain.linked(store, link)
-        entry = json.loads(found) if found else {}
+        given, link = Approval.model_validate(output["approval"]), Link(**output["entry"])
+        result = audit_chain.linked(store, link)
+        entry = json.loads(result) if result else {}
     except (ValueError, TypeError, KeyError):
         return None
     same = (entry.get("action"), entry.get("approval")) == ("approve", given.digest)
@@ -249,8 +243,8 @@ def token_of(policy: Policy, person: str) -> str:
     return digest(policy.persons[person].token)[:16] if person in policy.persons else "none"
 
 
-def _mac(home: Path, said: Mapping[str, Any]) -> str:
-    return hmac.new(_key(home), canonical_json(said).encode(), "sha256").hexdigest()
+def _mac(home: Path, output: Mapping[str, Any]) -> str:
+    return hmac.new(_key(home), canonical_json(output).encode(), "sha256").hexdigest()
 
 
 def _key(home: Path) -> bytes:

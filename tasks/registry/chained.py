@@ -50,12 +50,12 @@ class Chain(NamedTuple):
 
 def chained(store: Store) -> Found:
     """What is not as the audit log says, by the key of the document, or the reference of the manifest."""
-    found = dict(_all(store))
-    if found:
+    result = dict(_all(store))
+    if result:
         time.sleep(ANOTHER_LOOK_SECONDS)
         again = dict(_all(store))
-        found = {key: again[key] for key in found if key in again}
-    return found
+        result = {key: again[key] for key in result if key in again}
+    return result
 
 
 def lacks_seal(data: bytes, *, since: float) -> bool:
@@ -73,13 +73,13 @@ def read_chain(store: Store) -> Chain:
     data = dict(sorted(audit_chain.backwards(store)))
     entries = {number: _object(each) for number, each in data.items()}
     failed = {entry.get("of") for entry in entries.values() if entry.get("outcome") == "failed"}
-    told = {n: entry for n, entry in entries.items() if n not in failed and entry.get("outcome", "done") == "done"}
-    return Chain(told, {number: audit_chain.hash_of(each) for number, each in data.items()})
+    payload = {n: entry for n, entry in entries.items() if n not in failed and entry.get("outcome", "done") == "done"}
+    return Chain(payload, {number: audit_chain.hash_of(each) for number, each in data.items()})
 
 
 def _all(store: Store) -> Iterator[tuple[str, Problem]]:
     chain = read_chain(store)
-    documents = {key: found for key in store.list("") if (found := store.read(key))}
+    documents = {key: result for key in store.list("") if (result := store.read(key))}
     yield from _without_seal(chain, documents)
     yield from _refs(chain, documents)
     yield from _histories(chain, documents)
@@ -110,16 +110,16 @@ def _refs(chain: Chain, documents: Mapping[str, Document]) -> Iterator[tuple[str
     crowned = {e.get("after") for _, e in moves.values()} | {e.get("before") for _, e in moves.values()}
     for what, (number, entry) in moves.items():
         key, after = f"{what}.json", entry.get("after")
-        said = f"{after}, by entry {number} of the audit log"
+        text = f"{after}, by entry {number} of the audit log"
         if key not in documents:
-            yield key, Problem(path=key, problem="missing", expected=said)
+            yield key, Problem(path=key, problem="missing", expected=text)
             continue
         ref = _readable(documents[key])
         if ref is None:
             continue
         ended = what.endswith("/challenger") and ref.get("target") is None and after in crowned
         if ref.get("target") != after and not ended:
-            yield key, _problem(key, said, str(ref.get("target")))
+            yield key, _problem(key, text, str(ref.get("target")))
         elif number >= chain.sealing[0] and not has_seal(documents[key].written):
             yield key, NO_SEAL.model_copy(update={"path": key})
     for key, document in documents.items():
@@ -158,8 +158,8 @@ def _gaps(
     listed = {(change.action, change.version) for _, change in changes if not change.current}
     for (action, version), number in wanted.items():
         if number not in known and (action, version) not in listed:
-            said = f"{action} {version[:12]}, by entry {number} of the audit log"
-            yield f"{folder} (entry {number})", Problem(path=folder, problem="missing", expected=said)
+            text = f"{action} {version[:12]}, by entry {number} of the audit log"
+            yield f"{folder} (entry {number})", Problem(path=folder, problem="missing", expected=text)
 
 
 def _effect(entry: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -215,12 +215,12 @@ def _time_of(value: Any) -> float:
     return max((seconds(part.get(name)) for part in parts for name in ("time", "created", "since")), default=0.0)
 
 
-def seconds(said: Any) -> float:
+def seconds(output: Any) -> float:
     """A time as seconds since 1970, from such a number or from ISO 8601; 0 for anything else."""
-    if isinstance(said, int | float):
-        return float(said)
+    if isinstance(output, int | float):
+        return float(output)
     try:
-        return datetime.fromisoformat(said).timestamp() if isinstance(said, str) else 0.0
+        return datetime.fromisoformat(output).timestamp() if isinstance(output, str) else 0.0
     except ValueError:
         return 0.0
 

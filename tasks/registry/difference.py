@@ -29,8 +29,8 @@ def what_changed(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Which arguments of a stage differ, old value and new one; the first three."""
     old, new = flat("", before), flat("", now)
     names = [n for n in sorted(old.keys() | new.keys()) if canonical_json(old.get(n)) != canonical_json(new.get(n))]
-    said = [f"{n.split('.', 2)[-1]} {_short(old.get(n))} -> {_short(new.get(n))}" for n in names[:SHOWN]]
-    return "changed: " + ", ".join(said) + (" ..." if len(names) > SHOWN else "")
+    messages = [f"{n.split('.', 2)[-1]} {_short(old.get(n))} -> {_short(new.get(n))}" for n in names[:SHOWN]]
+    return "changed: " + ", ".join(messages) + (" ..." if len(names) > SHOWN else "")
 
 
 def _short(value: Any) -> str:
@@ -160,8 +160,8 @@ def _inputs(before: Manifest, after: Manifest) -> tuple[InputChange, ...]:
 
 def _read_by_name(manifest: Manifest) -> dict[str, tuple[str, ...]]:
     """What a version was made from and under: versions by KIND/NAME."""
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     for ref in sorted((*manifest.provenance.inputs, *manifest.provenance.context)):
         name, _, version = ref.partition("@")
-        found[name] = (*found.get(name, ()), version)
-    return found
+        result[name] = (*result.get(name, ()), version)
+    return result

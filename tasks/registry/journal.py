@@ -22,8 +22,8 @@ class StoreJournal:
         return json.loads(document.data) if document else None
 
     def list(self, prefix: str) -> list[str]:
-        found = self._store.list(f"journal/{prefix}")
-        return [key.removeprefix("journal/").removesuffix(".json") for key in found]
+        results = self._store.list(f"journal/{prefix}")
+        return [key.removeprefix("journal/").removesuffix(".json") for key in results]
 
     def append(self, prefix: str, value: dict[str, Any]) -> None:
         """Write a value under the next free number of a prefix."""

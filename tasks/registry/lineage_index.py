@@ -95,16 +95,20 @@ class LineageIndex:
         self.connection, self.store = connection, store
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA or connection.execute("SELECT store FROM about").fetchall() != [(store.uri,)]:
-            self._make()
+            tables = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            drops = "".join(f"DROP TABLE {name};" for (name,) in tables)
+            self.connection.executescript(f"BEGIN IMMEDIATE; {drops} {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT")
+            with self.connection:
+                self.connection.execute("INSERT INTO about VALUES (?)", (self.store.uri,))
 
     def refresh(self) -> int:
         """Come up to the store; returns how many manifests were read."""
         known = dict(self.connection.execute("SELECT ref.ref, stamp FROM artifact JOIN ref USING (id)"))
-        there = {
+        existing = {
             f"{each.kind}/{each.name}@{each.version}": each
             for each in (*foreign.listed(self.store), *self.store.versions())
         }
-        changed = [(ref, each) for ref, each in there.items() if known.pop(ref, None) != each.stamp]
+        changed = [(ref, each) for ref, each in existing.items() if known.pop(ref, None) != each.stamp]
         self._forget(known)
         with ThreadPoolExecutor(READERS) as pool:
             for start in range(0, len(changed), AT_ONCE):
@@ -120,29 +124,22 @@ class LineageIndex:
         rows = self.connection.execute(_NODES).fetchall()
         names = {row[0]: row[1] for row in rows}
         at = "output" if direction == "down" else "input"
-        found = self.connection.execute(
+        result = self.connection.execute(
             f"SELECT output, input, how FROM temp.reached JOIN edge ON edge.{at} = reached.id"
         )
-        edges = [{"output": names[made], "input": names[read], "how": how} for made, read, how in found]
+        edges = [{"output": names[made], "input": names[read], "how": how} for made, read, how in result]
         same = _twins((row[1], row[2]) for row in rows) if direction == "up" else ()
         return Reached(self._nodes(rows), [*same, *edges])
 
     def fitting(self, ref: str) -> list[str]:
         """References that begin so, of artifacts that are there or that something was made from."""
-        found = self.connection.execute("SELECT ref FROM ref WHERE ref >= ? AND ref < ?", (ref, f"{ref}\x7f"))
-        return [row[0] for row in found]
+        result = self.connection.execute("SELECT ref FROM ref WHERE ref >= ? AND ref < ?", (ref, f"{ref}\x7f"))
+        return [row[0] for row in result]
 
     def damaged(self) -> list[str]:
         """Artifacts whose manifest could not be read: what they were made from is not known."""
-        found = self.connection.execute("SELECT ref FROM artifact JOIN ref USING (id) WHERE uri IS NULL ORDER BY ref")
-        return [row[0] for row in found]
-
-    def _make(self) -> None:
-        tables = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        drops = "".join(f"DROP TABLE {name};" for (name,) in tables)
-        self.connection.executescript(f"BEGIN IMMEDIATE; {drops} {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT")
-        with self.connection:
-            self.connection.execute("INSERT INTO about VALUES (?)", (self.store.uri,))
+        result = self.connection.execute("SELECT ref FROM artifact JOIN ref USING (id) WHERE uri IS NULL ORDER BY ref")
+        return [row[0] for row in result]
 
     def _forget(self, refs: Iterable[str]) -> None:
         """The reference stays: others may have been made from it."""
@@ -187,8 +184,8 @@ class LineageIndex:
     def _number(self, ref: str) -> tuple[int]:
         version = ref.rpartition("@")[2]
         self.connection.execute("INSERT OR IGNORE INTO ref VALUES (NULL, ?, ?)", (ref, version))
-        found: tuple[int] = self.connection.execute("SELECT id FROM ref WHERE ref = ?", (ref,)).fetchone()
-        return found
+        results: tuple[int] = self.connection.execute("SELECT id FROM ref WHERE ref = ?", (ref,)).fetchone()
+        return results
 
     def _nodes(self, rows: list[Any]) -> list[dict[str, Any]]:
         """Rows as nodes; equal configurations are one value in memory too."""
@@ -229,9 +226,9 @@ def ask(path: Path | None, store: Store, question: Callable[[LineageIndex], A]) 
 def node_of(store: Store, manifest: Manifest, *, held: bool = True) -> dict[str, Any]:
     """What is told of an artifact; see empty_node. One whose bytes are not held here (foreign.py) has no place."""
     made, ref = manifest.provenance, manifest.ref
-    told = made.model_dump(mode="json", include={*_TOLD, "config"})
+    payload = made.model_dump(mode="json", include={*_TOLD, "config"})
     size = {"files": len(manifest.content.files), "bytes": manifest.bytes}
-    return {**gone_node(ref), "uri": store.uri_of(manifest) if held else "", **told, **size}
+    return {**gone_node(ref), "uri": store.uri_of(manifest) if held else "", **payload, **size}
 
 
 def gone_node(ref: str) -> dict[str, Any]:

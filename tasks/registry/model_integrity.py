@@ -61,8 +61,8 @@ def findings(home: Path, store: Store, model: str) -> list[Finding]:
         return [Finding(where=STORE, place=store.uri, problems=(lost,)), *unproven]
     only_key = bool(problems) and problems[0].problem == "signature" and untrusted(home, store, model) != ""
     place = store.uri_of(manifest)
-    there = [Finding(where=STORE, place=place, problems=tuple(problems), untrusted=only_key)] if problems else []
-    return there + _where_served(home, store, manifest, stored=[] if only_key else problems)
+    existing = [Finding(where=STORE, place=place, problems=tuple(problems), untrusted=only_key)] if problems else []
+    return existing + _where_served(home, store, manifest, stored=[] if only_key else problems)
 
 
 def problems_where_served(home: Path, store: Store, model: Manifest) -> list[Finding]:
@@ -72,23 +72,23 @@ def problems_where_served(home: Path, store: Store, model: Manifest) -> list[Fin
 
 def _where_served(home: Path, store: Store, model: Manifest, *, stored: list[Problem] | None) -> list[Finding]:
     """`stored` is what is wrong where it is stored: an endpoint that serves from there is not read again."""
-    found = []
+    results = []
     for name, served in serving(home, model.ref).items():
         if served.running or served.folder.exists():  # a cache may be deleted while nobody serves from it
-            here = stored is not None and _is_stored_in(store, model, served.folder)
-            problems = stored if here and stored is not None else check(served.folder, model.content.files)
+            local = stored is not None and _is_stored_in(store, model, served.folder)
+            problems = stored if local and stored is not None else check(served.folder, model.content.files)
             if not served.running:  # a cache that is being filled is not all there yet
                 problems = [problem for problem in problems if problem.problem != "missing"]
             problems = problems + _handed_otherwise(served, model)
             if problems:
-                found.append(Finding(where=f"endpoint/{name}", place=str(served.folder), problems=tuple(problems)))
-    return found
+                results.append(Finding(where=f"endpoint/{name}", place=str(served.folder), problems=tuple(problems)))
+    return results
 
 
 def serving(home: Path, model: str) -> dict[str, ServedFrom]:
     """The endpoints that serve a model, or served it when they were stopped."""
-    found = {name: endpoint_of(home, name).serves_from() for name in known_endpoints(home)}
-    return {name: served for name, served in found.items() if served and served.model_ref == model}
+    result = {name: endpoint_of(home, name).serves_from() for name in known_endpoints(home)}
+    return {name: served for name, served in result.items() if served and served.model_ref == model}
 
 
 def _is_stored_in(store: Store, model: Manifest, folder: Path) -> bool:
@@ -108,19 +108,19 @@ def _handed_otherwise(served: ServedFrom, model: Manifest) -> list[Problem]:
     return [Problem(path="serve.json", problem="sha256", expected="the digests of the manifest")]
 
 
-def act_on(home: Path, store: Store, model: str, found: list[Finding], *, source: str) -> list[str]:
+def act_on(home: Path, store: Store, model: str, results: list[Finding], *, source: str) -> list[str]:
     """Say what was found, once, and stop what serves from changed files where that is wanted; names the endpoints stopped.
 
     A key that counts no more changed nothing: what is served goes on being served, and an alert of its own says so (served.py).
     `source` is who found it, as headway/FLOW. Without a finding, what stood before is over. Raises what the store raises.
     """
-    found = [one for one in found if not one.untrusted]
+    results = [one for one in results if not one.untrusted]
     with locked(home / "locks" / "integrity"):
-        _tell(home, model, found, source=source)
-    if not found or not stops(home, store, model):
+        _tell(home, model, results, source=source)
+    if not results or not stops(home, store, model):
         return []
-    changed = [one.where.removeprefix("endpoint/") for one in found if one.where != STORE]
-    reason = f"its files are not what was signed: {told(found)}"
+    changed = [one.where.removeprefix("endpoint/") for one in results if one.where != STORE]
+    reason = f"its files are not what was signed: {told(results)}"
     return [name for name in changed if take_out_of_service(home, store, name, reason=reason, serving=model)]
 
 
@@ -137,8 +137,8 @@ def take_out_of_service(home: Path, store: Store, endpoint: str, *, reason: str,
         served = port.serves_from()
         if served is None or not served.running or serving not in ("", served.model_ref):
             return False
-        said = {"what": f"endpoint/{endpoint}", "reason": reason, "before": served.model_ref}
-        with audited(store, "stop endpoint", right="roll_back", **said):
+        output = {"what": f"endpoint/{endpoint}", "reason": reason, "before": served.model_ref}
+        with audited(store, "stop endpoint", right="roll_back", **output):
             port.stop()
     return True
 
@@ -154,14 +154,14 @@ def stops(home: Path, store: Store, model: str) -> bool:
         return True
 
 
-def told(found: list[Finding]) -> str:
+def told(results: list[Finding]) -> str:
     """Findings in one line: the first places and files."""
-    said = [
+    messages = [
         f"{one.where}: {problem.actual if one.untrusted else f'{problem.path} ({problem.problem})'}"
-        for one in found
+        for one in results
         for problem in one.problems
     ]
-    return ", ".join(said[:5]) + (f" and {len(said) - 5} more" if len(said) > 5 else "")
+    return ", ".join(messages[:5]) + (f" and {len(messages) - 5} more" if len(messages) > 5 else "")
 
 
 def standing(home: Path) -> dict[str, dict[str, Any]]:
@@ -175,23 +175,23 @@ def forget(home: Path, model: str) -> None:
     _note_of(home, model).unlink(missing_ok=True)
 
 
-def _tell(home: Path, model: str, found: list[Finding], *, source: str) -> None:
+def _tell(home: Path, model: str, results: list[Finding], *, source: str) -> None:
     """Keep what stands, and put it into the ledger once: a kill between the two loses nothing."""
-    if not found:
+    if not results:
         forget(home, model)
         return
     before = read_json(_note_of(home, model)) or {}
-    problems = digest(sorted({problem.model_dump_json() for one in found for problem in one.problems}))
-    note = {**before, "model": model, "said": told(found), "digest": problems}
+    problems = digest(sorted({problem.model_dump_json() for one in results for problem in one.problems}))
+    note = {**before, "model": model, "said": told(results), "digest": problems}
     if before.get("digest") != problems:
         note |= {"since": time.time(), "told": False}
         write_json(_note_of(home, model), note)
     if not note["told"]:
-        Ledger(home).receive(_event(note, found, source=source))
+        Ledger(home).receive(_event(note, results, source=source))
         write_json(_note_of(home, model), {**note, "told": True})
 
 
-def _event(note: dict[str, Any], found: list[Finding], *, source: str) -> Event:
+def _event(note: dict[str, Any], results: list[Finding], *, source: str) -> Event:
     """Changed once more after it was mended, a model is told of once more: the object has the time as well."""
     identity = f"{note['model']}#{note['digest'][:16]}.{note['since']:.3f}"
     return Event(
@@ -202,7 +202,7 @@ def _event(note: dict[str, Any], found: list[Finding], *, source: str) -> Event:
         object=identity,
         occurred=note["since"],
         channel="headway",
-        data={"model": note["model"], "said": note["said"], "places": [one.where for one in found]},
+        data={"model": note["model"], "said": note["said"], "places": [one.where for one in results]},
     )
 
 

@@ -31,8 +31,8 @@ def publish(
     manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=signed, link=link)
     name = provenance.name
     before, becomes_current = current(store, kind, name), counts_as_newest(manifest)
-    said = {"what": manifest.ref, "before": before, "after": manifest.version, "manifest": manifest.digest}
-    with audited(store, f"publish {kind}", right="publish", **said) as entry:
+    output = {"what": manifest.ref, "before": before, "after": manifest.version, "manifest": manifest.digest}
+    with audited(store, f"publish {kind}", right="publish", **output) as entry:
         known = newest_publication(store, kind, name, manifest.version)
         as_known = known is None or known.manifest in ("", manifest.digest)  # what was damaged is published anew
         if as_known and (before == manifest.version or (not becomes_current and is_noted(store, manifest))):

@@ -37,8 +37,8 @@ class Stored:
 def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float = DAYS) -> Iterator[Stored]:
     """Qualifications, newest first; without those of a release that wrote them in another form."""
     since = datetime.now(UTC) - timedelta(days=days)
-    found = [(_created(manifest), manifest) for manifest in store.manifests("qualification", cluster)]
-    for created, manifest in sorted(found, key=lambda item: item[0], reverse=True)[:newest]:
+    results = [(_created(manifest), manifest) for manifest in store.manifests("qualification", cluster)]
+    for created, manifest in sorted(results, key=lambda item: item[0], reverse=True)[:newest]:
         if created < since:
             return
         verdict = _verdict(store, manifest)
@@ -46,9 +46,9 @@ def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float
             yield Stored(manifest, created, verdict)
 
 
-def past(found: list[Stored]) -> list[Past]:
+def past(results: list[Stored]) -> list[Past]:
     """What they say of each machine."""
-    return [Past(time=one.time, verdict=node) for one in found for node in one.verdict.nodes]
+    return [Past(time=one.time, verdict=node) for one in results for node in one.verdict.nodes]
 
 
 def told(store: Store, qualification: Qualification) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
 
 def drained(store: Store) -> dict[str, set[str]]:
     """Machines that a qualification drained, by the name of their cluster."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for one in stored(store):
         names = {str(each["node"]) for each in _page(store, one.manifest).get("drained", []) if each["done"]}
         if names:
-            found.setdefault(one.manifest.provenance.name, set()).update(names)
-    return found
+            result.setdefault(one.manifest.provenance.name, set()).update(names)
+    return result
 
 
 def newest_measurement(store: Store, cluster: str) -> Measurement:

@@ -63,8 +63,8 @@ def save(store: Store, record: Record) -> None:
 def newest(store: Store, stage: str, *, of: Callable[[Record], bool] = lambda record: True) -> Record | None:
     """The record of a stage, of those that `of` takes, that was written last: for estimates, and to say what changed since."""
     keys = [path.rpartition("/")[2].removesuffix(".json") for path in store.list(f"records/{stage}")]
-    found = [record for key in keys if (record := load(store, stage, key)) and of(record)]
-    return max(found, key=lambda record: record.created, default=None)
+    results = [record for key in keys if (record := load(store, stage, key)) and of(record)]
+    return max(results, key=lambda record: record.created, default=None)
 
 
 def age_hours(record: Record) -> float:

@@ -47,22 +47,22 @@ def aliases(store: Store, model: str) -> dict[Alias, str]:
     """
     champion, challenger = _told(place_of(store, f"{model}/champion")), read_ref(store, f"{model}/challenger")
     now, past = champion.get("target"), _earlier(champion)
-    found: dict[Alias, str] = {"champion": str(now)} if now else {}
+    result: dict[Alias, str] = {"champion": str(now)} if now else {}
     if challenger and challenger != now:
-        found["challenger"] = challenger
-    return found | ({"previous": str(past[-1])} if past else {})
+        result["challenger"] = challenger
+    return result | ({"previous": str(past[-1])} if past else {})
 
 
 def champions(store: Store, model: str) -> set[str]:
     """Every version of a model that is or was its champion, by the ref and by the audit log."""
     ref = f"{model}/champion"
-    told = _told(place_of(store, ref))
-    found = {told.get("target"), *_earlier(told)}
+    payload = _told(place_of(store, ref))
+    results = {payload.get("target"), *_earlier(payload)}
     moves = (one for one in entries(store) if one.action == "move_ref" and one.outcome == "done")
     for move in moves:
         if move.what == f"refs/{ref}":
-            found |= {move.after, move.before}
-    return {str(one) for one in found if one}
+            results |= {move.after, move.before}
+    return {str(one) for one in results if one}
 
 
 def move_ref(
@@ -83,15 +83,17 @@ def move_ref(
     Raises Conflict when somebody else moved it since: one of two promotions wins, and the other is told.
     """
     document = place_of(store, name) if start == "now" else start
-    told = _told(document)
-    before = str(told["target"]) if told.get("target") else None
+    payload = _told(document)
+    before = str(payload["target"]) if payload.get("target") else None
     if before == target:
         return before
-    past = _past([*_earlier(told), *([before] if before else ())], target, back=back)
-    said = {"target": target, "inputs": inputs, "before": before, "past": past, "time": time.time()}
+    past = _past([*_earlier(payload), *([before] if before else ())], target, back=back)
+    output = {"target": target, "inputs": inputs, "before": before, "past": past, "time": time.time()}
     what, right = f"refs/{name}", "run" if name.endswith("/challenger") else "promote"
     with audited(store, "move_ref", right=right, what=what, ref=name, before=before, after=target, reason=reason):
-        if not store.replace(f"refs/{name}.json", json.dumps(said).encode(), etag=document.etag if document else None):
+        if not store.replace(
+            f"refs/{name}.json", json.dumps(output).encode(), etag=document.etag if document else None
+        ):
             raise Conflict(
                 f"refs/{name} was moved by somebody else at the same time, and stays where they put it",
                 remedy=f"`headway audit-log --what {name}` says who and why; the same command again moves it from there.",
@@ -108,17 +110,17 @@ def _past(past: list[str], target: str, *, back: bool) -> list[str]:
     return [ref for ref in past if ref != target][-MOST_PAST:]
 
 
-def _earlier(told: dict[str, Any]) -> list[str]:
+def _earlier(payload: dict[str, Any]) -> list[str]:
     """Of a ref that an older release moved, only what it pointed to before is known."""
-    return list(told["past"]) if "past" in told else [told["before"]] if told.get("before") else []
+    return list(payload["past"]) if "past" in payload else [payload["before"]] if payload.get("before") else []
 
 
 def _no_challenger(store: Store, model: str, promoted: str) -> None:
     """What was promoted challenges nobody, also when it is taken back later. One that was exported meanwhile stays."""
     document = place_of(store, f"{model}/challenger")
-    told = _told(document)
-    if document and told.get("target") == promoted:
-        data = json.dumps({**told, "target": None, "inputs": [], "before": promoted, "time": time.time()}).encode()
+    payload = _told(document)
+    if document and payload.get("target") == promoted:
+        data = json.dumps({**payload, "target": None, "inputs": [], "before": promoted, "time": time.time()}).encode()
         store.replace(f"refs/{model}/challenger.json", data, etag=document.etag)
 
 

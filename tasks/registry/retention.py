@@ -142,27 +142,27 @@ def _numbered(ever: list[str], every: int) -> list[tuple[int, str]]:
 
 def _stood_on(known: Mapping[str, Manifest], roots: list[tuple[str, str]]) -> dict[str, list[str]]:
     """What stays for a reason of its own (empty: it is known already), and all that it was made from and under, with why."""
-    found: dict[str, dict[str, None]] = {}
+    result: dict[str, dict[str, None]] = {}
     for root, why in roots:
         for ref in _ancestry(known, root):
-            said = why if ref == root else f"{_short(root)} stands on it"
-            found.setdefault(ref, {}).update({said: None} if said else {})
-    return {ref: list(reasons) for ref, reasons in found.items()}
+            output = why if ref == root else f"{_short(root)} stands on it"
+            result.setdefault(ref, {}).update({output: None} if output else {})
+    return {ref: list(reasons) for ref, reasons in result.items()}
 
 
 def _champions(store: Store) -> dict[str, str]:
     """Every model that is or was a champion; and what the champion was made from, for its manifest may be gone."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for key in store.list("refs"):
         ref = key.removeprefix("refs/").removesuffix(".json")
         target = read_ref(store, ref)
-        found |= {made: f"refs/{ref} stands on it" for made in made_from(store, ref)}
-        found |= {target: f"refs/{ref} points to it"} if target else {}
+        result |= {made: f"refs/{ref} stands on it" for made in made_from(store, ref)}
+        result |= {target: f"refs/{ref} points to it"} if target else {}
     moves = [entry for entry in entries(store) if entry.action == "move_ref" and entry.outcome == "done"]
     moves = [move for move in moves if not move.what.endswith("/challenger")]  # not promoted, so free to go
     for ref, target in ((move.what, each) for move in moves for each in (move.after, move.before) if each):
-        found.setdefault(target, f"{ref} pointed to it")
-    return found
+        result.setdefault(target, f"{ref} pointed to it")
+    return result
 
 
 def _open_jobs(store: Store, known: Mapping[str, Manifest]) -> dict[str, str]:
@@ -172,27 +172,27 @@ def _open_jobs(store: Store, known: Mapping[str, Manifest]) -> dict[str, str]:
     by_version: dict[str, list[str]] = {}
     for ref in known:
         by_version.setdefault(ref.rpartition("@")[2], []).append(ref)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for key in keys:
         if key.endswith("/intent") and f"{key.removesuffix('/intent')}/end" not in keys:
             intent = journal.get(key) or {}
             versions = re.findall(r"[0-9a-f]{64}", json.dumps(intent))
             job = f"the job {intent.get('job', {}).get('name', key)} has no end yet"
-            found |= {ref: job for version in versions for ref in by_version.get(version, [])}
-    return found
+            result |= {ref: job for version in versions for ref in by_version.get(version, [])}
+    return result
 
 
 def _ancestry(known: Mapping[str, Manifest], root: str) -> list[str]:
     """A reference, and all that it was made from and under."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     ahead = [root]
     while ahead:
         ref = ahead.pop()
-        if ref not in found:
-            found[ref] = None
+        if ref not in result:
+            result[ref] = None
             made = known[ref].provenance if ref in known else None
             ahead += [*made.inputs, *made.context] if made else []
-    return list(found)
+    return list(result)
 
 
 def _short(ref: str) -> str:

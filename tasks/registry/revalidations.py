@@ -68,7 +68,7 @@ def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
     that is neither says nothing and is passed over. What was found before it became
     champion again, after a rollback, does not count.
     """
-    found: list[str] = []
+    results: list[str] = []
     crowned = _champion(store, parse_ref(champion)[1])
     since = crowned["time"] if crowned and crowned["target"] == champion else 0.0
     for noted in revalidations(store, parse_ref(champion)[1]):
@@ -79,9 +79,9 @@ def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
         if noted["verdict"] == "valid":
             break
         counted = noted["dataset"] in (noted.get("window") or {}).get("data", (noted["dataset"],))
-        if counted and noted["dataset"] not in found:
-            found.append(noted["dataset"])
-    return tuple(reversed(found))
+        if counted and noted["dataset"] not in results:
+            results.append(noted["dataset"])
+    return tuple(reversed(results))
 
 
 def documents_looked_at(store: Store, champion: str) -> dict[str, tuple[str, ...]]:

@@ -114,8 +114,8 @@ def roll_back(
     """
     kind, name = step.after.content.kind, step.after.provenance.name
     require_sound(store, step, keys=keys)
-    said = {"before": step.before.version, "after": step.after.version, "reason": reason}
-    with audited(store, "rollback", right=step.right, what=step.after.ref, **said) as entry:
+    output = {"before": step.before.version, "after": step.after.version, "reason": reason}
+    with audited(store, "rollback", right=step.right, what=step.after.ref, **output) as entry:
         store.promote(step.after)
         _require_unmoved(store, step)
         # What a rollback that was killed moved already is not moved again, but told again.
@@ -140,13 +140,13 @@ def _stood_before(store: Store, now: Manifest, champions: frozenset[str]) -> Man
     kind, name = now.content.kind, now.provenance.name
     known = past(store, kind, name)
     among = [parse_ref(ref)[2] for ref in champions]
-    found = known.before(now.version, among=among) or known.before(now.version)
-    if found is None:
+    result = known.before(now.version, among=among) or known.before(now.version)
+    if result is None:
         raise ValueError(
             f"nothing stood before {now.ref}: name the version to go to with --to; `headway artifacts {kind}/{name} "
             "--history` lists them"
         )
-    return found
+    return result
 
 
 def _require_unmoved(store: Store, step: Step) -> None:

@@ -53,13 +53,13 @@ class Untrusting(NamedTuple):
 
 def untrusted_endpoints(home: Path, store: Store) -> list[Untrusting]:
     """The endpoints that serve what a key signed that was revoked since, is not known, or may not sign it."""
-    found = []
+    results = []
     for name in known_endpoints(home):
         served = endpoint_of(home, name).serves_from()
         why = untrusted(home, store, served.model_ref) if served else ""
         if served and why and (served.running or _answers(home, name)):
-            found.append(Untrusting(name, served.model_ref, why))
-    return found
+            results.append(Untrusting(name, served.model_ref, why))
+    return results
 
 
 def bar_rungs(home: Path, store: Store) -> list[Untrusting]:
@@ -67,7 +67,7 @@ def bar_rungs(home: Path, store: Store) -> list[Untrusting]:
 
     Returns what was barred that was not yet.
     """
-    found = []
+    results = []
     for name in known_endpoints(home):
         folder = home / "endpoints" / name
         for model in sorted(rungs_before(folder)):
@@ -75,10 +75,10 @@ def bar_rungs(home: Path, store: Store) -> list[Untrusting]:
             if why and not mark.exists():
                 mark.parent.mkdir(exist_ok=True)
                 mark.touch()
-                found.append(Untrusting(name, model, why))
+                results.append(Untrusting(name, model, why))
             elif not why:
                 mark.unlink(missing_ok=True)
-    return found
+    return results
 
 
 def _answers(home: Path, name: str) -> bool:

@@ -48,19 +48,19 @@ def share_model(source: Store, client: Any, ref: str, *, name: str, home: Path, 
     signatures = beside(source, manifest)
     uri = f"{registry.SCHEME}{name}/models/{manifest.provenance.name}/versions/{manifest.version[: registry.DIGITS]}"
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
-    there = registry.registered(client, manifest)
-    if there not in (None, manifest.version):
+    existing = registry.registered(client, manifest)
+    if existing not in (None, manifest.version):
         raise ValueError(
-            f"{uri} is there already and is another model ({there or 'not from Headway'}); nothing was sent"
+            f"{uri} is there already and is another model ({existing or 'not from Headway'}); nothing was sent"
         )
-    if there is None:
+    if existing is None:
         what = f"{manifest.ref} to {uri}"
         with audited(source, "copy model", right="publish", what=what, after=manifest.version, reason=reason):
             uri = _send(source, client, manifest, _told(manifest, ancestors, signatures), home / "work")
     return Shared(
         manifest=manifest,
         uri=uri,
-        moved=there is None,
+        moved=existing is None,
         ancestors=tuple(one.ref for one in ancestors),
         beside=tuple(signatures),
     )
@@ -73,19 +73,19 @@ def require_model(ref: str) -> None:
         raise ValueError(f"{ref}: an Azure ML registry takes models from here; copy a {kind} to a store of Headway's")
 
 
-def _send(source: Store, client: Any, manifest: Manifest, told: dict[str, bytes], scratch: Path) -> str:
+def _send(source: Store, client: Any, manifest: Manifest, payload: dict[str, bytes], scratch: Path) -> str:
     scratch.mkdir(parents=True, exist_ok=True)
     require_room(scratch, 2 * manifest.bytes, what=manifest.ref)
     with tempfile.TemporaryDirectory(dir=scratch) as work:
         folder = Path(work) / manifest.provenance.name
-        registry.stage(manifest, source.fetch(manifest), told, folder)
+        registry.stage(manifest, source.fetch(manifest), payload, folder)
         inputs = {"headway.inputs": " ".join(manifest.provenance.inputs)}
         uri = registry.submit(client, registry.render(manifest, folder, inputs))
         problems = registry.problems(client, manifest, Path(work) / "arrived")
     if problems:
-        said = ", ".join(f"{one.path} ({one.problem})" for one in problems[:5])
+        text = ", ".join(f"{one.path} ({one.problem})" for one in problems[:5])
         raise IntegrityError(
-            f"{uri} is not what was sent: {said}",
+            f"{uri} is not what was sent: {text}",
             problems=[one.model_dump() for one in problems],
             remedy="Archive it there (`az ml model archive`); a registry lets nobody overwrite a version.",
         )

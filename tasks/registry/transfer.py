@@ -55,16 +55,25 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
     require_other(source, target)
     require_there(target)
     manifest = sound(source, ref, home)
-    there = _there(target, manifest)
-    moved = there is None or bool(target.verify(there))
+    existing = _there(target, manifest)
+    moved = existing is None or bool(target.verify(existing))
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
     noted = _tell_source(source, target, manifest, reason=reason) if moved else True
     if moved or not is_noted(target, manifest):
         with _audited(source, target, manifest, reason=reason) as entry:
-            arrived = _arrive(source, target, manifest, home, there=None if moved else there)
-            _note_change(target, arrived, reason=reason, entry=entry)
+            arrived = _arrive(source, target, manifest, home, existing=None if moved else existing)
+            note(
+                target,
+                arrived.content.kind,
+                arrived.provenance.name,
+                action="copy",
+                version=arrived.version,
+                current=counts_as_newest(arrived),
+                reason=reason,
+                **entry.noted,
+            )
     else:
-        arrived = _arrive(source, target, manifest, home, there=there)
+        arrived = _arrive(source, target, manifest, home, existing=existing)
     ancestors = list(ancestry(source, manifest))
     for one in ancestors:
         foreign.keep(target, one)
@@ -97,9 +106,9 @@ def bring(source: Store, target: Store, manifest: Manifest, **provenance: str) -
 
 def bring_beside(source: Store, target: Store, manifest: Manifest) -> bool:
     """Make what lies beside an artifact in the target the same as in the source; whether anything had to be done."""
-    there, changed = beside(target, manifest), False
+    existing, changed = beside(target, manifest), False
     for name, data in beside(source, manifest).items():
-        if there.get(name) != data:
+        if existing.get(name) != data:
             target.attach(manifest, name, data)
             changed = True
     return changed
@@ -107,8 +116,8 @@ def bring_beside(source: Store, target: Store, manifest: Manifest) -> bool:
 
 def beside(store: Store, manifest: Manifest) -> dict[str, bytes]:
     """What lies beside an artifact, by name."""
-    found = ((name, store.attachment(manifest, name)) for name in BESIDE)
-    return {name: data for name, data in found if data is not None}
+    result = ((name, store.attachment(manifest, name)) for name in BESIDE)
+    return {name: data for name, data in result if data is not None}
 
 
 def beside_digests(store: Store, manifest: Manifest) -> dict[str, str]:
@@ -125,10 +134,10 @@ def ancestry(store: Store, manifest: Manifest) -> Iterator[Manifest]:
             if ref in seen:
                 continue
             seen.add(ref)
-            found = foreign.manifest_of(store, ref)
-            if found:
-                queue.append(found)
-                yield found
+            result = foreign.manifest_of(store, ref)
+            if result:
+                queue.append(result)
+                yield result
 
 
 def sound(source: Store, ref: str, home: Path) -> Manifest:
@@ -162,11 +171,11 @@ def _there(target: Store, manifest: Manifest) -> Manifest | None:
     return target.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
 
 
-def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, there: Manifest | None) -> Manifest:
+def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, existing: Manifest | None) -> Manifest:
     """The artifact in the target, verified there; `there` when its bytes need not be sent. What is not sound is removed again."""
     new = _there(target, manifest) is None
-    arrived = there or bring(source, target, manifest, copied_from=source.uri)
-    if there:
+    arrived = existing or bring(source, target, manifest, copied_from=source.uri)
+    if existing:
         bring_beside(source, target, arrived)
     problems = problems_of(target, arrived.ref, keys=home / "keys")[1]
     if problems:
@@ -184,19 +193,6 @@ def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -
     return audited(target, f"copy {kind}", right="publish", what=what, reason=reason, **versions)
 
 
-def _note_change(target: Store, arrived: Manifest, *, reason: str, entry: Link) -> None:
-    note(
-        target,
-        arrived.content.kind,
-        arrived.provenance.name,
-        action="copy",
-        version=arrived.version,
-        current=counts_as_newest(arrived),
-        reason=reason,
-        **entry.noted,
-    )
-
-
 def _tell_source(source: Store, target: Store, manifest: Manifest, *, reason: str) -> bool:
     """Another team's store may be one that we can only read."""
     try:
@@ -210,8 +206,8 @@ def _tell_source(source: Store, target: Store, manifest: Manifest, *, reason: st
 
 
 def _refused(manifest: Manifest, problems: list[Problem], where: str, remedy: str) -> IntegrityError:
-    said = ", ".join(
+    text = ", ".join(
         str(one.actual) if one.problem == "signature" else f"{one.path} ({one.problem})" for one in problems[:5]
     )
-    told = [one.model_dump() for one in problems]
-    return IntegrityError(f"{manifest.ref} is not copied: {where}, {said}", problems=told, remedy=remedy)
+    entries = [one.model_dump() for one in problems]
+    return IntegrityError(f"{manifest.ref} is not copied: {where}, {text}", problems=entries, remedy=remedy)

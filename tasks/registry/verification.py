@@ -57,10 +57,10 @@ def everything(store: Store, *, keys: Path) -> Iterator[tuple[str, list[Problem]
     for key, problem in chain.items():  # of what is gone
         yield key, [problem]
     broken = audit_chain.check(store).broken
-    told = (
+    entries = (
         [Problem(path=str(broken.number), problem="sha256", expected=AS_WRITTEN, actual=broken.words)] if broken else []
     )
-    yield "audit log", told
+    yield "audit log", entries
     for path in sorted((keys.parent / "endpoints").rglob("*.json*")):
         if path.suffix in (".json", ".jsonl"):  # others are being written
             yield str(path.relative_to(keys.parent)), _file_problems(path, since)
@@ -73,7 +73,15 @@ def _file_problems(path: Path, since: float) -> list[Problem]:
         if path.suffix == ".jsonl":
             for _ in opened_lines(data, where=str(path)):
                 pass
-            _require_sealed_lines(data, all_of_them=since < 0)
+            # Raise IntegrityError for a line without a seal behind one that has it: a server of an older release,
+            # which writes none, may go on after an upgrade, in files of its own. One that a kill cut is no JSON, and
+            # is passed over.
+            all_of_them = since < 0
+            before = all_of_them
+            for number, line in enumerate(data.split(b"\n"), 1):
+                if before and lacks_seal(line, since=-1.0):
+                    raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
+                before = before or has_seal(line)
         else:
             json.loads(opened(data, where=str(path)))
             if lacks_seal(data, since=since):
@@ -85,20 +93,10 @@ def _file_problems(path: Path, since: float) -> list[Problem]:
     return []
 
 
-def _require_sealed_lines(data: bytes, *, all_of_them: bool) -> None:
-    """Raise IntegrityError for a line without a seal behind one that has it: a server of an older release, which writes none, may
-    go on after an upgrade, in files of its own. One that a kill cut is no JSON, and is passed over."""
-    before = all_of_them
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if before and lacks_seal(line, since=-1.0):
-            raise IntegrityError(f"line {number} has no seal, and what is written now gets one")
-        before = before or has_seal(line)
-
-
 def _document_problems(store: Store, key: str) -> list[Problem]:
     try:
-        found = store.read(key)
-        json.loads(found.data if found else b"null")
+        result = store.read(key)
+        json.loads(result.data if result else b"null")
     except (IntegrityError, ValueError) as error:
         return [Problem(path=key, problem="sha256", expected=AS_WRITTEN, actual=str(error))]
     return []
@@ -122,17 +120,17 @@ def _manifest_problems(store: Store, manifest: Manifest) -> list[Problem]:
 
 def refusal(manifest: Manifest, problems: list[Problem]) -> IntegrityError:
     """The error that says what is wrong with an artifact, and what to do."""
-    told = problems[0]
-    if told.problem == "signature":
+    payload = problems[0]
+    if payload.problem == "signature":
         return IntegrityError(
-            f"{manifest.ref}: {told.actual}",
+            f"{manifest.ref}: {payload.actual}",
             problems=[problem.model_dump() for problem in problems],
             remedy=remedy_for(manifest.ref),
         )
-    said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
+    text = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
     more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
     return IntegrityError(
-        f"{manifest.ref} is damaged: {said}{more}",
+        f"{manifest.ref} is damaged: {text}{more}",
         problems=[problem.model_dump() for problem in problems],
         remedy=remake(manifest),
     )
@@ -143,8 +141,8 @@ def _signature_problems(store: Store, manifest: Manifest, home: Path) -> list[Pr
     try:
         require_signed(store, home, manifest)
     except IntegrityError as error:
-        said = error.message.removeprefix(f"{manifest.ref}: ")
-        return [Problem(path=SIGNATURE, problem="signature", expected="one that counts", actual=said)]
+        text = error.message.removeprefix(f"{manifest.ref}: ")
+        return [Problem(path=SIGNATURE, problem="signature", expected="one that counts", actual=text)]
     return []
 
 

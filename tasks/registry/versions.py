@@ -38,13 +38,13 @@ class Past(BaseModel):
 
         A rollback takes off what it undid, so going back twice goes further back, and never to and fro.
         """
-        found: list[str] = []
+        results: list[str] = []
         for change in self.changes:
-            if change.action == "rollback" and change.version in found:
-                del found[len(found) - found[::-1].index(change.version) :]
-            elif change.current and found[-1:] != [change.version]:
-                found.append(change.version)
-        return found
+            if change.action == "rollback" and change.version in results:
+                del results[len(results) - results[::-1].index(change.version) :]
+            elif change.current and results[-1:] != [change.version]:
+                results.append(change.version)
+        return results
 
     def before(self, version: str, *, among: Collection[str] = ()) -> Manifest | None:
         """What stood before the current version, when that is `version`: the newest other one on the stack that is there.
@@ -68,20 +68,20 @@ def past(store: Store, kind: str, name: str) -> Past:
     """The past of a name. Raises Unknown when nothing was ever published under it."""
     noted = changes(store, kind, name)
     known = {change.version for change in noted if change.action not in ("rollback", "delete")}
-    there = {manifest.version: manifest for manifest in reversed(list(store.manifests(kind, name)))}
-    if not noted and not there:
+    existing = {manifest.version: manifest for manifest in reversed(list(store.manifests(kind, name)))}
+    if not noted and not existing:
         raise Unknown(f"there is no {kind}/{name} in {store.uri}", remedy=f"`headway artifacts {kind}` lists what is.")
     older: list[Change] = []
-    for manifest in there.values():
+    for manifest in existing.values():
         if manifest.version not in known:
             older.append(_without_history(manifest, older))
-    return Past(kind=kind, name=name, changes=(*older, *noted), there=there)
+    return Past(kind=kind, name=name, changes=(*older, *noted), there=existing)
 
 
-def note(store: Store, kind: str, name: str, *, action: Action, version: str, **said: Any) -> Change:
+def note(store: Store, kind: str, name: str, *, action: Action, version: str, **output: Any) -> Change:
     """Write a change into the history of a name, with who acts and from where."""
     return note_change(
-        store, kind, name, action=action, version=version, who=actor().name, host=socket.gethostname(), **said
+        store, kind, name, action=action, version=version, who=actor().name, host=socket.gethostname(), **output
     )
 
 
@@ -93,12 +93,12 @@ def is_noted(store: Store, manifest: Manifest) -> bool:
 
 def kind_of(store: Store, name: str) -> str:
     """The only kind that has a name. Raises Unknown, and ValueError when several have it."""
-    found = [kind for kind in KINDS if next(store.manifests(kind, name), None) or changes(store, kind, name)]
-    if not found:
+    results = [kind for kind in KINDS if next(store.manifests(kind, name), None) or changes(store, kind, name)]
+    if not results:
         raise Unknown(f"nothing is called {name!r} in {store.uri}", remedy="`headway artifacts` lists what there is.")
-    if len(found) > 1:
-        raise ValueError(f"{name!r} means several: {', '.join(f'{kind}/{name}' for kind in found)}; name one of them")
-    return found[0]
+    if len(results) > 1:
+        raise ValueError(f"{name!r} means several: {', '.join(f'{kind}/{name}' for kind in results)}; name one of them")
+    return results[0]
 
 
 def _created(manifest: Manifest) -> float:

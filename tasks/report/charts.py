@@ -146,7 +146,11 @@ def _lines(
     def draw(axes: Any) -> None:
         _curve(axes, finite, smooth=smooth)
         for step in resumed:
-            _mark(axes, step, finite)
+            axes.axvline(step, color=WARN, linewidth=1.2, linestyle=(0, (4, 3)))
+            middle = (finite[0, 0] + finite[-1, 0]) / 2
+            side, shift = ("left", 5) if step <= middle else ("right", -5)
+            anchor = {"xy": (step, 0.5), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            axes.annotate(f"resumed from step {step}", xytext=(shift, 0), ha=side, va="bottom", color=WARN, **anchor)
         axes.set_xlabel("step")
         axes.grid(axis="y", linewidth=0.8)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=ROUND))
@@ -170,11 +174,33 @@ def bars(
 
     def draw(axes: Any) -> None:
         for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            _bar(axes, place, row, end + right * 0.015)
+            text_at = end + right * 0.015
+            axes.barh(place, row.value, height=0.62, color=row.colour)
+            if row.before is not None:
+                axes.plot([row.before] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=1.8)
+            if row.interval:
+                low, high = row.interval
+                axes.plot([low, high], [place, place], color=INK, linewidth=1.4, marker="|", markersize=9)
+            paper = {"facecolor": PANEL, "edgecolor": "none", "pad": 1.5}
+            axes.text(
+                text_at,
+                place,
+                row.text,
+                bbox=paper,
+                va="center",
+                color=INK,
+                weight="normal" if row.colour == SOFT else "bold",
+            )
         for text, value in references:
             line = {"color": WARN, "linewidth": 1.4, "linestyle": (0, (4, 3)), "zorder": 2.5}
             axes.plot([value] * 2, [-0.5, len(rows) - 0.5], **line)
-            axes.annotate(text, (value, -0.62), ha=_side(value, right), va="bottom", color=WARN)
+            axes.annotate(
+                text,
+                (value, -0.62),
+                ha="left" if value < right / 5 else "center" if value < right * 0.8 else "right",
+                va="bottom",
+                color=WARN,
+            )
         axes.set_yticks(range(len(rows)), [_fit(row.label) for row in rows], color=INK)
         axes.set_ylim(len(rows) - 0.5, -1.1 if references else -0.5)
         axes.set_xlim(0, right * room)
@@ -182,8 +208,8 @@ def bars(
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(length=0)
 
-    said = ", ".join(f"{row.label} {row.text}" for row in rows) + "".join(f"; {text}" for text, _ in references)
-    return svg(name, (WIDTH, 30 * (len(rows) + bool(references)) + 10), f"{label}: {said}", draw)
+    message = ", ".join(f"{row.label} {row.text}" for row in rows) + "".join(f"; {text}" for text, _ in references)
+    return svg(name, (WIDTH, 30 * (len(rows) + bool(references)) + 10), f"{label}: {message}", draw)
 
 
 def _curve(axes: Any, points: NDArray[np.float64], *, smooth: bool) -> None:
@@ -204,31 +230,6 @@ def _curve(axes: Any, points: NDArray[np.float64], *, smooth: bool) -> None:
         mean = mean[:: math.ceil(len(mean) / MAX_POINTS)]
         axes.plot(mean[:, 0], mean[:, 1], color=ACCENT, linewidth=1.8, label=f"mean of {window} steps")
         axes.legend(loc="upper right", labelcolor=INK)
-
-
-def _mark(axes: Any, step: int, points: NDArray[np.float64]) -> None:
-    axes.axvline(step, color=WARN, linewidth=1.2, linestyle=(0, (4, 3)))
-    middle = (points[0, 0] + points[-1, 0]) / 2
-    side, shift = ("left", 5) if step <= middle else ("right", -5)
-    anchor = {"xy": (step, 0.5), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-    axes.annotate(f"resumed from step {step}", xytext=(shift, 0), ha=side, va="bottom", color=WARN, **anchor)
-
-
-def _bar(axes: Any, row: int, bar: Bar, text_at: float) -> None:
-    axes.barh(row, bar.value, height=0.62, color=bar.colour)
-    if bar.before is not None:
-        axes.plot([bar.before] * 2, [row - 0.4, row + 0.4], color=INK, linewidth=1.8)
-    if bar.interval:
-        low, high = bar.interval
-        axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=9)
-    paper = {"facecolor": PANEL, "edgecolor": "none", "pad": 1.5}
-    axes.text(
-        text_at, row, bar.text, bbox=paper, va="center", color=INK, weight="normal" if bar.colour == SOFT else "bold"
-    )
-
-
-def _side(value: float, right: float) -> str:
-    return "left" if value < right / 5 else "center" if value < right * 0.8 else "right"
 
 
 def plain_numbers(*axis: Any) -> None:

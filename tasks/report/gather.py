@@ -52,9 +52,12 @@ def utc(seconds: float) -> str:
 def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] | None) -> dict[str, Any]:
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
-    parts = {_part(file): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
+    parts = {file.removesuffix(".json"): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
     if parts["validation"]:
-        parts["validation"]["before"] = _before(store, parts["validation"].get("reference"))
+        # The verdict on the version that was accepted before.
+        reference = parts["validation"].get("reference")
+        text = _file(store, reference, "validation.json") if reference else None
+        parts["validation"]["before"] = json.loads(text) if text else None
         speed = by_name["validate"]["metrics"].get("megabytes_per_second")
         parts["validation"]["megabytes_per_second"] = speed
     log = _read(store, by_name.get("train"), "training_log.jsonl")
@@ -74,19 +77,15 @@ def _training(stage: dict[str, Any] | None) -> dict[str, Any] | None:
     return read_training(Path(stage["job"]["folder"])) if stage and stage["job"] else None
 
 
-def _part(file: str) -> str:
-    return file.removesuffix(".json")
-
-
 def _lineage(store: Store, ref: str, endpoint: dict[str, Any] | None) -> dict[str, Any]:
-    found = walk(store, endpoint["ref"], serves=endpoint["model"]) if endpoint else walk(store, ref)
-    return drawn(found)
+    result = walk(store, endpoint["ref"], serves=endpoint["model"]) if endpoint else walk(store, ref)
+    return drawn(result)
 
 
-def drawn(found: dict[str, Any]) -> dict[str, Any]:
+def drawn(result: dict[str, Any]) -> dict[str, Any]:
     """What is drawn of a lineage as tasks/registry/ancestry.py walks it."""
     shown = ("ref", "kind", "name", "version", "stage", "created", "uri", "commit", "config_digest")
-    return {"nodes": [{key: node[key] for key in shown} for node in found["nodes"]], "edges": found["edges"]}
+    return {"nodes": [{key: node[key] for key in shown} for node in result["nodes"]], "edges": result["edges"]}
 
 
 def _stage(stage: dict[str, Any]) -> dict[str, Any]:
@@ -96,12 +95,6 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
 
 def _read_json(store: Store, stage: dict[str, Any] | None, file: str) -> Any:
     text = _read(store, stage, file)
-    return json.loads(text) if text else None
-
-
-def _before(store: Store, reference: str | None) -> Any:
-    """The verdict on the version that was accepted before."""
-    text = _file(store, reference, "validation.json") if reference else None
     return json.loads(text) if text else None
 
 

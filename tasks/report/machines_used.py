@@ -35,16 +35,18 @@ def size_of(cluster: Mapping[str, Any]) -> str:
 
 def used(folder: Path, hardware: Path, *, metrics: Mapping[str, float], out_of_memory: int = 0) -> Use | None:
     """What a training used of its machines; None when its folder is gone. `hardware` are the home's own files of sizes."""
-    job, told, result = _json(folder / "job.json"), _json(folder / "cluster.json"), _json(folder / "result.json")
+    job, payload, result = _json(folder / "job.json"), _json(folder / "cluster.json"), _json(folder / "result.json")
     if not job:
         return None
-    cluster, time = ClusterConfig.model_validate(told), result.get("time") or {}
+    cluster, time = ClusterConfig.model_validate(payload), result.get("time") or {}
     records = list(_records(folder / "metrics.jsonl"))
     gpu = bool(job.get("gpus_per_node"))
-    busy = _mean(v for record in records for k, v in record.items() if (_of_gpu(k) if gpu else k == CPU_BUSY))
+    values = (v for record in records for k, v in record.items() if (_of_gpu(k) if gpu else k == CPU_BUSY))
+    known = [float(value) for value in values]
+    busy = sum(known) / len(known) if known else None
     return Use(
         device="gpu" if gpu else "cpu",
-        memory=_gpu_memory(time, told, hardware) if gpu else _memory(time, cluster, records),
+        memory=_gpu_memory(time, payload, hardware) if gpu else _memory(time, cluster, records),
         busy=None if busy is None else busy / 100,
         data=metrics.get("data_share"),
         communication=metrics.get("communication_share"),
@@ -61,10 +63,10 @@ def _gpu_memory(time: Mapping[str, Any], cluster: Mapping[str, Any], hardware: P
     if peak is None or not size or size == "local-gpu":
         return None
     try:
-        there = load_sku(size, hardware).specs.get("gpu_memory_gb")
+        existing = load_sku(size, hardware).specs.get("gpu_memory_gb")
     except ValueError:
         return None
-    return float(peak) / float(there.value) if there else None
+    return float(peak) / float(existing.value) if existing else None
 
 
 def _memory(time: Mapping[str, Any], cluster: ClusterConfig, records: Iterable[Mapping[str, Any]]) -> float | None:
@@ -79,11 +81,6 @@ def _of_gpu(name: str) -> bool:
     return name.startswith("system/gpu_") and name.endswith(GPU_BUSY)
 
 
-def _mean(values: Iterable[Any]) -> float | None:
-    known = [float(value) for value in values]
-    return sum(known) / len(known) if known else None
-
-
 def _records(log: Path) -> Iterable[dict[str, Any]]:
     """What a writer left half is left out."""
     try:
@@ -95,7 +92,7 @@ def _records(log: Path) -> Iterable[dict[str, Any]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        output = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return output if isinstance(output, dict) else {}

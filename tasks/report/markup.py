@@ -24,8 +24,8 @@ def tag(name: str, *children: str, **attributes: str) -> Html:
     `class_` is the attribute class, `aria_label` is aria-label.
     """
     inside = "".join(child if isinstance(child, Html) else escape(child) for child in children)
-    said = "".join(f' {key.strip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{inside}</{name}>") if inside or name == "td" else Html()
+    text = "".join(f' {key.strip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{text}>{inside}</{name}>") if inside or name == "td" else Html()
 
 
 def join(*parts: Html) -> Html:
@@ -56,9 +56,9 @@ def facts(values: Mapping[str, float | str | None]) -> Html:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", number(value))) for name, value in shown), class_="facts")
 
 
-def figure(svg: str, heading: str, said: str = "") -> Html:
+def figure(svg: str, heading: str, text: str = "") -> Html:
     """A chart with its caption; nothing without a chart."""
-    return tag("figure", tag("figcaption", f"{heading} ", tag("span", said)), Html(svg)) if svg else Html()
+    return tag("figure", tag("figcaption", f"{heading} ", tag("span", text)), Html(svg)) if svg else Html()
 
 
 def folded(summary: str, body: Html) -> Html:

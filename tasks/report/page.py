@@ -40,8 +40,8 @@ def variants_section(data: RunReport) -> Html:
     for name, variant in data.variants.variants.items():
         rows.append((name, *_row(metrics, f"{name}."), "kept" if variant.passed else f"left out: {variant.why}"))
     limit = percent(data.variants.limit)
-    said = f"Loss is by how many more bits held-out text takes than under the checkpoint; a variant may lose {limit}."
-    return join(tag("p", said, class_="note"), grid(HEADS, rows))
+    text = f"Loss is by how many more bits held-out text takes than under the checkpoint; a variant may lose {limit}."
+    return join(tag("p", text, class_="note"), grid(HEADS, rows))
 
 
 def _row(metrics: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
@@ -97,14 +97,14 @@ def render_page(data: RunReport) -> str:
 
 
 def _about(data: RunReport) -> str:
-    said = (
+    messages = (
         short(data.dataset),
         short(data.model),
         duration(data.seconds),
         f"started {data.started[:16].replace('T', ' ')} UTC",
         data.commit and f"commit {data.commit[:8]}{' with uncommitted changes' if data.dirty else ''}",
     )
-    return " · ".join(part for part in said if part)
+    return " · ".join(part for part in messages if part)
 
 
 def _badge(status: str) -> Html:
@@ -125,8 +125,8 @@ def _cards(data: RunReport) -> Html:
     cards = [*_score_cards(data), *_model_cards(data)]
     if data.samples:
         answers = [tag("pre", tag("b", each.prompt), each.completion) for each in data.samples]
-        said = tag("p", "The prompts are grey; the rest is the model's, drawn with a fixed seed.")
-        cards.append(tag("div", tag("h2", "Sample completions"), *answers, said, class_="card wide"))
+        output = tag("p", "The prompts are grey; the rest is the model's, drawn with a fixed seed.")
+        cards.append(tag("div", tag("h2", "Sample completions"), *answers, output, class_="card wide"))
     return tag("div", *cards, class_="cards")
 
 
@@ -135,25 +135,25 @@ def _score_cards(data: RunReport) -> Iterator[Html]:
         return
     sure = f"{scores.confidence:.0%} interval"
     spread = f"{sure} {scores.interval[0]:.3f} to {scores.interval[1]:.3f}; " if scores.interval else ""
-    said = f"{spread}lower is better" + (f"; champion {data.champion.bits_per_byte:.3f}" if data.champion else "")
-    yield _card("Bits per byte, held-out text", f"{scores.bits_per_byte:.3f}", said)
+    text = f"{spread}lower is better" + (f"; champion {data.champion.bits_per_byte:.3f}" if data.champion else "")
+    yield _card("Bits per byte, held-out text", f"{scores.bits_per_byte:.3f}", text)
     if gain := scores.gain_over_bigram:
         spread = f"; {sure} {percent(gain.interval[0])} to {percent(gain.interval[1])}" if gain.interval else ""
-        said = f"fewer bits than the Kneser-Ney bigram{spread}"
-        yield _card("Gain over the bigram", percent(gain.estimate), said)
+        text = f"fewer bits than the Kneser-Ney bigram{spread}"
+        yield _card("Gain over the bigram", percent(gain.estimate), text)
 
 
 def _model_cards(data: RunReport) -> Iterator[Html]:
     if parity := data.parity:
-        said = f"greedy decoding equal, ONNX against PyTorch; largest logit error {number(parity.max_logit_error)}"
+        text = f"greedy decoding equal, ONNX against PyTorch; largest logit error {number(parity.max_logit_error)}"
         style = "good" if parity.greedy_equal == parity.greedy_total else "bad"
-        yield _card("Greedy parity", f"{parity.greedy_equal:,} of {parity.greedy_total:,}", said, style=style)
+        yield _card("Greedy parity", f"{parity.greedy_equal:,} of {parity.greedy_total:,}", text, style=style)
     if endpoint := data.endpoint:
         yield _card("Endpoint", _link(endpoint.url, endpoint.ref), f"serves {short(endpoint.model)}", style="text")
 
 
-def _card(label: str, value: str, said: str, *, style: str = "") -> Html:
-    return tag("div", tag("h2", label), tag("p", value, class_=f"value {style}".strip()), tag("p", said), class_="card")
+def _card(label: str, value: str, text: str, *, style: str = "") -> Html:
+    return tag("div", tag("h2", label), tag("p", value, class_=f"value {style}".strip()), tag("p", text), class_="card")
 
 
 def _stages(stages: Sequence[StageReport]) -> Html:
@@ -174,8 +174,8 @@ def _stage(stage: StageReport) -> Html:
 
 
 def _metrics(stage: StageReport) -> Html:
-    said = list(stage.metrics.items())[:METRICS_SHOWN]
-    items = [tag("li", tag("span", f"{name.replace('_', ' ')} "), number(value)) for name, value in said]
+    output = list(stage.metrics.items())[:METRICS_SHOWN]
+    items = [tag("li", tag("span", f"{name.replace('_', ' ')} "), number(value)) for name, value in output]
     if stage.checks:
         items.append(tag("li", f"checks: {tally(stage.checks)}"))
     return tag("ul", *items, class_="metrics")
@@ -184,7 +184,7 @@ def _metrics(stage: StageReport) -> Html:
 def _job(stage: StageReport) -> Html:
     if not (job := stage.job):
         return Html()
-    said = (
+    messages = (
         f"job {job.id}",
         job.submissions > 1 and f"{job.submissions} submissions",
         job.attempts > 1 and f"{job.attempts} attempts",
@@ -192,12 +192,12 @@ def _job(stage: StageReport) -> Html:
         job.excluded_nodes and f"without {', '.join(job.excluded_nodes)}",
         job.adopted and "adopted from an earlier flow run",
     )
-    return tag("small", ", ".join(part for part in said if part), " in ", tag("code", job.folder))
+    return tag("small", ", ".join(part for part in messages if part), " in ", tag("code", job.folder))
 
 
 def _failed(check: Check) -> Html:
-    said = f": measured {measured(check)}, limit {check.limit}. "
-    return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), said, check.remedy)
+    text = f": measured {measured(check)}, limit {check.limit}. "
+    return tag("li", tag("strong", f"\u2715 {check.name}", class_="bad"), text, check.remedy)
 
 
 def _cluster(data: RunReport) -> Html:
@@ -211,17 +211,17 @@ def _cluster(data: RunReport) -> Html:
         figure(allreduce_chart(cluster), "All-reduce", "bus bandwidth, GB/s"),
     )
     name = cluster.baseline.name
-    said = f"{cluster.verdict}, judged as {name}. All that was measured is on its own page, qualification.html of the artifact."
+    text = f"{cluster.verdict}, judged as {name}. All that was measured is on its own page, qualification.html of the artifact."
     return join(
-        tag("p", tag("strong", "Verdict: "), said) if cluster.verdict else Html(),
+        tag("p", tag("strong", "Verdict: "), text) if cluster.verdict else Html(),
         tag("div", *figures, class_="figures"),
         folded(f"Checks: {tally(cluster.checks)}", checks_grid(cluster.checks)),
     )
 
 
 def _lineage(data: RunReport) -> Html:
-    said = "Lineage graph; scrolls sideways"
-    return tag("div", Html(lineage_graph(data.lineage)), class_="scroll", tabindex="0", role="region", aria_label=said)
+    text = "Lineage graph; scrolls sideways"
+    return tag("div", Html(lineage_graph(data.lineage)), class_="scroll", tabindex="0", role="region", aria_label=text)
 
 
 def _configuration(data: RunReport) -> Html:

@@ -113,15 +113,15 @@ def _line(axes: Any, name: str, points: Curve, colour: str) -> None:
     axes.plot([x for x, _ in points], [y for _, y in points], "o-", color=colour, label=name, markersize=5)
 
 
-def _marked(axes: Any, place: float, said: str) -> None:
-    axes.axvline(place, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=said)
+def _marked(axes: Any, place: float, text: str) -> None:
+    axes.axvline(place, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=text)
 
 
-def _log(axes: Any, ticks: Sequence[float], said: Callable[[float], str]) -> None:
+def _log(axes: Any, ticks: Sequence[float], report: Callable[[float], str]) -> None:
     axes.set_xscale("log")
     apart: list[float] = []
     for tick in ticks:
         if not apart or tick > NEAR * apart[-1]:
             apart.append(tick)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(apart, [said(tick) for tick in apart])
+    axes.set_xticks(apart, [report(tick) for tick in apart])

@@ -169,8 +169,8 @@ class QualificationReport(Published):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_short(cls, told: Any) -> Any:
-        return qualification_in_short(told) if isinstance(told, dict) and "measured" in told else told
+    def _in_short(cls, payload: Any) -> Any:
+        return qualification_in_short(payload) if isinstance(payload, dict) and "measured" in payload else payload
 
 
 class Score(Published):

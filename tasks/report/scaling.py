@@ -69,22 +69,22 @@ class Curve(NamedTuple):
 
 def trainings(store: Store, model: str = "") -> list[Trained]:
     """Trainings that are stored, oldest first; those of older releases that did not measure their rate are left out."""
-    found = (trained(manifest) for manifest in store.manifests("checkpoint", model))
-    return sorted((one for one in found if one), key=lambda one: one.created)
+    result = (trained(manifest) for manifest in store.manifests("checkpoint", model))
+    return sorted((one for one in result if one), key=lambda one: one.created)
 
 
 def trained(manifest: Manifest) -> Trained | None:
     """What a checkpoint's manifest says of its training; None for one that was not trained here, or not measured."""
-    told = manifest.provenance
-    config = told.config
-    if told.stage != "train" or not config or any(not told.metrics.get(name) for name in TAKEN):
+    payload = manifest.provenance
+    config = payload.config
+    if payload.stage != "train" or not config or any(not payload.metrics.get(name) for name in TAKEN):
         return None
-    training, metrics = config["training"], told.metrics
+    training, metrics = config["training"], payload.metrics
     error = metrics.get("plan_error")
     return Trained(
         checkpoint=manifest.ref,
-        created=told.created,
-        model=told.name,
+        created=payload.created,
+        model=payload.name,
         parameters=round(metrics["parameters"]),
         hardware=_hardware(config),
         ranks=round(metrics["tokens_per_second"] / metrics["tokens_per_second_per_rank"]),
@@ -99,10 +99,10 @@ def trained(manifest: Manifest) -> Trained | None:
     )
 
 
-def curves(found: Iterable[Trained]) -> list[Curve]:
-    """Curves of what may be compared, the largest network first; `found` is oldest first."""
+def curves(results: Iterable[Trained]) -> list[Curve]:
+    """Curves of what may be compared, the largest network first; `results` are oldest first."""
     groups: dict[Curve, list[Trained]] = defaultdict(list)
-    for one in found:
+    for one in results:
         groups[Curve(one.parameters, one.hardware, one.engine, one.precision, one.sequence_length, ())].append(one)
     made = [empty._replace(points=_points(runs)) for empty, runs in groups.items()]
     return sorted(made, key=lambda curve: (-curve.parameters, curve.hardware, curve.engine))
@@ -115,8 +115,8 @@ def _points(runs: Sequence[Trained]) -> tuple[Point, ...]:
     first = by_ranks[min(by_ranks)][-1].tflops
     made = []
     for place, ranks in enumerate(sorted(by_ranks)):
-        here = by_ranks[ranks]
-        made.append(Point(tuple(here), here[-1].tflops / first if place else None, _fell(here)))
+        local = by_ranks[ranks]
+        made.append(Point(tuple(local), local[-1].tflops / first if place else None, _fell(local)))
     return tuple(made)
 
 

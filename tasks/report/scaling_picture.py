@@ -79,10 +79,10 @@ def _by_ranks(axes: Any, curve: Curve) -> None:
 
 
 def _planned(axes: Any, places: Sequence[float], points: Sequence[Point], *, whole: bool) -> None:
-    found = [
+    results = [
         (place, point.newest.planned_tflops * (point.newest.ranks if whole else 1))
         for place, point in zip(places, points, strict=True)
         if point.newest.planned_tflops
     ]
-    if found:
-        axes.plot(*zip(*found, strict=True), color=WARN, marker="x", linestyle="", markersize=8, label="planned")
+    if results:
+        axes.plot(*zip(*results, strict=True), color=WARN, marker="x", linestyle="", markersize=8, label="planned")

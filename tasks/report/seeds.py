@@ -53,8 +53,8 @@ def recipes(store: Store, model: str = "") -> list[Recipe]:
         training = trained.get(of[0]) if of else None
         if training is not None and (run := _run(training, measured)):
             groups[_recipe(training, measured)].append((training.provenance.name, run, _confidence(measured)))
-    found = [_summary(members) for members in groups.values()]
-    return sorted(found, key=lambda recipe: (-len(recipe.runs), recipe.models))
+    results = [_summary(members) for members in groups.values()]
+    return sorted(results, key=lambda recipe: (-len(recipe.runs), recipe.models))
 
 
 def noise(values: Sequence[float], *, confidence: float) -> float:
@@ -83,9 +83,9 @@ def _run(training: Manifest, measured: Manifest) -> Run | None:
 def _recipe(training: Manifest, measured: Manifest) -> str:
     config: dict[str, Any] = training.provenance.config or {}
     asked: dict[str, Any] = (measured.provenance.config or {}).get("evaluation", {})
-    told = {name: value for name, value in config["training"].items() if name not in NO_RECIPE}
+    payload = {name: value for name, value in config["training"].items() if name not in NO_RECIPE}
     documents = sorted(set(measured.content.inputs) - {training.version})
-    return digest({"training": told, "from": training.content.inputs, "documents": documents, "evaluation": asked})
+    return digest({"training": payload, "from": training.content.inputs, "documents": documents, "evaluation": asked})
 
 
 def _confidence(measured: Manifest) -> float:

@@ -39,32 +39,30 @@ def draw(path: Path, title: str, bands: Mapping[str, Band], sweep: Sequence[tupl
         figure = Figure(figsize=(11, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.15)) if sweep else (figure.subplots(), None)
-        _split(left, bands)
+        # A bar of all time for each rate; from the least useful share on, so that small causes are seen.
+        floor = max(0.0, min(item.shares["useful"] for item in bands.values()) - 0.12)
+        for place, item in enumerate(bands.values()):
+            bottom = 0.0
+            for cause, (_, colour) in CAUSES.items():
+                left.bar(place, item.shares[cause], bottom=bottom, color=colour, width=0.62, linewidth=0)
+                bottom += item.shares[cause]
+            q = item.goodput
+            left.plot([place] * 2, [q.p5, q.p95], color=INK, linewidth=1.6, marker="_", markersize=9)
+            left.text(place, floor + (1 - floor) * 0.03, f"{q.p50:.1%}", ha="center", color="white", fontweight="bold")
+        left.set_ylim(floor, 1)
+        left.set_xticks(range(len(bands)), [f"{LEVELS[level]}\n{_hours(bands[level].mean_seconds)}" for level in bands])
+        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        left.set_title("all time, and goodput with p5 to p95", loc="left", fontsize=10, color=INK)
+        named = [cause for cause in CAUSES if any(item.shares[cause] >= SHOWN for item in bands.values())]
+        handles = [matplotlib.patches.Patch(color=CAUSES[cause][1], label=CAUSES[cause][0]) for cause in named]
+        left.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, fontsize=9, frameon=False
+        )
         if right is not None:
             _swept(right, sweep)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         figure.savefig(path, dpi=DOTS, format="png", metadata={"Software": None})
     return path
-
-
-def _split(axes: Any, bands: Mapping[str, Band]) -> None:
-    """A bar of all time for each rate; from the least useful share on, so that small causes are seen."""
-    floor = max(0.0, min(found.shares["useful"] for found in bands.values()) - 0.12)
-    for place, found in enumerate(bands.values()):
-        bottom = 0.0
-        for cause, (_, colour) in CAUSES.items():
-            axes.bar(place, found.shares[cause], bottom=bottom, color=colour, width=0.62, linewidth=0)
-            bottom += found.shares[cause]
-        q = found.goodput
-        axes.plot([place] * 2, [q.p5, q.p95], color=INK, linewidth=1.6, marker="_", markersize=9)
-        axes.text(place, floor + (1 - floor) * 0.03, f"{q.p50:.1%}", ha="center", color="white", fontweight="bold")
-    axes.set_ylim(floor, 1)
-    axes.set_xticks(range(len(bands)), [f"{LEVELS[level]}\n{_hours(bands[level].mean_seconds)}" for level in bands])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.set_title("all time, and goodput with p5 to p95", loc="left", fontsize=10, color=INK)
-    named = [cause for cause in CAUSES if any(found.shares[cause] >= SHOWN for found in bands.values())]
-    handles = [matplotlib.patches.Patch(color=CAUSES[cause][1], label=CAUSES[cause][0]) for cause in named]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, fontsize=9, frameon=False)
 
 
 def _swept(axes: Any, sweep: Sequence[tuple[float, Band]]) -> None:
@@ -77,7 +75,7 @@ def _swept(axes: Any, sweep: Sequence[tuple[float, Band]]) -> None:
     best = max(sweep, key=lambda row: row[1].goodput.p50)[0] / 60
     axes.axvline(best, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_xscale("log")
-    wide = [here for before, here in zip([0.0, *minutes], minutes, strict=False) if here > ROOM * before]
+    wide = [local for before, local in zip([0.0, *minutes], minutes, strict=False) if local > ROOM * before]
     axes.set_xticks(wide, [f"{value:.3g}" for value in wide])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1%}"))

@@ -102,7 +102,7 @@ def many_denials(habits: Habits, now: float, *, most: int, minutes: float) -> li
     """Names that were refused `most` times within so many minutes; and places where several names together were."""
     recent = [one for one in habits.denials if 0 <= now - one.time < minutes * 60]
     names = Counter(one.name for one in recent)
-    found = [
+    results = [
         _denied(name, times, minutes, f"last from {_last_place(recent, name)}", {"person": name})
         for name, times in names.items()
         if times >= most
@@ -111,7 +111,7 @@ def many_denials(habits: Habits, now: float, *, most: int, minutes: float) -> li
     for one in recent:
         if names[one.name] < most:
             places[one.place].append(one.name)
-    return found + [
+    return results + [
         _denied(place, len(claimed), minutes, f"claimed were {', '.join(sorted(set(claimed))[:10])}", {"place": place})
         for place, claimed in places.items()
         if len(claimed) >= most
@@ -122,7 +122,7 @@ def bulk_downloads(
     habits: Habits, now: float, *, most_gb: float, most_artifacts: int, times_usual: float
 ) -> list[Unusual]:
     """Names that read very much within an hour: above a limit, or many times what an hour of theirs usually comes to."""
-    found = []
+    results = []
     for name, reads in habits.reads.items():
         recent = [one for one in reads if 0 <= now - one.time < HOUR]
         size, artifacts = sum(one.bytes for one in recent), len({one.ref for one in recent})
@@ -130,22 +130,24 @@ def bulk_downloads(
         over = usual is not None and size > max(times_usual * usual, LEAST_BYTES)
         if size > most_gb * 1e9 or artifacts > most_artifacts or over:
             than = f"; an hour of {name} usually comes to {usual / 1e9:.2f} GB" if usual is not None else ""
-            said = f"{size / 1e9:.2f} GB of {artifacts} artifacts within an hour{than}"
-            found.append(Unusual(name, f"{name} reads unusually much", said, {"person": name}))
-    return found
+            text = f"{size / 1e9:.2f} GB of {artifacts} artifacts within an hour{than}"
+            results.append(Unusual(name, f"{name} reads unusually much", text, {"person": name}))
+    return results
 
 
 def new_places(habits: Habits, now: float, *, hours: float) -> list[Unusual]:
     """Accounts and hosts that a name was first seen at within so many hours, and later than somewhere else."""
-    found = []
+    results = []
     for name, places in habits.places.items():
         first = min(places.values())
         for place, since in places.items():
             if first < since and 0 <= now - since < hours * HOUR:
                 others = ", ".join(sorted(other for other, time in places.items() if time < since)[:5])
                 summary = f"{name} was seen at a new place, {place}"
-                found.append(Unusual(f"{name}.{place}", summary, f"before: {others}", {"person": name, "place": place}))
-    return found
+                results.append(
+                    Unusual(f"{name}.{place}", summary, f"before: {others}", {"person": name, "place": place})
+                )
+    return results
 
 
 def _usual(hours: Mapping[int, int], *, before: int) -> float | None:

@@ -148,11 +148,11 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
 
 def noted(base: Path) -> list[dict[str, Any]]:
     """This home's own entries about started runs and decisions, oldest first, whatever became of the audit log."""
-    path, found = base / NOTED, []
+    path, result = base / NOTED, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):  # of a machine that lost its power; the line after it begins anew
-            found.append(json.loads(line))
-    return found
+            result.append(json.loads(line))
+    return result
 
 
 def _note(entry: dict[str, Any]) -> None:
@@ -174,7 +174,16 @@ def audited(store: Store, action: str, **details: Any) -> Iterator[Link]:
         yield entry
     except BaseException as error:
         with suppress(HeadwayError, OSError):  # what went wrong with the change is what the caller must hear
-            audit(store, action, **{**details, "outcome": "failed", "of": entry.number, "why": _why(error)})
+            audit(
+                store,
+                action,
+                **{
+                    **details,
+                    "outcome": "failed",
+                    "of": entry.number,
+                    "why": f"{type(error).__name__}: {error}".removesuffix(": "),
+                },
+            )
         raise
 
 
@@ -205,7 +214,3 @@ def _entry(number: int, data: bytes) -> Entry:
         return Entry.model_validate({**json.loads(data), "number": number})
     except (ValueError, TypeError):
         return Entry(number=number, time=0.0, who="", action="not readable", why="`headway audit-log --verify`")
-
-
-def _why(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -101,32 +101,32 @@ def backwards(store: Store) -> Iterator[tuple[int, bytes]]:
 
 def linked(store: Store, link: Link) -> bytes | None:
     """An entry's bytes, if it is the one that was written, and stands in the chain: the next one, or the end, names it."""
-    found = store.read(_key(link.number))
-    if found is None or hash_of(found.data) != link.hash:
+    result = store.read(_key(link.number))
+    if result is None or hash_of(result.data) != link.hash:
         return None
     after = store.read(_key(link.number + 1))
     if after is None:
         last = newest(store)  # behind while an entry is being written, or when its writer was killed
-        return found.data if last.number < link.number or last == link else None
-    return None if _between(link, link.number + 1, after.data) else found.data
+        return result.data if last.number < link.number or last == link else None
+    return None if _between(link, link.number + 1, after.data) else result.data
 
 
 def unchanged(store: Store, number: int) -> bool:
     """Whether an entry is what was written: the next one, or the end, names it as it is."""
-    found = store.read(_key(number))
-    return found is not None and linked(store, Link(number, hash_of(found.data))) is not None
+    result = store.read(_key(number))
+    return result is not None and linked(store, Link(number, hash_of(result.data))) is not None
 
 
 def since(store: Store, link: Link) -> list[dict[str, Any]] | None:
     """What was written after an entry, oldest first; None where it does not hang together from that entry to the end."""
     head = newest(store)
-    found, last = [], link
+    result, last = [], link
     for made, data in between(store, link.number, head.number + AT_ONCE):  # the head may be behind
         if _between(last, made.number, data):
             return None
-        found.append(dict(json.loads(data)))
+        result.append(dict(json.loads(data)))
         last = made
-    return found if last == head or last.number > head.number else None
+    return result if last == head or last.number > head.number else None
 
 
 def check(store: Store, *, contains: Sequence[str] = (), shipped: Link | None = None) -> Checked:
@@ -211,8 +211,8 @@ def _head(store: Store) -> tuple[Link | None, str | None]:
     if document is None:
         return None, None
     try:
-        said = json.loads(document.data)
-        return Link(int(said["number"]), str(said["hash"])), document.etag
+        output = json.loads(document.data)
+        return Link(int(output["number"]), str(output["hash"])), document.etag
     except (IntegrityError, ValueError, TypeError, KeyError):
         return None, document.etag
 

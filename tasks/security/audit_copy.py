@@ -52,13 +52,22 @@ def send(store: Store, lines: Lines) -> int:
     """
     end, sent = lines.end(), 0
     after, newest = _link(end, lines.uri), audit_chain.newest(store)
-    _require_same(store, after, lines.uri)
+    copied = after
+    uri = lines.uri
+    local = next((link for link, _ in audit_chain.between(store, copied.number - 1, copied.number)), NOTHING)
+    if copied.number and local != copied:
+        raise IntegrityError(
+            f"entry {copied.number} of the audit log is not the one that was copied to {uri}",
+            remedy="`headway audit-log --verify` says where the log breaks; the copy is what was written.",
+        )
     while after.number < newest.number:
         to = min(after.number + AT_ONCE, newest.number)
-        found = list(audit_chain.between(store, after.number, to))
-        if found:
-            end = lines.append(end, b"".join(_line(*one) for one in found), begins=f"{found[0][0].number:08d}.jsonl")
-        after, sent = Link(to, ""), sent + len(found)
+        results = list(audit_chain.between(store, after.number, to))
+        if results:
+            end = lines.append(
+                end, b"".join(_line(*one) for one in results), begins=f"{results[0][0].number:08d}.jsonl"
+            )
+        after, sent = Link(to, ""), sent + len(results)
     return sent
 
 
@@ -75,19 +84,10 @@ def _link(end: End | None, uri: str) -> Link:
     if end is None or not end.line:
         return NOTHING
     try:
-        said = json.loads(end.line)
-        return Link(int(said["number"]), str(said["hash"]))
+        output = json.loads(end.line)
+        return Link(int(output["number"]), str(output["hash"]))
     except (ValueError, TypeError, KeyError) as error:
         raise IntegrityError(
             f"the last line of {end.blob} in {uri} is no entry of an audit log",
             remedy="See who may write there; name another store as audit_copy to begin a new copy.",
         ) from error
-
-
-def _require_same(store: Store, copied: Link, uri: str) -> None:
-    here = next((link for link, _ in audit_chain.between(store, copied.number - 1, copied.number)), NOTHING)
-    if copied.number and here != copied:
-        raise IntegrityError(
-            f"entry {copied.number} of the audit log is not the one that was copied to {uri}",
-            remedy="`headway audit-log --verify` says where the log breaks; the copy is what was written.",
-        )

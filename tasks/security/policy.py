@@ -143,9 +143,9 @@ def in_force(home: Path) -> InForce:
 
 def load_policy(home: Path) -> Policy:
     """The policy of a home; one that asks nothing where there is none. Raises Refused when it cannot be trusted."""
-    found = load_or_none(home)
-    asked_of(in_force(home).words if found else "")
-    return found or Policy(asks=())
+    result = load_or_none(home)
+    asked_of(in_force(home).words if result else "")
+    return result or Policy(asks=())
 
 
 def authorise(
@@ -167,8 +167,8 @@ def authorise(
         if policy.asks(right) and not policy.may(name, right):
             raise _without_right(name, right)
     except Refused as error:
-        said = {"what": what, "reason": reason, "claimed": name[:64], "why": error.message}
-        audit(store, "authorise", outcome="refused", right=right, **said)
+        output = {"what": what, "reason": reason, "claimed": name[:64], "why": error.message}
+        audit(store, "authorise", outcome="refused", right=right, **output)
         raise
     return name
 
@@ -251,7 +251,13 @@ def load_or_none(home: Path) -> Policy | None:
     path, named = policy_file(home)
     try:
         with open(path, "rb") as file:
-            _require_private(path, os.fstat(file.fileno()))
+            # What others may write is not a policy.
+            result = os.fstat(file.fileno())
+            if result.st_uid != os.geteuid() or stat.S_IMODE(result.st_mode) & 0o077:
+                raise Refused(
+                    f"the policy {path} must be a file of {account()}, with access for nobody else: nothing is allowed",
+                    remedy=f"See who changed it, then: chown {account()} {path} && chmod 600 {path}",
+                )
             return _parse(path, file.read())
     except (FileNotFoundError, NotADirectoryError):  # of the second kind there is no home either
         if named:
@@ -264,25 +270,16 @@ def load_or_none(home: Path) -> Policy | None:
         raise Refused(f"the policy {path} cannot be read ({error.strerror}): nothing is allowed") from error
 
 
-def _require_private(path: Path, found: os.stat_result) -> None:
-    """What others may write is not a policy."""
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise Refused(
-            f"the policy {path} must be a file of {account()}, with access for nobody else: nothing is allowed",
-            remedy=f"See who changed it, then: chown {account()} {path} && chmod 600 {path}",
-        )
-
-
 def _parse(path: Path, data: bytes) -> Policy:
     try:
         return Policy.model_validate(yaml.safe_load(data.decode()))
     except ValidationError as error:
-        said = "; ".join(_words(problem) for problem in error.errors(include_input=False, include_url=False))
+        text = "; ".join(_words(problem) for problem in error.errors(include_input=False, include_url=False))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)  # the error's own words show the line itself
-        said = f"it is not YAML{f', at line {mark.line + 1}' if mark else ''}"
+        text = f"it is not YAML{f', at line {mark.line + 1}' if mark else ''}"
     raise Refused(
-        f"the policy {path} is damaged, so nothing is allowed: {said}",
+        f"the policy {path} is damaged, so nothing is allowed: {text}",
         remedy="Mend the file, or restore it from a backup; its form is in docs/access.md.",
     )
 
@@ -330,8 +327,8 @@ def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
 def _tries(data: bytes) -> tuple[int, float]:
     """How many wrong tokens in a row, and when the last one came; none of what cannot be read: nobody is locked out by it."""
     try:
-        said = json.loads(data)
-        return int(said["wrong"]), float(said["time"])
+        output = json.loads(data)
+        return int(output["wrong"]), float(output["time"])
     except (ValueError, TypeError, KeyError, OverflowError):
         return 0, 0.0
 
@@ -352,10 +349,8 @@ def _note_tries(store: Store, key: str, wrong: int) -> None:
 
 def _known(policy: Policy | None, name: str) -> Policy:
     if policy is None or name not in policy.persons:
-        there = (
-            f"There are: {', '.join(policy.persons)}." if policy else "There is no policy: everybody may everything."
-        )
-        raise Unknown(f"the policy knows no {name!r}", remedy=there)
+        hint = f"There are: {', '.join(policy.persons)}." if policy else "There is no policy: everybody may everything."
+        raise Unknown(f"the policy knows no {name!r}", remedy=hint)
     return policy
 
 

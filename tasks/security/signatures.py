@@ -62,7 +62,33 @@ def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
     Raises IntegrityError unless it is of this one, and counts; Untrusted when it is the key that does not.
     """
     try:
-        return _signed(store, home, manifest)
+        bundle, envelope = store.attachment(manifest, SIGNATURE), store.attachment(manifest, STATEMENT)
+        if bundle is None:
+            raise IntegrityError("it is not signed")
+        if envelope is None:
+            raise IntegrityError(
+                "it is signed in the old form: over its files, but without a statement of what they are"
+            )
+        claimed = claimed_statement(envelope).key
+        key = trusted_key(home, claimed, f"{manifest.content.kind}/{manifest.provenance.name}")
+        statement = open_statement(envelope, key)
+        # Raise IntegrityError when the statement is about something else: one that was made for another version, name
+        # or lineage.
+        claims = _claims(manifest)
+        stated = statement.model_dump(include=set(claims))
+        wrong = [
+            f"{name} {_short(stated[name])}, and not {_short(claims[name])}"
+            for name in claims
+            if stated[name] != claims[name]
+        ]
+        if wrong:
+            raise IntegrityError(f"its statement was made for something else: {'; '.join(wrong)}")
+        if hashlib.sha256(bundle).hexdigest() != statement.bundle:
+            raise IntegrityError("the bundle beside it is not the one that the statement is about")
+        if signed_files(bundle, key) != _files(manifest):
+            raise IntegrityError("other files were signed than its manifest names")
+        _require_fresh(store, manifest, statement)
+        return statement
     except IntegrityError as error:
         raise type(error)(
             f"{manifest.ref}: {error.message}",
@@ -97,36 +123,6 @@ def remedy_for(ref: str) -> str:
         "Nothing was done with it. If you know from elsewhere that it is what it should be: "
         f"`headway sign {ref} --reason TEXT`; if not, make it again with `headway retrain`."
     )
-
-
-def _signed(store: Store, home: Path, manifest: Manifest) -> Statement:
-    bundle, envelope = store.attachment(manifest, SIGNATURE), store.attachment(manifest, STATEMENT)
-    if bundle is None:
-        raise IntegrityError("it is not signed")
-    if envelope is None:
-        raise IntegrityError("it is signed in the old form: over its files, but without a statement of what they are")
-    claimed = claimed_statement(envelope).key
-    key = trusted_key(home, claimed, f"{manifest.content.kind}/{manifest.provenance.name}")
-    statement = open_statement(envelope, key)
-    _require_same(statement, _claims(manifest))
-    if hashlib.sha256(bundle).hexdigest() != statement.bundle:
-        raise IntegrityError("the bundle beside it is not the one that the statement is about")
-    if signed_files(bundle, key) != _files(manifest):
-        raise IntegrityError("other files were signed than its manifest names")
-    _require_fresh(store, manifest, statement)
-    return statement
-
-
-def _require_same(statement: Statement, claims: dict[str, str | None]) -> None:
-    """Raise IntegrityError when the statement is about something else: one that was made for another version, name or lineage."""
-    stated = statement.model_dump(include=set(claims))
-    wrong = [
-        f"{name} {_short(stated[name])}, and not {_short(claims[name])}"
-        for name in claims
-        if stated[name] != claims[name]
-    ]
-    if wrong:
-        raise IntegrityError(f"its statement was made for something else: {'; '.join(wrong)}")
 
 
 def _short(claim: str | None) -> str:

@@ -184,8 +184,8 @@ def load_or_none(home: Path) -> TrustFile | None:
 def _read_private(path: Path) -> bytes:
     """What others may write is no policy, and no key."""
     with open(path, "rb") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+        result = os.fstat(file.fileno())
+        if result.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(result.st_mode) & 0o022:
             raise Refused(
                 f"{path} can be written by others than you, so no signature counts",
                 remedy=f"See who changed it, then: chmod go-w {path}",
@@ -220,13 +220,13 @@ def _parse(path: Path, data: bytes) -> TrustFile:
         for name, entry in file.keys.items():
             _held(path, name, entry)
     except ValidationError as error:
-        said = _words(error)
+        output = _words(error)
     except (yaml.YAMLError, ValueError, OSError) as error:
-        said = str(error)
+        output = str(error)
     else:
         return file
     raise Refused(
-        f"the trust policy {path} is damaged, so no signature counts: {said}",
+        f"the trust policy {path} is damaged, so no signature counts: {output}",
         remedy="Mend the file, or restore it from a backup; its form is in docs/trust.md.",
     )
 

@@ -15,8 +15,10 @@ def open_endpoint(root: Path, name: str, backend: str = "") -> ServingEndpoint:
 
     Raises ValueError when it was deployed on another backend.
     """
-    there = root / name
-    was = "azureml" if (there / "azureml.json").exists() else "local" if (there / "journal.jsonl").exists() else ""
+    existing = root / name
+    was = (
+        "azureml" if (existing / "azureml.json").exists() else "local" if (existing / "journal.jsonl").exists() else ""
+    )
     if backend and was and backend != was:
         raise ValueError(
             f"endpoint/{name} is on the backend {was}, and not on {backend}: name another in deployment.endpoint"

@@ -39,8 +39,8 @@ def complete(url: str, prompt: str, how: Sampling = Sampling(), *, key: str = ""
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     try:
         with _opener.open(request, timeout=TIMEOUT_SECONDS) as reply:
-            said: dict[str, Any] = json.load(reply)
-            return said
+            output: dict[str, Any] = json.load(reply)
+            return output
     except urllib.error.HTTPError as error:
         message = _message(error)
         if error.code < 429:
@@ -69,8 +69,8 @@ def private_state(port: int, path: str, *, token: str) -> dict[str, Any] | None:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
     try:
         with _opener.open(request, timeout=READY_TIMEOUT_SECONDS) as reply:
-            said: dict[str, Any] = json.load(reply)
-            return said
+            output: dict[str, Any] = json.load(reply)
+            return output
     except urllib.error.HTTPError as error:
         error.close()
     except (OSError, ValueError, http.client.HTTPException):
@@ -79,9 +79,9 @@ def private_state(port: int, path: str, *, token: str) -> dict[str, Any] | None:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    said = _json_or_none(error)
-    known = isinstance(said, dict) and isinstance(said.get("error"), dict)
-    return str(said["error"].get("message")) if known else str(error)
+    output = _json_or_none(error)
+    known = isinstance(output, dict) and isinstance(output.get("error"), dict)
+    return str(output["error"].get("message")) if known else str(error)
 
 
 def _json_or_none(error: urllib.error.HTTPError) -> Any:

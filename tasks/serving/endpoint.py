@@ -39,8 +39,8 @@ class Served:
 
 def served(name: str, record: Mapping[str, Any], *, ready: bool = True) -> Served:
     """What an endpoint's record says is served."""
-    told = {key: record[key] for key in ("model_ref", "url", "port")}
-    return Served(name, **told, ready=ready, settings=record.get("settings", ""))
+    payload = {key: record[key] for key in ("model_ref", "url", "port")}
+    return Served(name, **payload, ready=ready, settings=record.get("settings", ""))
 
 
 @dataclass(frozen=True)

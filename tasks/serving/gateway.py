@@ -43,15 +43,15 @@ class Gateway:
     @property
     def shows_secret(self) -> bool:
         """Whether servers can ask it for the endpoint's secret: one that a release before this one started has none."""
-        told = read_json(self.folder / "control.json") if self.running else None
-        return told is None or bool(told.get("secret"))
+        payload = read_json(self.folder / "control.json") if self.running else None
+        return payload is None or bool(payload.get("secret"))
 
     def start(self, settings: Mapping[str, Any] | None = None) -> None:
         """Start it if it does not run. `settings` (limits, access) hold from now on; None: those that were there."""
-        told = dict(settings) if settings is not None else read_json(self.folder / "gateway.json") or {}
+        payload = dict(settings) if settings is not None else read_json(self.folder / "gateway.json") or {}
         places = {"routes": str(self.routes), "servers": str(self._endpoint / "servers")}
         wanted = {
-            **told,
+            **payload,
             **places,
             "keys": str(self._endpoint / "keys.json"),
             "secret": str(make_secret(self._endpoint)),

@@ -56,7 +56,10 @@ class Journal:
     def begin(self, **details: Any) -> None:
         """Open a change. A bug of ours when one is open: it must be settled first."""
         assert self.open_change() is None, f"{self.path} has an open change"
-        self._forget_old()
+        lines = self.lines()
+        if len(lines) > KEPT_LINES:
+            kept = [sealed(json.dumps(line).encode()).decode() + "\n" for line in lines[-KEPT_LINES // 2 :]]
+            write_text(self.path, "".join(kept))
         self.write("begin", **details)
 
     def write(self, event: Event, **details: Any) -> None:
@@ -76,13 +79,13 @@ class Journal:
             text = self.path.read_bytes()
         except FileNotFoundError:
             return []
-        found = []
+        results = []
         for line in opened_lines(text, where=str(self.path)):
             try:
-                found.append(json.loads(line))
+                results.append(json.loads(line))
             except ValueError:
                 continue
-        return found
+        return results
 
     def open_change(self) -> Change | None:
         """The change that nobody ended; None when all are over."""
@@ -99,9 +102,3 @@ class Journal:
         """After a cut line, begin a new one."""
         whole = not self.path.stat().st_size or self.path.read_bytes().endswith(b"\n")
         return line if whole else b"\n" + line
-
-    def _forget_old(self) -> None:
-        lines = self.lines()
-        if len(lines) > KEPT_LINES:
-            kept = [sealed(json.dumps(line).encode()).decode() + "\n" for line in lines[-KEPT_LINES // 2 :]]
-            write_text(self.path, "".join(kept))

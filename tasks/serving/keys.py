@@ -49,19 +49,19 @@ def add_key(folder: Path, caller: str) -> tuple[Key, str]:
 
 def revoke_key(folder: Path, key_id: str) -> Key:
     """End a key, within a second. Raises Unknown for one that is not there, or ended before."""
-    found: list[Key] = []
+    results: list[Key] = []
 
     def change(keys: Keys) -> Keys:
-        found.extend(key for key in keys.keys if key.id == key_id and key.revoked is None)
-        if not found:
+        results.extend(key for key in keys.keys if key.id == key_id and key.revoked is None)
+        if not results:
             raise Unknown(
                 f"there is no key {key_id!r}", remedy="`headway endpoint key list NAME` shows those there are."
             )
-        ended = {key.id: replace(key, revoked=time.time()) for key in found}
+        ended = {key.id: replace(key, revoked=time.time()) for key in results}
         return Keys(tuple(ended.get(key.id, key) for key in keys.keys))
 
     _change(folder, change)
-    return found[0]
+    return results[0]
 
 
 def own_key(folder: Path, *, always: bool = False) -> str:

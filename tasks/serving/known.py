@@ -35,8 +35,8 @@ def require_known(home: Path, name: str) -> str:
     bare = name.removeprefix("endpoint/")
     known = known_endpoints(home)
     if bare not in known:
-        there = f"There are: {', '.join(known)}." if known else "None was deployed yet."
-        raise Unknown(f"there is no endpoint {bare!r}", remedy=f"{there} `headway retrain` deploys one.")
+        hint = f"There are: {', '.join(known)}." if known else "None was deployed yet."
+        raise Unknown(f"there is no endpoint {bare!r}", remedy=f"{hint} `headway retrain` deploys one.")
     return bare
 
 
@@ -48,12 +48,12 @@ def served_model(home: Path, name: str) -> str:
 
 def models_before(home: Path) -> dict[str, str]:
     """What endpoints would go back to, by reference: the name of the endpoint."""
-    found = {}
+    result = {}
     for name in known_endpoints(home):
         before = (read_json(home / "endpoints" / name / "endpoint.json") or {}).get("previous") or {}
         if "model_ref" in before:
-            found[str(before["model_ref"])] = name
-    return found
+            result[str(before["model_ref"])] = name
+    return result
 
 
 def ask(home: Path, name: str, prompt: str, how: Sampling) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def ask(home: Path, name: str, prompt: str, how: Sampling) -> dict[str, Any]:
         from tasks.serving.azureml.probes import complete_there
 
         return complete_there(home / "endpoints" / bare, prompt, how)
-    said = complete(served.url, prompt, how, key=own_key(home / "endpoints" / bare))
-    return {"completion": said["choices"][0]["text"], "model": said["model"], "usage": said["usage"]}
+    output = complete(served.url, prompt, how, key=own_key(home / "endpoints" / bare))
+    return {"completion": output["choices"][0]["text"], "model": output["model"], "usage": output["usage"]}
 
 
 def lock_of(home: Path, name: str) -> Path:
@@ -90,18 +90,18 @@ def go_back(home: Path, name: str, reason: str, *, require: Callable[[str], None
 
 def settle_all(home: Path) -> dict[str, str]:
     """Finish or revert what deployers that died left open, by endpoint: `done` or `reverted`. Who is at work is left alone."""
-    found = {}
+    result = {}
     for journal in sorted((home / "endpoints").glob("*/journal.jsonl")):
         name = journal.parent.name
         try:
             with locked(lock_of(home, name), waiting=_leave):
-                if said := endpoint_of(home, name).settle():
-                    found[name] = said
+                if output := endpoint_of(home, name).settle():
+                    result[name] = output
         except BlockingIOError:
             continue
         except Missing as error:
             log.warning("endpoint/%s is settled later: %s", name, error)
-    return found
+    return result
 
 
 def tidy_all(home: Path, now: float) -> list[str]:
@@ -124,12 +124,12 @@ def _in_the_cloud(home: Path, name: str) -> bool:
 
 def require_accepted(home: Path, name: str, model_ref: str) -> None:
     """Raise GateFailed for a model that a person rolled back here: it is deployed again when a person promotes it."""
-    said = refused_models(home / "endpoints" / name).get(model_ref)
-    if said:
+    output = refused_models(home / "endpoints" / name).get(model_ref)
+    if output:
         raise GateFailed(
-            f"{model_ref} was rolled back on endpoint/{name}: {said['reason']}",
+            f"{model_ref} was rolled back on endpoint/{name}: {output['reason']}",
             stage="deploy",
-            checks=[{"name": "rolled back", "measured": said["reason"], "limit": "promoted again by a person"}],
+            checks=[{"name": "rolled back", "measured": output["reason"], "limit": "promoted again by a person"}],
             remedy=f"If it is to serve again: `headway promote {model_ref} --reason TEXT`, then the same run again.",
         )
 

@@ -11,18 +11,18 @@ from tasks.common.process import read_json, write_json
 
 def refused_models(endpoint: Path) -> dict[str, dict[str, Any]]:
     """What a person rolled back here, by reference: `reason`, `time`."""
-    found: dict[str, dict[str, Any]] = read_json(endpoint / "refused.json") or {}
-    return found
+    result: dict[str, dict[str, Any]] = read_json(endpoint / "refused.json") or {}
+    return result
 
 
 def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
     """A person rolled a model back."""
-    said = {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
-    write_json(endpoint / "refused.json", said, seal=True)
+    output = {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
+    write_json(endpoint / "refused.json", output, seal=True)
 
 
 def accept(endpoint: Path, model_ref: str) -> None:
     """A person promoted a model: it may be deployed here again."""
-    left = {ref: said for ref, said in refused_models(endpoint).items() if ref != model_ref}
+    left = {ref: value for ref, value in refused_models(endpoint).items() if ref != model_ref}
     if left != refused_models(endpoint):
         write_json(endpoint / "refused.json", left, seal=True)

@@ -89,14 +89,14 @@ def roll_out(
     *,
     reference: Measures | None = None,
     barred: str = "",
-    told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
+    report: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Take green to all of the traffic; the journal has a change open for it already, which this ends.
 
-    `told` hears of each step before it is taken, and of one that holds for want of evidence. The line `commit` says of each step
-    whether it was `passed` or `not judged`. Raises GateFailed, with the limits that were passed, when green lost the traffic
+    `report` hears of each step before it is taken, and of one that holds for want of evidence. The line `commit` says of each
+    step whether it was `passed` or `not judged`. Raises GateFailed, with the limits that were passed, when green lost the traffic
     again: blue has all of it by then, and green is gone. The same for any other HeadwayError, of the port for example.
 
     `barred` says why no request may go back to blue. Green is then judged by copies of requests only, and is committed before it
@@ -109,18 +109,20 @@ def roll_out(
             log.warning(
                 "there is no way back to the model in service: %s. The new one takes all of the traffic at once", barred
             )
-            told("one way", {"why": barred})
+            report("one way", {"why": barred})
         for number, step in enumerate(steps):
             journal.write("step", **step.render())
-            told("step", step.render())
+            report("step", step.render())
             port.set_traffic(step.weights, mirror=step.mirror)
             times = number == compared_in(steps)
-            outcomes[step.name] = _prove(port, config, step, judge, times=times, told=told, pause=pause, clock=clock)
+            outcomes[step.name] = _prove(
+                port, config, step, judge, times=times, report=report, pause=pause, clock=clock
+            )
         journal.write("commit", outcomes=outcomes)
     except BaseException as error:  # a full disk, a cancelled flow: whatever ends it before `commit`, the way is back
         _give_back_after(port, journal, error)
         raise
-    told("switched", {"outcomes": outcomes})
+    report("switched", {"outcomes": outcomes})
     finish(port, journal)
 
 
@@ -133,7 +135,7 @@ def _give_back_after(port: TrafficPort, journal: Journal, error: BaseException) 
 
 
 def take_over(
-    port: TrafficPort, journal: Journal, *, told: Callable[[str, dict[str, Any]], None] = lambda event, details: None
+    port: TrafficPort, journal: Journal, *, report: Callable[[str, dict[str, Any]], None] = lambda event, details: None
 ) -> None:
     """Give green all of the traffic at once, where no blue runs; ends the open change as `roll_out` does.
 
@@ -145,7 +147,7 @@ def take_over(
     except (HeadwayError, ValueError) as error:
         give_back(port, journal, why=str(error))
         raise
-    told("switched", {})
+    report("switched", {})
     finish(port, journal)
 
 
@@ -186,7 +188,7 @@ def _prove(
     judge: Judge,
     *,
     times: bool,
-    told: Callable[[str, dict[str, Any]], None],
+    report: Callable[[str, dict[str, Any]], None],
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> str:
@@ -219,7 +221,7 @@ def _prove(
                     config.hold_seconds,
                     _words(verdict.checks),
                 )
-                told("holding", {**step.render(), "missing": list(verdict.checks)})
+                report("holding", {**step.render(), "missing": list(verdict.checks)})
         pause(HOLD_POLL_SECONDS if holds else POLL_SECONDS)
 
 

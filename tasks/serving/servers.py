@@ -120,9 +120,9 @@ def free_port() -> Iterator[int]:
 
 def ask_back(endpoint: Path) -> str:
     """Why somebody wants the change that is open now to be taken back; empty: nobody does. What was said of another is over."""
-    said = read_json(endpoint / "abort.json")
-    change = Journal(endpoint / "journal.jsonl").open_change() if said else None
-    return str(said["reason"]) if said and change and said.get("change") == change.begun["time"] else ""
+    output = read_json(endpoint / "abort.json")
+    change = Journal(endpoint / "journal.jsonl").open_change() if output else None
+    return str(output["reason"]) if output and change and output.get("change") == change.begun["time"] else ""
 
 
 def start_limit(files: Iterable[Mapping[str, Any]] | None, *, patience: float) -> float:
@@ -159,12 +159,12 @@ def ask_golden(candidate: Candidate, golden: Mapping[str, Any]) -> None:
     url = f"http://{HOST}:{candidate.private_port}"
     secret = read_secret((read_json(candidate.folder / "serve.json") or {}).get("secret"))
     for entry in golden["prompts"]:
-        said = complete(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret)
-        got, count = said["choices"][0]["text"], said["usage"]["completion_tokens"]
-        if (got, count, said["model"]) != (entry["completion"], len(entry["tokens"]), candidate.model_ref):
+        output = complete(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret)
+        got, count = output["choices"][0]["text"], output["usage"]["completion_tokens"]
+        if (got, count, output["model"]) != (entry["completion"], len(entry["tokens"]), candidate.model_ref):
             raise failed(
                 candidate,
-                f"answered the golden prompt {entry['prompt']!r} with {got!r} ({count} tokens, model {said['model']}); "
+                f"answered the golden prompt {entry['prompt']!r} with {got!r} ({count} tokens, model {output['model']}); "
                 f"expected {entry['completion']!r} ({len(entry['tokens'])} tokens)",
             )
 
@@ -178,10 +178,10 @@ def stopping_on_failure(folder: Path) -> Iterator[None]:
         undo.pop_all()
 
 
-def failed(candidate: Candidate, said: str, failure: str = "infrastructure") -> JobFailed:
+def failed(candidate: Candidate, text: str, failure: str = "infrastructure") -> JobFailed:
     """What a deploy says of a server that does not do."""
     return JobFailed(
-        f"the new server of endpoint {candidate.name} for {candidate.model_ref} {said}",
+        f"the new server of endpoint {candidate.name} for {candidate.model_ref} {text}",
         failure=failure,
         folder=str(candidate.folder),
         remedy=f"The endpoint serves what it served before. See {candidate.folder / LOG}.",

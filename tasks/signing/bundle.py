@@ -34,7 +34,16 @@ def sign_folder(folder: Path, signer: Signer) -> bytes:
     """The bundle over every file of a folder, each read once; raises IntegrityError when the folder holds links."""
     from model_signing import hashing
 
-    _require_plain(folder)
+    # Refuse what a signer and a loader could read differently: links, hard links, devices.
+    if folder.is_symlink() or not folder.is_dir():
+        raise IntegrityError(f"{folder} is no plain folder, and is not signed")
+    results = [(path.relative_to(folder).as_posix(), _link_problem(path)) for path in _entries(folder)]
+    problems = [{"path": name, "problem": "link", "said": text} for name, text in results if text]
+    if problems:
+        text = "; ".join(f"{problem['path']}: {problem['said']}" for problem in problems)
+        raise IntegrityError(
+            f"{folder} is not signed: {text}", problems=problems, remedy="Put plain files in their place."
+        )
     everything = hashing.Config().set_ignored_paths(paths=[], ignore_git_paths=False)
     return _bundle(everything.hash(folder), signer)
 
@@ -87,27 +96,14 @@ def _bundle(manifest: Any, signer: Signer) -> bytes:
     from google.protobuf import json_format  # type: ignore[import-untyped]
     from model_signing._signing.signing import Payload
 
-    said = json_format.MessageToJson(Payload(manifest).statement.pb).encode()
+    output = json_format.MessageToJson(Payload(manifest).statement.pb).encode()
     hint = hashlib.sha256(pem_of(signer.public_key())).hexdigest()  # as the library names keys
     bundle = {
         "mediaType": MEDIA_TYPE,
         "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-        "dsseEnvelope": seal(said, signer, keyid=""),
+        "dsseEnvelope": seal(output, signer, keyid=""),
     }
     return json.dumps(bundle).encode()
-
-
-def _require_plain(folder: Path) -> None:
-    """Refuse what a signer and a loader could read differently: links, hard links, devices."""
-    if folder.is_symlink() or not folder.is_dir():
-        raise IntegrityError(f"{folder} is no plain folder, and is not signed")
-    found = [(path.relative_to(folder).as_posix(), _link_problem(path)) for path in _entries(folder)]
-    problems = [{"path": name, "problem": "link", "said": said} for name, said in found if said]
-    if problems:
-        said = "; ".join(f"{problem['path']}: {problem['said']}" for problem in problems)
-        raise IntegrityError(
-            f"{folder} is not signed: {said}", problems=problems, remedy="Put plain files in their place."
-        )
 
 
 def _link_problem(path: Path) -> str:

@@ -29,10 +29,10 @@ def unseal(envelope: Any, key: ec.EllipticCurvePublicKey) -> bytes:
     payload = claimed_payload(envelope)
     try:
         (signature,) = envelope["signatures"]
-        told = base64.b64decode(signature["sig"], validate=True)
+        summary = base64.b64decode(signature["sig"], validate=True)
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"the envelope has not exactly one signature: {error!r}") from error
-    require_signature(key, told, _to_sign(payload))
+    require_signature(key, summary, _to_sign(payload))
     return payload
 
 

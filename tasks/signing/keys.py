@@ -68,7 +68,10 @@ def ensure_key(folder: Path) -> Path:
             f"the signing key {key} can be read by others: run `chmod 600 {key}`, or delete it for a new one"
         )
     if not public_key_of(key).exists():
-        _write_public(key)
+        descriptor, temporary = tempfile.mkstemp(dir=key.parent, prefix=".public.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem_of(LocalKey(key).public_key()))
+        os.replace(temporary, public_key_of(key))
     return key
 
 
@@ -153,10 +156,3 @@ def _make_key(key: Path) -> None:
         return
     finally:
         os.unlink(temporary)
-
-
-def _write_public(key: Path) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=key.parent, prefix=".public.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem_of(LocalKey(key).public_key()))
-    os.replace(temporary, public_key_of(key))

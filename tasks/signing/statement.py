@@ -53,27 +53,31 @@ def seal_statement(statement: Statement, signer: Signer) -> bytes:
     """The envelope of a statement, in its one spelling."""
     assert statement.key == key_id(signer.public_key()), "a statement names the key that signs it"
     predicate = statement.model_dump(mode="json", exclude={"kind", "name", "version"})
-    said = {
+    output = {
         "_type": TYPE,
         "subject": [{"name": f"{statement.kind}/{statement.name}", "digest": {"sha256": statement.version}}],
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
-    return canonical_json(seal(canonical_json(said).encode(), signer, keyid=statement.key)).encode()
+    return canonical_json(seal(canonical_json(output).encode(), signer, keyid=statement.key)).encode()
 
 
 def claimed_statement(envelope: bytes) -> Statement:
     """What an envelope says, not authenticated: whose key to ask for. Raises IntegrityError."""
     try:
         sealed = json.loads(envelope)
-        said = json.loads(claimed_payload(sealed))
-        statement = _statement(said)
+        output = json.loads(claimed_payload(sealed))
+        (subject,) = output["subject"]
+        kind, _, name = subject["name"].partition("/")
+        statement = Statement.model_validate(
+            {**output["predicate"], "kind": kind, "name": name, "version": subject["digest"]["sha256"]}
+        )
         # One spelling only: a byte that no signature covers (a space, a key id, base64's idle bits) has no room to differ.
         plain = canonical_json(sealed).encode() == envelope and _same_base64(sealed)
-        told = (said["_type"], said["predicateType"], [signature["keyid"] for signature in sealed["signatures"]])
+        entries = (output["_type"], output["predicateType"], [signature["keyid"] for signature in sealed["signatures"]])
     except (ValueError, KeyError, TypeError, AttributeError, IntegrityError) as error:
         raise IntegrityError(f"this is no statement of a signer: {error!r}") from error
-    if not plain or told != (TYPE, PREDICATE_TYPE, [statement.key]):
+    if not plain or entries != (TYPE, PREDICATE_TYPE, [statement.key]):
         raise IntegrityError("the statement is not written as Headway writes it")
     return statement
 
@@ -85,14 +89,6 @@ def open_statement(envelope: bytes, key: ec.EllipticCurvePublicKey) -> Statement
         raise IntegrityError(f"the statement names the key {statement.key[:16]}, and not {key_id(key)[:16]}")
     unseal(json.loads(envelope), key)
     return statement
-
-
-def _statement(said: Any) -> Statement:
-    (subject,) = said["subject"]
-    kind, _, name = subject["name"].partition("/")
-    return Statement.model_validate(
-        {**said["predicate"], "kind": kind, "name": name, "version": subject["digest"]["sha256"]}
-    )
 
 
 def _same_base64(sealed: Any) -> bool:

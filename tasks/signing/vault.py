@@ -15,7 +15,6 @@ from tasks.common.errors import Missing
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
-    from azure.keyvault.keys import KeyVaultKey
     from cryptography.hazmat.primitives.asymmetric import ec
 
 IDENTIFIER = re.compile(
@@ -39,15 +38,25 @@ class VaultKey:
         """
         from azure.keyvault.keys import KeyClient
         from azure.keyvault.keys.crypto import CryptographyClient
+        from cryptography.hazmat.primitives.asymmetric import ec
 
         named = IDENTIFIER.fullmatch(identifier)
         if not named:
             raise ValueError(f"{identifier!r} is no key: write https://VAULT.vault.azure.net/keys/NAME[/VERSION]")
         options = {**LIMITS, **client}
         with _said_plainly(identifier):
-            found = KeyClient(named["vault"], credential, **options).get_key(named["name"], named["version"])
-        self._public = _public_key(found, identifier)
-        self._client = CryptographyClient(found, credential, **options)
+            result = KeyClient(named["vault"], credential, **options).get_key(named["name"], named["version"])
+
+        curves: dict[str, ec.EllipticCurve] = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1()}
+        held: Any = result.key
+        curve = getattr(
+            held.crv, "value", held.crv
+        )  # an enumeration for what the SDK knows, a text for what it does not
+        if curve not in curves:
+            raise ValueError(f"{identifier} is no EC key on P-256 or P-384, with which Headway signs (curve: {curve})")
+        x, y = int.from_bytes(held.x, "big"), int.from_bytes(held.y, "big")
+        self._public = ec.EllipticCurvePublicNumbers(x, y, curves[curve]).public_key()
+        self._client = CryptographyClient(result, credential, **options)
         self._algorithm = ALGORITHMS[self._public.curve.key_size]
         self._identifier = identifier
 
@@ -64,18 +73,6 @@ class VaultKey:
             raw = self._client.sign(SignatureAlgorithm(self._algorithm), digest).signature
         half = len(raw) // 2  # r and s, side by side (RFC 7518, 3.4); everybody else writes DER
         return bytes(encode_dss_signature(int.from_bytes(raw[:half], "big"), int.from_bytes(raw[half:], "big")))
-
-
-def _public_key(found: KeyVaultKey, identifier: str) -> ec.EllipticCurvePublicKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    curves: dict[str, ec.EllipticCurve] = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1()}
-    held: Any = found.key
-    curve = getattr(held.crv, "value", held.crv)  # an enumeration for what the SDK knows, a text for what it does not
-    if curve not in curves:
-        raise ValueError(f"{identifier} is no EC key on P-256 or P-384, with which Headway signs (curve: {curve})")
-    x, y = int.from_bytes(held.x, "big"), int.from_bytes(held.y, "big")
-    return ec.EllipticCurvePublicNumbers(x, y, curves[curve]).public_key()
 
 
 @contextmanager

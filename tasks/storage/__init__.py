@@ -33,9 +33,9 @@ def open_named(home: Path, name: str) -> Store:
         return _folder(Path(name), home)
     known = load_stores(home).stores
     if name not in known:
-        there = ", ".join(sorted(known)) or "none"
+        hint = ", ".join(sorted(known)) or "none"
         raise ValueError(
-            f"{name!r} is no store: stores.yaml names {there}; a folder is written with a slash, as ./{name}"
+            f"{name!r} is no store: stores.yaml names {hint}; a folder is written with a slash, as ./{name}"
         )
     return _open_configured(home, known[name])
 

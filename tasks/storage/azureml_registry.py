@@ -65,10 +65,10 @@ def registered(client: MLClient, manifest: Manifest) -> str | None:
 
     with _reachable(client):
         try:
-            found = client.models.get(manifest.provenance.name, manifest.version[:DIGITS])
+            result = client.models.get(manifest.provenance.name, manifest.version[:DIGITS])
         except ResourceNotFoundError:
             return None
-    return str((found.properties or {}).get("headway.version") or (found.tags or {}).get("headway.version") or "")
+    return str((result.properties or {}).get("headway.version") or (result.tags or {}).get("headway.version") or "")
 
 
 def submit(client: MLClient, model: Model) -> str:

@@ -41,7 +41,12 @@ def filled(place: Path, manifest: Manifest, download: Callable[[list[FileEntry],
             with _arriving(place) as folder:
                 download(needed, folder)
                 for entry in needed:
-                    _settle(folder / entry.path, files / entry.path)
+                    arrived = folder / entry.path
+                    target = files / entry.path
+                    arrived.chmod(0o444)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    _discard(target)
+                    os.replace(arrived, target)
     return files
 
 
@@ -84,13 +89,6 @@ def _arriving(place: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _settle(arrived: Path, target: Path) -> None:
-    arrived.chmod(0o444)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _discard(target)
-    os.replace(arrived, target)
 
 
 def _discard(path: Path) -> None:

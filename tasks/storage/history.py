@@ -73,17 +73,17 @@ def published_as(store: Documents, kind: str, name: str, version: str) -> int:
 
 def newest_publication(store: Documents, kind: str, name: str, version: str) -> Change | None:
     """The newest change that published a version."""
-    found = (change for change in reversed(changes(store, kind, name)) if change.version == version)
-    return next((change for change in found if change.action == "publish"), None)
+    result = (change for change in reversed(changes(store, kind, name)) if change.version == version)
+    return next((change for change in result if change.action == "publish"), None)
 
 
-def note_change(store: Documents, kind: str, name: str, *, action: Action, version: str, **said: Any) -> Change:
+def note_change(store: Documents, kind: str, name: str, *, action: Action, version: str, **output: Any) -> Change:
     """Write a change under the next number: of two that are made at once, one comes after the other."""
     while True:
         keys = store.list(_prefix(kind, name))
         number = int(keys[-1].rpartition("/")[2].removesuffix(".json")) + 1 if keys else 1
         before = current(store, kind, name)
-        change = Change(number=number, action=action, version=version, before=before, time=time.time(), **said)
+        change = Change(number=number, action=action, version=version, before=before, time=time.time(), **output)
         if store.create(f"{_prefix(kind, name)}/{number:08d}.json", change.model_dump_json(indent=1).encode()):
             return change
 

@@ -72,7 +72,10 @@ class LocalStore:
         with self._among_versions(manifest) as versions:
             if not link:
                 cache.require_room(place.parent, manifest.bytes, what=manifest.ref)
-            _sweep(place.parent)
+            # Remove what publishers that were killed left behind, a day later.
+            for path in place.parent.glob(".incoming-*"):
+                if time.time() - _mtime(path) / 1e9 > ABANDONED_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
             arriving = f".incoming-{secrets.token_hex(8)}"
             os.mkdir(arriving, 0o700, dir_fd=versions)
             try:
@@ -141,8 +144,8 @@ class LocalStore:
     def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
         """What may not be looked into is an error: a glob would pass it by, and say that nothing is there."""
         names = (each for above in _below(self.root / "artifacts", kind) for each in _below(above, name))
-        found = [Path(version) / "manifest.json" for each in names for version in _folders(each) if version.is_dir()]
-        for path in sorted(found, key=lambda p: (p.parts[-4], p.parts[-3], -_mtime(p))):
+        results = [Path(version) / "manifest.json" for each in names for version in _folders(each) if version.is_dir()]
+        for path in sorted(results, key=lambda p: (p.parts[-4], p.parts[-3], -_mtime(p))):
             manifest = _read_manifest(path)
             if manifest:
                 yield manifest
@@ -173,7 +176,7 @@ class LocalStore:
             data = beneath.read(self._own(self._document(key)))
         except FileNotFoundError:
             return None
-        return Document(key, data, _etag(data))
+        return Document(key, data, hashlib.sha256(data).hexdigest())
 
     def create(self, key: str, data: bytes) -> bool:
         with self._beside(key) as (folder, name):
@@ -190,8 +193,8 @@ class LocalStore:
 
     def list(self, prefix: str) -> list[str]:
         base = self._own(self.root / "documents")
-        found = (p.relative_to(base).as_posix() for p in self._document(prefix).rglob("*") if p.is_file())
-        return sorted(key for key in found if not Path(key).name.startswith("."))
+        result = (p.relative_to(base).as_posix() for p in self._document(prefix).rglob("*") if p.is_file())
+        return sorted(key for key in result if not Path(key).name.startswith("."))
 
     def _own(self, path: Path) -> Path:
         """A path of the store, if nothing on its way is a link; without a `home`, `documents` and `artifacts` may be links.
@@ -232,13 +235,6 @@ class LocalStore:
 def _append(path: Path, data: bytes) -> None:
     with open(path, "ab") as file:
         file.write(data)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what publishers that were killed left behind, a day later."""
-    for path in folder.glob(".incoming-*"):
-        if time.time() - _mtime(path) / 1e9 > ABANDONED_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove(versions: int, version: str) -> None:
@@ -286,7 +282,3 @@ def _mtime(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-def _etag(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

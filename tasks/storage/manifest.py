@@ -96,8 +96,8 @@ class Manifest(_Part):
     @property
     def digest(self) -> str:
         """sha256 of all that it says, but for where the store put the bytes: that changes when an older version is promoted."""
-        said = self.model_dump(mode="json", exclude={"schema_": True, "provenance": {"blob_versions"}})
-        return digest(said)
+        output = self.model_dump(mode="json", exclude={"schema_": True, "provenance": {"blob_versions"}})
+        return digest(output)
 
     @property
     def ref(self) -> str:
@@ -131,12 +131,12 @@ def describe(folder: Path) -> tuple[FileEntry, ...]:
 
 def plain_files(folder: Path) -> dict[str, Path]:
     """Every file below a folder by its path inside the artifact, in the order of a manifest. Raises ValueError as `describe`."""
-    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
-    for relative, path in found.items():
+    result = {path.relative_to(folder).as_posix(): path for path in _walk(folder)}
+    for relative, path in result.items():
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ValueError(f"{relative} is a link or a special file; only plain files can be published")
-    require_plain_paths(found)
-    return found
+    require_plain_paths(result)
+    return result
 
 
 def require_plain_paths(paths: Iterable[str]) -> None:
@@ -160,10 +160,10 @@ def check(
     if folder.is_symlink():
         return [Problem(path=".", problem="link", expected="a folder")]
     expected = {entry.path: entry for entry in files}
-    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
-    problems = [Problem(path=path, problem="extra") for path in sorted(found.keys() - expected.keys())]
+    result = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
+    problems = [Problem(path=path, problem="extra") for path in sorted(result.keys() - expected.keys())]
     for name, entry in expected.items():
-        problems += _check_file(found.get(name), entry, copy_to=(copies or {}).get(name))
+        problems += _check_file(result.get(name), entry, copy_to=(copies or {}).get(name))
     return problems
 
 
@@ -194,10 +194,10 @@ def require_intact(manifest: Manifest, problems: list[Problem]) -> None:
     """Raise IntegrityError that names each file, when there are problems."""
     if not problems:
         return
-    said = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
+    text = ", ".join(f"{p.path} ({p.problem})" for p in problems[:5])
     more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise IntegrityError(
-        f"{manifest.ref} is not what its manifest says: {said}{more}",
+        f"{manifest.ref} is not what its manifest says: {text}{more}",
         problems=[p.model_dump() for p in problems],
         remedy=f"Nothing was run on it. {remake(manifest)}",
     )
@@ -251,9 +251,9 @@ def _edited(where: str, how: str) -> IntegrityError:
 
 def _walk(folder: Path) -> list[Path]:
     """Everything below a folder that is not a folder itself; links are listed, never followed."""
-    found = []
+    results = []
     for parent, folders, files in os.walk(folder, followlinks=False):
         base = Path(parent)
-        found += [base / name for name in files]
-        found += [base / name for name in folders if (base / name).is_symlink()]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+        results += [base / name for name in files]
+        results += [base / name for name in folders if (base / name).is_symlink()]
+    return sorted(results, key=lambda path: path.relative_to(folder).as_posix())

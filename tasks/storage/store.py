@@ -131,10 +131,10 @@ def find(store: Store, kind: str, name: str, version: str = "") -> Manifest:
     ]
     if not fitting:
         known = sorted({m.provenance.name for m in store.manifests(kind)})
-        there = f"There are: {', '.join(f'{kind}/{each}' for each in known)}" if known else f"There is no {kind} yet"
+        hint = f"There are: {', '.join(f'{kind}/{each}' for each in known)}" if known else f"There is no {kind} yet"
         raise Unknown(
             f"{kind}/{name}{'@' + version if version else ''} is not in {store.uri}",
-            remedy=f"{there}. `headway artifacts {kind}` lists them with their versions.",
+            remedy=f"{hint}. `headway artifacts {kind}` lists them with their versions.",
         )
     if version and len({m.version for m in fitting}) > 1:
         raise ValueError(f"{kind}/{name}@{version} fits {len(fitting)} versions; give more digits")

@@ -132,13 +132,13 @@ def test_jobs_go_on_with_the_machines_that_qualified():
 
 def test_machines_that_no_job_could_get_are_not_waited_for():
     config = BenchmarkConfig(spare_nodes=1, act=ActConfig(min_nodes=2))
-    counts = {there: machines(cluster(), config, there=there).nodes for there in (None, 9, 4, 3, 2, 0)}
+    counts = {there: machines(cluster(), config, existing=there).nodes for there in (None, 9, 4, 3, 2, 0)}
     assert counts == {None: 4, 9: 4, 4: 4, 3: 3, 2: 2, 0: 2}
-    assert machines(cluster(), BenchmarkConfig(nodes=("a", "b")), there=1).nodes == 2
+    assert machines(cluster(), BenchmarkConfig(nodes=("a", "b")), existing=1).nodes == 2
     named = BenchmarkConfig(nodes=("a", "b", "c"), spare_nodes=1, act=ActConfig(min_nodes=2))
-    counts = {there: machines(cluster(), named, there=there).nodes for there in (None, 9, 2, 0)}
+    counts = {there: machines(cluster(), named, existing=there).nodes for there in (None, 9, 2, 0)}
     assert counts == {None: 3, 9: 3, 2: 2, 0: 2}
-    assert machines(cluster(), named, there=2).proven == ("a", "b", "c")
+    assert machines(cluster(), named, existing=2).proven == ("a", "b", "c")
 
 
 def test_spares_are_used_when_one_fails_and_not_when_none_does():
@@ -440,7 +440,7 @@ def test_an_open_job_is_adopted_with_the_machines_that_it_was_meant_for(run, tmp
     key = "0" * 64
     with working(Work("benchmark", key, run, "", handed=[], context=[])):
         assert intended_nodes() is None
-        on = machines(cluster(), BenchmarkConfig(), there=None).model_copy(update={"nodes": 2})
+        on = machines(cluster(), BenchmarkConfig(), existing=None).model_copy(update={"nodes": 2})
         job = job_of("benchmark", key, Program("tasks.jobs.benchmark", {}), on=on, folders={})
         (tmp_path / "jobs").mkdir()
         assert intend(job, tmp_path / "jobs" / job.id, run.journal, stuck=0, cluster=on.config)

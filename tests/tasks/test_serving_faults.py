@@ -251,7 +251,7 @@ def test_a_model_that_turns_bad_at_ten_per_cent_loses_its_traffic_and_no_caller_
     with Clients(endpoint.port, rate=200, threads=8) as clients:
         until(lambda: clients.got[BLUE] > 60)
         with pytest.raises(GateFailed, match="lost its traffic at the step 10 %"):
-            roll_out(traffic, config, endpoint.journal, told=told)
+            roll_out(traffic, config, endpoint.journal, report=told)
         took = time.monotonic() - taken[-1]
         got = clients.got[BLUE]
         until(lambda: clients.got[BLUE] > got + 20)

@@ -18,7 +18,7 @@ from tasks.common.process import write_text
 from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.code import code_name, write_code
 from tasks.compute.azureml.folder import Files, Folders, prefix_of
-from tasks.compute.azureml.render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.azureml.render import OURS, SERVERLESS, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig
@@ -51,14 +51,14 @@ CAUSES: tuple[tuple[re.Pattern[str], Failure, str], ...] = (
 """Read from the first on: pattern in the service's codes and messages, class, remedy."""
 
 
-def state_of(found: dict[str, Any] | None, why: dict[str, Any], folder: Path) -> JobState:
+def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path) -> JobState:
     """A job's state: what the service says of it, and how its leader said that it ended. `folder` is up to date.
 
-    `found` None: an administrator deleted it. `why` is the run history's error of one that failed.
+    `result` None: an administrator deleted it. `why` is the run history's error of one that failed.
     """
-    if found is None:
+    if result is None:
         return JobState(state="lost", reason="Azure ML has no job of this name any more: somebody deleted it")
-    status = str(found["properties"].get("status") or "Unknown")
+    status = str(result["properties"].get("status") or "Unknown")
     if status in QUEUED:
         return JobState(state="queued", reason=status)
     if status in STARTING:
@@ -67,28 +67,24 @@ def state_of(found: dict[str, Any] | None, why: dict[str, Any], folder: Path) ->
         return JobState(state="running", reason="" if status == "Running" else status)
     if status not in OVER:
         return JobState(state="unknown", reason=f"Azure ML says {status}")
-    return _ended(status, found, why, folder)
-
-
-def _ended(status: str, found: dict[str, Any], why: dict[str, Any], folder: Path) -> JobState:
     marked = ended_state(folder)
     attempts = marked.attempts if marked else 1
     if status == "Completed":
         return marked or JobState(state="ended", code=0, reason="ended")
     if status == "Canceled":
         return JobState(state="ended", code=1, reason="cancelled", attempts=attempts, failure="cancelled")
-    said = words(why)
-    cause, remedy = cause_of(said)
+    output = words(why)
+    cause, remedy = cause_of(output)
     if marked and cause not in ("preempted", "node", "missing"):
-        return marked if marked.code else JobState(state="ended", code=1, reason=said or status, attempts=attempts)
-    reason = " ".join(part for part in (said or "Azure ML says Failed, and not why", remedy) if part)
+        return marked if marked.code else JobState(state="ended", code=1, reason=output or status, attempts=attempts)
+    reason = " ".join(part for part in (output or "Azure ML says Failed, and not why", remedy) if part)
     return JobState(state="ended", code=1, reason=reason, attempts=attempts, failure=cause, failed_nodes=())
 
 
-def cause_of(said: str) -> tuple[Failure, str]:
+def cause_of(text: str) -> tuple[Failure, str]:
     """The class of what the service said, and what a person can do."""
     for pattern, cause, remedy in CAUSES:
-        if pattern.search(said):
+        if pattern.search(text):
             return cause, remedy
     return "infrastructure", ""
 
@@ -99,9 +95,9 @@ def words(why: dict[str, Any]) -> str:
     while inner:
         codes.append(str(inner.get("code") or ""))
         inner = inner.get("innerError") or inner.get("inner_error") or {}
-    said = [*dict.fromkeys(filter(None, codes))]
+    messages = [*dict.fromkeys(filter(None, codes))]
     message = str(why.get("message") or "").strip()
-    return ": ".join(part for part in ("/".join(said), message) if part)[:600]
+    return ": ".join(part for part in ("/".join(messages), message) if part)[:600]
 
 
 log = logging.getLogger("headway.azureml")
@@ -132,45 +128,56 @@ class AzureMlBackend:
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         made = rendering(self._cluster, self._files, job, folder)
         self.require_cluster(job.nodes, preemptible=job.preemptible)
-        there = self._workspace.job(made.name)
-        if there is None:
-            self._prepare(made, job, folder)
-            there = self._workspace.put_job(made.name, made.request())
-        elif there["properties"].get("status") in OVER:
+        existing = self._workspace.job(made.name)
+        if existing is None:
+            # What the job needs there before it starts: its inputs, its environment, our code, its folder.
+            for ref in job.artifacts.values():
+                self._files.have(ref)
+            for asset in made.assets().values():
+                self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
+            if image := made.image():
+                self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
+            else:
+                self._files.put_once(code_name(), write_code)
+            for name, text in (ray.files if (ray := made.ray()) else {}).items():
+                write_text(folder / name, text)
+            self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
+            existing = self._workspace.put_job(made.name, made.request())
+        elif existing["properties"].get("status") in OVER:
             raise JobFailed(
                 f"the workspace has an ended job of the name {made.name}, and Azure ML gives no name twice",
                 failure="user",
                 folder=str(folder),
                 remedy=f"Delete it (az ml job delete --name {made.name}), and run the same command again.",
             )
-        return _handle(made.name, made.prefix, there)
+        return _handle(made.name, made.prefix, existing)
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
         made = rendering(self._cluster, self._files, job, folder)
-        there = self._workspace.job(job_name(job))
-        return _handle(made.name, made.prefix, there) if there else None
+        existing = self._workspace.job(job_name(job))
+        return _handle(made.name, made.prefix, existing) if existing else None
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         try:
-            found = self._workspace.jobs({str(handle["name"]) for handle, _ in jobs}, tag=OURS)
-            return [self._state(handle, folder, found[str(handle["name"])]) for handle, folder in jobs]
+            result = self._workspace.jobs({str(handle["name"]) for handle, _ in jobs}, tag=OURS)
+            return [self._state(handle, folder, result[str(handle["name"])]) for handle, folder in jobs]
         except (HeadwayError, ValueError) as error:
-            said = f"{error} {getattr(error, 'remedy', '')}".strip()
-            return [JobState(state="unknown", reason=said) for _ in jobs]
+            text = f"{error} {getattr(error, 'remedy', '')}".strip()
+            return [JobState(state="unknown", reason=text) for _ in jobs]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
         self._workspace.cancel(str(handle["name"]))
 
-    def _state(self, handle: dict[str, Any], folder: Path, found: dict[str, Any] | None) -> JobState:
+    def _state(self, handle: dict[str, Any], folder: Path, result: dict[str, Any] | None) -> JobState:
         """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
         name, prefix = (
             str(handle["name"]),
             prefix_of(folder),
         )  # the handle's lies in the store, which others may write to
-        status = found["properties"].get("status") if found else None
-        over = found is None or status in OVER
+        status = result["properties"].get("status") if result else None
+        over = result is None or status in OVER
         self._folders.pull(prefix, folder, ended=over)
-        state = state_of(found, self._why(name) if status == "Failed" else {}, folder)
+        state = state_of(result, self._why(name) if status == "Failed" else {}, folder)
         if state.code == 0 and (folder / "result.json").exists():
             self._folders.drop_checkpoints(prefix, folder)
         return state
@@ -182,20 +189,6 @@ class AzureMlBackend:
         except (HeadwayError, ValueError) as error:
             log.warning("why %s failed is not known: %s", name, error)
             return {}
-
-    def _prepare(self, made: Rendering, job: Job, folder: Path) -> None:
-        """What the job needs there before it starts: its inputs, its environment, our code, its folder."""
-        for ref in job.artifacts.values():
-            self._files.have(ref)
-        for asset in made.assets().values():
-            self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
-        if image := made.image():
-            self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
-        else:
-            self._files.put_once(code_name(), write_code)
-        for name, text in (ray.files if (ray := made.ray()) else {}).items():
-            write_text(folder / name, text)
-        self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
 
     @property
     def store(self) -> str:
@@ -210,13 +203,13 @@ class AzureMlBackend:
         name = self._config.compute
         if name == SERVERLESS:
             return self._config.size
-        there = self._workspace.cluster(name)
-        if there is None:
+        existing = self._workspace.cluster(name)
+        if existing is None:
             raise ValueError(
                 f"azureml.compute {name} is not in the workspace {self._config.workspace}: create it (set azureml.size, and "
                 "`headway job render` has a file for `az ml compute create --file`), or name another"
             )
-        return require_fit(name, there["properties"], nodes, preemptible=preemptible)
+        return require_fit(name, existing["properties"], nodes, preemptible=preemptible)
 
 
 def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: bool) -> str:
@@ -234,15 +227,15 @@ def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: 
     size = str(cluster.get("vmSize", "unknown size"))
     errors = [*(compute.get("provisioningErrors") or []), *(cluster.get("errors") or [])]
     if errors:
-        said = errors[0].get("error") or errors[0]
+        output = errors[0].get("error") or errors[0]
         raise Missing(
-            f"the cluster {name} ({size}) cannot get nodes: {said.get('code', '')} {said.get('message', '')}".strip(),
+            f"the cluster {name} ({size}) cannot get nodes: {output.get('code', '')} {output.get('message', '')}".strip(),
             remedy="Ask for quota of that size in the studio, or name a cluster of another size or tier.",
         )
     return size
 
 
-def _handle(name: str, prefix: str, there: dict[str, Any]) -> dict[str, Any]:
-    services = there["properties"].get("services") or {}
+def _handle(name: str, prefix: str, existing: dict[str, Any]) -> dict[str, Any]:
+    services = existing["properties"].get("services") or {}
     studio = (services.get("Studio") or {}).get("endpoint", "")
     return {"name": name, "prefix": prefix, "studio": studio}

@@ -37,15 +37,15 @@ class Workspace:
 
     def jobs(self, names: set[str], tag: str) -> dict[str, dict[str, Any] | None]:
         """Several jobs by one listing; those that it does not show are asked for one by one. Raises Missing."""
-        found: dict[str, dict[str, Any] | None] = {}
+        result: dict[str, dict[str, Any] | None] = {}
         with self._told():
             listed = self._jobs.list(*self._where, tag=tag, list_view_type="All") if len(names) > 1 else ()
             for job in islice(listed, LISTED):
                 if job["name"] in names:
-                    found[str(job["name"])] = job.as_dict()
-                if len(found) == len(names):
+                    result[str(job["name"])] = job.as_dict()
+                if len(result) == len(names):
                     break
-        return found | {name: self.job(name) for name in names - found.keys()}
+        return result | {name: self.job(name) for name in names - result.keys()}
 
     def put_job(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Submit. The same name again is the same job. Raises ValueError, Missing, JobFailed."""
@@ -123,9 +123,9 @@ class Workspace:
 
         if self._histories is None:
             workspace = self._client.workspaces.get(*self._where)
-            told = self._client._client.send_request(HttpRequest("GET", workspace.properties.discovery_url))
-            told.raise_for_status()
-            address = str(told.json()["api"])
+            payload = self._client._client.send_request(HttpRequest("GET", workspace.properties.discovery_url))
+            payload.raise_for_status()
+            address = str(payload.json()["api"])
             self._histories = RunHistoryClient(self._token(), base_url=address, **transport(address, self._token()))
         return self._histories
 

@@ -86,10 +86,12 @@ class Folders:
         from nothing.
         """
         write_nodes(_with_its_program(job, folder), folder, seen=SEEN)
-        there = self._folder(prefix_of(folder), folder, new=True)
-        ended = there.has("result.json")
-        there.clear(lambda name: ended or name in MARKS or name.startswith(MARKED))
-        there.push(lambda name: not name.startswith((CHECKPOINTS, OUTPUT)) and not name.endswith(GROWING), settled=True)
+        existing = self._folder(prefix_of(folder), folder, new=True)
+        ended = existing.has("result.json")
+        existing.clear(lambda name: ended or name in MARKS or name.startswith(MARKED))
+        existing.push(
+            lambda name: not name.startswith((CHECKPOINTS, OUTPUT)) and not name.endswith(GROWING), settled=True
+        )
 
     def pull(self, prefix: str, folder: Path, *, ended: bool) -> None:
         """Bring what the job changed; of its checkpoints only which there are."""

@@ -119,8 +119,8 @@ class Rendering:
 
     def tags(self) -> dict[str, str]:
         job = self.job
-        said = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
-        return {OURS: "job", **{f"{OURS}.{key}": value for key, value in said.items()}}
+        output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
+        return {OURS: "job", **{f"{OURS}.{key}": value for key, value in output.items()}}
 
     def command(self) -> str:
         """What each machine executes: the mirror of the job folder, and below it the node agent."""
@@ -192,8 +192,8 @@ class Rendering:
         made = self.image()
         if made is None:
             return self.config.environment
-        there = f"{self.workspace}/environments/{made.name}/versions/{made.version}"
-        return there if by_id else Environment(image=self.job.image)
+        reference = f"{self.workspace}/environments/{made.name}/versions/{made.version}"
+        return reference if by_id else Environment(image=self.job.image)
 
     def _compute(self, *, by_id: bool) -> str | None:
         if self.config.compute == SERVERLESS:
@@ -204,14 +204,14 @@ class Rendering:
         """Handed on as addresses: the job itself fetches what they hold, and verifies it by its manifest."""
         from azure.ai.ml import Input
 
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, asset in self.assets().items():
             named = f"azureml:{asset.name}:{asset.version}"
-            there = f"{self.workspace}/data/{asset.name}/versions/{asset.version}"
-            found[key] = Input(type="uri_folder", path=there if by_id else named, mode="direct")
+            reference = f"{self.workspace}/data/{asset.name}/versions/{asset.version}"
+            result[key] = Input(type="uri_folder", path=reference if by_id else named, mode="direct")
         if not self.job.image:
-            found[OURS] = Input(type="uri_file", path=self.files.address(code_name()), mode="download")
-        return found
+            result[OURS] = Input(type="uri_file", path=self.files.address(code_name()), mode="download")
+        return result
 
     def _outputs(self) -> dict[str, Any]:
         from azure.ai.ml import Output

@@ -55,7 +55,7 @@ class Request(BaseModel):
 
 
 def requests(
-    node: str, facts: Mapping[str, str], *, cluster: ClusterConfig, check: str, said: str, when: str
+    node: str, facts: Mapping[str, str], *, cluster: ClusterConfig, check: str, text: str, when: str
 ) -> tuple[Request, ...]:
     """What may be sent for a machine; none where it did not say who it is. `facts` is what it said of itself.
 
@@ -69,11 +69,11 @@ def requests(
     vm = facts.get("resource_id", "")
     if not vm:
         return ()
-    return (*_report(node, host, vm, facts, check=check, said=said, when=when), _redeploy(node, host, vm))
+    return (*_report(node, host, vm, facts, check=check, text=text, when=when), _redeploy(node, host, vm))
 
 
 def _report(
-    node: str, host: str, vm: str, facts: Mapping[str, str], *, check: str, said: str, when: str
+    node: str, host: str, vm: str, facts: Mapping[str, str], *, check: str, text: str, when: str
 ) -> tuple[Request, ...]:
     """Azure takes no report without the name of the physical host."""
     physical = facts.get("physical_host", "")
@@ -85,7 +85,7 @@ def _report(
     properties = {
         "startDateTime": when,
         "impactCategory": impact_of(check) or UNHEALTHY + CATEGORIES.get(check, ANY),
-        "impactDescription": said,
+        "impactDescription": text,
         "impactedResourceId": vm,
         "additionalProperties": {"PhysicalHostName": physical, **more},
     }

@@ -48,9 +48,9 @@ class RayJobs(JobSubmissionClient):  # type: ignore[misc]
 
 def unreachable(address: str, error: Exception) -> Missing:
     """For a cluster that must answer, and does not."""
-    said = str(error).splitlines()[0]
+    output = str(error).splitlines()[0]
     return Missing(
-        f"the Ray cluster at {address} does not answer: {said}",
+        f"the Ray cluster at {address} does not answer: {output}",
         remedy="Start it, or set ray.address to the address of its dashboard (`ray status` on its head tells whether it runs).",
     )
 
@@ -80,15 +80,18 @@ class Told:
     """There was no answer because of this."""
 
 
-def state_of(handle: dict[str, Any], folder: Path, told: Told) -> JobState:
+def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
     """One job's state."""
-    mark = _mark(handle, folder)
-    job = (told.jobs or {}).get(handle["submission_id"])
+    # What the driver of this very submission said.
+    output = read_json(folder / "ray-state.json") or {}
+    mine = handle["submission_id"].endswith(f"-{output.get('submission')}")
+    mark = output if mine else {}
+    job = (payload.jobs or {}).get(handle["submission_id"])
     if job is None:
         if mark.get("state") == "ended":
             return _by_mark(mark, folder)
-        if told.jobs is None and not told.gone:
-            return JobState(state="unknown", reason=told.why)
+        if payload.jobs is None and not payload.gone:
+            return JobState(state="unknown", reason=payload.why)
         return ended_state(folder) or JobState(state="lost", reason=LOST.format(handle["address"]))
     status = str(job.status.value)
     if status == "PENDING":
@@ -101,13 +104,6 @@ def state_of(handle: dict[str, Any], folder: Path, told: Told) -> JobState:
     if mark.get("state") == "ended":
         return _by_mark(mark, folder)
     return _without_a_mark(job)
-
-
-def _mark(handle: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the driver of this very submission said."""
-    said = read_json(folder / "ray-state.json") or {}
-    mine = handle["submission_id"].endswith(f"-{said.get('submission')}")
-    return said if mine else {}
 
 
 def _running(mark: dict[str, Any]) -> JobState:
@@ -126,25 +122,25 @@ def _by_mark(mark: dict[str, Any], folder: Path) -> JobState:
 
 
 def _attempts(folder: Path) -> int:
-    said = read_json(folder / "nodes" / "0" / "exit.json") or read_json(folder / "nodes" / "0" / "attempts.json")
-    return int((said or {"attempts": 1})["attempts"])
+    output = read_json(folder / "nodes" / "0" / "exit.json") or read_json(folder / "nodes" / "0" / "attempts.json")
+    return int((output or {"attempts": 1})["attempts"])
 
 
 def _without_a_mark(job: Any) -> JobState:
     """A job that ended before its driver saw the folder, or whose driver was killed: what Ray says."""
-    said = job.message or ""
-    line = next((line for line in said.splitlines() if line.startswith(REPORT)), None)
+    text = job.message or ""
+    line = next((line for line in text.splitlines() if line.startswith(REPORT)), None)
     if line:
         report = json.loads(line.removeprefix(REPORT))
         reason = " ".join(filter(None, (report["message"], report["remedy"])))
         return JobState(state="ended", code=1, reason=reason, failure=report["class"])
-    failure = "missing" if "No module named" in said else "infrastructure"
-    return JobState(state="ended", code=job.driver_exit_code or 1, reason=_short(said), failure=failure)
+    failure = "missing" if "No module named" in text else "infrastructure"
+    return JobState(state="ended", code=job.driver_exit_code or 1, reason=_short(text), failure=failure)
 
 
-def _short(said: str) -> str:
+def _short(text: str) -> str:
     """The first and the last lines of what Ray says; it adds up to 20,000 letters of the driver's log."""
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip()]
     return " ".join(lines if len(lines) <= 4 else [lines[0], "...", *lines[-3:]])
 
 
@@ -178,9 +174,9 @@ class RayBackend:
         rendered = self.render(job, folder)
         address = self._config.ray.address or start_local_cluster(home()).address
         with process.locked(folder / "submit.lock"):
-            there = self._find(job.submission_id, address)
-            if there:
-                return there
+            existing = self._find(job.submission_id, address)
+            if existing:
+                return existing
             write_nodes(job, folder)
             for name, text in rendered.files.items():
                 process.write_text(folder / name, text)
@@ -189,8 +185,8 @@ class RayBackend:
             except OSError as error:
                 raise unreachable(address, error) from error
             except RuntimeError as error:
-                there = self._find(job.submission_id, address)
-                if not there:
+                existing = self._find(job.submission_id, address)
+                if not existing:
                     raise refused(error, folder) from error
         return _handle(job.submission_id, address)
 
@@ -200,8 +196,8 @@ class RayBackend:
         return self._find(job.submission_id, address) if address else None
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
-        told = {address: self._told(address) for address in {handle["address"] for handle, _ in jobs}}
-        return [state_of(handle, folder, told[handle["address"]]) for handle, folder in jobs]
+        payload = {address: self._told(address) for address in {handle["address"] for handle, _ in jobs}}
+        return [state_of(handle, folder, payload[handle["address"]]) for handle, folder in jobs]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
         """Raises Missing when the cluster does not answer, JobFailed when the job does not end."""
@@ -229,10 +225,10 @@ class RayBackend:
                 raise refused(error, folder) from error
 
     def _find(self, name: str, address: str) -> dict[str, Any] | None:
-        told = self._told(address)
-        if told.jobs is None and not told.gone:
-            raise unreachable(address, OSError(told.why))
-        return _handle(name, address) if name in (told.jobs or {}) else None
+        payload = self._told(address)
+        if payload.jobs is None and not payload.gone:
+            raise unreachable(address, OSError(payload.why))
+        return _handle(name, address) if name in (payload.jobs or {}) else None
 
     def _told(self, address: str) -> Told:
         """What the cluster says of all jobs, in one call."""

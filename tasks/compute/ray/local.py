@@ -45,7 +45,14 @@ def start_local_cluster(home: Path) -> LocalCluster:
     with process.locked(folder / "start.lock"):
         running = living_cluster(home)
         if running is None:
-            _launch(folder)
+            process.write_text(folder / "token", secrets.token_hex(32))
+            with ExitStack() as held:
+                free = {name: held.enter_context(socket.socket()) for name in ("gcs", "client", "dashboard", "agent")}
+                for each in free.values():
+                    each.bind(("127.0.0.1", 0))
+                ports = {name: each.getsockname()[1] for name, each in free.items()}
+            process.write_json(folder / "ports.json", ports)
+            process.start(folder, spec(folder, ports))
             running = _wait(home)
         return running
 
@@ -92,17 +99,6 @@ def spec(folder: Path, ports: dict[str, int]) -> process.ProcessSpec:
         steady=600.0,
         grace=30.0,
     )
-
-
-def _launch(folder: Path) -> None:
-    process.write_text(folder / "token", secrets.token_hex(32))
-    with ExitStack() as held:
-        free = {name: held.enter_context(socket.socket()) for name in ("gcs", "client", "dashboard", "agent")}
-        for each in free.values():
-            each.bind(("127.0.0.1", 0))
-        ports = {name: each.getsockname()[1] for name, each in free.items()}
-    process.write_json(folder / "ports.json", ports)
-    process.start(folder, spec(folder, ports))
 
 
 def _wait(home: Path) -> LocalCluster:

@@ -50,9 +50,9 @@ class SlurmBackend:
     def render(self, job: Job, folder: Path) -> Rendered:
         if job.elastic:
             return self._elastic.render(job, folder)
-        there = self._login.seen(folder)
-        text = slurm_render.script(self._login.seen_job(job), self._config, there)
-        command = ("sbatch", "--parsable", f"{there}/{slurm_render.SCRIPT}")
+        remote = self._login.seen(folder)
+        text = slurm_render.script(self._login.seen_job(job), self._config, remote)
+        command = ("sbatch", "--parsable", f"{remote}/{slurm_render.SCRIPT}")
         return Rendered(backend="slurm", command=command, files={slurm_render.SCRIPT: text})
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
@@ -62,27 +62,35 @@ class SlurmBackend:
         errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
         errors.require_image(job, self._login)
         rendered = self.render(restricted(job, self._config, self._login), folder)
-        self._write(job, folder, rendered)
+        remote = self._login.seen(folder)
+        mine = self._login.seen_job(job)
+        write_nodes(mine, folder, seen=remote)
+        for element in range(job.array):
+            place = f"elements/{element}"
+            write_nodes(mine, folder / place, seen=remote / place)
+        for name, text in rendered.files.items():
+            write_text(folder / name, text)
+        self._login.send(job, folder)
         for _ in range(SUBMISSIONS):
             try:
-                said = self._login.run(rendered.command)
+                output = self._login.run(rendered.command)
             except NoAnswer:
-                found = self.find(job, folder)  # raises NoAnswer while there is none: the job may be there
-                if found:
-                    return found
+                result = self.find(job, folder)  # raises NoAnswer while there is none: the job may be there
+                if result:
+                    return result
                 continue
-            if said.code:
-                raise errors.refusal(said, job, self._config, self._login)
-            return _handle(job, said.out.splitlines()[-1])
+            if output.code:
+                raise errors.refusal(output, job, self._config, self._login)
+            return _handle(job, output.out.splitlines()[-1])
         raise silent("it took no submission")
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
         if job.elastic:
             return self._elastic.find(job, folder)
-        said = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
-        if said.code:
-            raise silent(said.text)
-        rows = [*slurm_states.parse_squeue(said.out), *self._account([f"--name={job.submission_id}"])]
+        output = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
+        if output.code:
+            raise silent(output.text)
+        rows = [*slurm_states.parse_squeue(output.out), *self._account([f"--name={job.submission_id}"])]
         ids = [int(row.job) for row in rows if row.name == job.submission_id and not row.refused]
         if ids:
             return _handle(job, str(min(ids)))
@@ -115,51 +123,40 @@ class SlurmBackend:
             self._elastic.cancel(handle, folder)
             return
         # by its name: a submission whose answer was lost may be there twice
-        said = self._login.run(("scancel", f"--name={handle['name']}"), seconds=CANCEL_SECONDS)
-        if said.code:
-            raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder=str(folder))
-
-    def _write(self, job: Job, folder: Path, rendered: Rendered) -> None:
-        there = self._login.seen(folder)
-        mine = self._login.seen_job(job)
-        write_nodes(mine, folder, seen=there)
-        for element in range(job.array):
-            place = f"elements/{element}"
-            write_nodes(mine, folder / place, seen=there / place)
-        for name, text in rendered.files.items():
-            write_text(folder / name, text)
-        self._login.send(job, folder)
+        output = self._login.run(("scancel", f"--name={handle['name']}"), seconds=CANCEL_SECONDS)
+        if output.code:
+            raise JobFailed(f"scancel: {output.text}", failure="infrastructure", folder=str(folder))
 
     def _rows(self, ids: Sequence[str]) -> list[Row]:
         """What Slurm knows of some jobs, by one call; where it keeps accounts, a second one for those that it forgot."""
-        said = self._login.run(_squeue(f"--jobs={','.join(ids)}"))
-        if said.code and "invalid job id" not in said.text.lower():
-            raise silent(said.text)
-        rows = slurm_states.parse_squeue(said.out) if not said.code else []
+        output = self._login.run(_squeue(f"--jobs={','.join(ids)}"))
+        if output.code and "invalid job id" not in output.text.lower():
+            raise silent(output.text)
+        rows = slurm_states.parse_squeue(output.out) if not output.code else []
         known = {row.job for row in rows if row.state != "CANCELLED"}
         asked = [id for id in ids if id not in known]
         try:
-            told = self._account([f"--jobs={','.join(asked)}"]) if asked else []
+            payload = self._account([f"--jobs={','.join(asked)}"]) if asked else []
         except NoAnswer:
             silent_on = set(asked) - {row.job for row in rows}
-            told = [slurm_states.unanswered(id) for id in asked if id in silent_on]
-        better = {row.id for row in told}
-        return [*told, *(row for row in rows if row.id not in better)]
+            payload = [slurm_states.unanswered(id) for id in asked if id in silent_on]
+        better = {row.id for row in payload}
+        return [*payload, *(row for row in rows if row.id not in better)]
 
     def _account(self, which: list[str]) -> list[Row]:
         """The same from accounting; nothing where the cluster keeps none."""
         if not self._accounts:
             return []
         try:
-            said = self._login.run((*SACCT, *which))
+            output = self._login.run((*SACCT, *which))
         except NoAnswer:
             raise
         except Missing:
-            said = Said(127, "", "it is disabled: there is no sacct")
-        if said.code and "is disabled" not in said.text:
-            raise silent(f"sacct: {said.text}")
-        self._accounts = said.code == 0
-        return slurm_states.parse_sacct(said.out) if self._accounts else []
+            output = Said(127, "", "it is disabled: there is no sacct")
+        if output.code and "is disabled" not in output.text:
+            raise silent(f"sacct: {output.text}")
+        self._accounts = output.code == 0
+        return slurm_states.parse_sacct(output.out) if self._accounts else []
 
     def _state(self, handle: dict[str, Any], folder: Path, mine: list[Row]) -> JobState:
         array = int(handle.get("array", 0))
@@ -171,14 +168,18 @@ class SlurmBackend:
             return state
         self._login.fetch(folder, over=True)
         if array and state.code == 0:
-            _collect(folder, array)
+            # The result of an array is those of its elements; without one of them there is none.
+            results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]
+            made = [result or any((folder / "elements" / str(k) / "out").glob("*")) for k, result in enumerate(results)]
+            if all(made):
+                write_json(folder / "result.json", {"elements": results})
         return state if state.failure != "node" else self._with_nodes(state, mine, folder)
 
     def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
         """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
         names = ",".join(row.nodes for row in rows if row.nodes)
-        said = self._login.run((*slurm_states.SINFO, f"--nodes={names}")).out if names else ""
-        bad = slurm_states.bad_nodes(said)
+        output = self._login.run((*slurm_states.SINFO, f"--nodes={names}")).out if names else ""
+        bad = slurm_states.bad_nodes(output)
         return state.model_copy(update={"failed_nodes": bad or slurm_states.nodes_in_log(folder)})
 
 
@@ -187,12 +188,12 @@ def _squeue(*which: str) -> tuple[str, ...]:
     return ("squeue", "--noheader", "--states=all", "--array", f"--Format={columns}", *which)
 
 
-def _handle(job: Job, said: str) -> dict[str, Any]:
-    """`said` is the job's id, on a federation with the cluster's name behind it."""
-    number, _, cluster = said.strip().partition(";")
+def _handle(job: Job, text: str) -> dict[str, Any]:
+    """The handle of a submitted job. sbatch answers with its id, on a federation with the cluster's name behind it."""
+    number, _, cluster = text.strip().partition(";")
     if not number.isdigit():
         raise JobFailed(
-            f"sbatch answered {shlex.quote(said)}, which is no job's id", failure="infrastructure", folder=""
+            f"sbatch answered {shlex.quote(text)}, which is no job's id", failure="infrastructure", folder=""
         )
     more = {"cluster": cluster} if cluster else {}
     return {"job": number, "name": job.submission_id, "submission": job.submission, "array": job.array, **more}
@@ -202,11 +203,3 @@ def _job_of(handle: dict[str, Any], folder: Path) -> str:
     """The job that runs a submission: the one that claimed the folder, where there may be two."""
     claim = read_json(folder / f"slurm-{handle['submission']}.json") or {}
     return str(claim["job"] if claim.get("name") == handle["name"] else handle["job"])
-
-
-def _collect(folder: Path, array: int) -> None:
-    """The result of an array is those of its elements; without one of them there is none."""
-    results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]
-    made = [result or any((folder / "elements" / str(k) / "out").glob("*")) for k, result in enumerate(results)]
-    if all(made):
-        write_json(folder / "result.json", {"elements": results})

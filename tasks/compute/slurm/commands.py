@@ -112,11 +112,11 @@ def open_login(config: ClusterConfig) -> Login:
     return There(config)
 
 
-def answered(command: str, said: Said) -> Said:
+def answered(command: str, output: Said) -> Said:
     """The answer, unless it says that the scheduler gave none."""
-    if said.code and any(sign in said.text.lower() for sign in SILENCE):
-        raise silent(f"{command}: {said.err or said.out}")
-    return said
+    if output.code and any(sign in output.text.lower() for sign in SILENCE):
+        raise silent(f"{command}: {output.err or output.out}")
+    return output
 
 
 def silent(what: str) -> NoAnswer:

@@ -40,7 +40,13 @@ class Node:
 
 def drain(login: Login, reasons: Mapping[str, str]) -> tuple[Drained, ...]:
     """Drain nodes, each for its reason. Never raises: what went wrong is in the answer."""
-    return tuple(_answer(login, name, _drain, _reason(why)) for name, why in reasons.items())
+    # One line that Slurm can print: it puts who and when in brackets behind it.
+    return tuple(
+        _answer(
+            login, name, _drain, (OURS + " ".join(why.replace("[", "(").replace("]", ")").split()))[:LONGEST].strip()
+        )
+        for name, why in reasons.items()
+    )
 
 
 def resume(login: Login, names: Iterable[str] = ()) -> tuple[Drained, ...]:
@@ -51,16 +57,16 @@ def resume(login: Login, names: Iterable[str] = ()) -> tuple[Drained, ...]:
 
 def nodes(login: Login, name: str = "") -> list[Node]:
     """All nodes, or one of them; none when Slurm does not know it."""
-    said = login.run(("scontrol", "show", "node", *([name] if name else []), "--oneliner"))
-    return [_node(line) for line in said.out.splitlines() if line.startswith("NodeName=")]
+    output = login.run(("scontrol", "show", "node", *([name] if name else []), "--oneliner"))
+    return [_node(line) for line in output.out.splitlines() if line.startswith("NodeName=")]
 
 
 def _answer(login: Login, name: str, act: Callable[[Login, Node, str], Drained], why: str) -> Drained:
     try:
-        found = nodes(login, name)
-        if not found:
+        result = nodes(login, name)
+        if not result:
             return Drained(node=name, done=False, said="Slurm does not know it")
-        return act(login, found[0], why)
+        return act(login, result[0], why)
     except Missing as error:
         return Drained(node=name, done=False, said=error.message)
 
@@ -69,34 +75,29 @@ def _drain(login: Login, node: Node, why: str) -> Drained:
     if node.ours:
         return Drained(node=node.name, done=True, said=f"was drained by Headway before: {node.reason}")
     if node.drained:
-        said = (
+        text = (
             f"was drained before by {node.by or 'somebody'}, and is left as it is: {node.reason or 'without a reason'}"
         )
-        return Drained(node=node.name, done=False, said=said)
-    told = login.run(("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={why}"))
+        return Drained(node=node.name, done=False, said=text)
+    payload = login.run(("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={why}"))
     now = next(iter(nodes(login, node.name)), node)
     done = now.drained and now.reason == why
-    return Drained(node=node.name, done=done, said=f"{now.state}: {now.reason}" if done else _refused(told, now))
+    return Drained(node=node.name, done=done, said=f"{now.state}: {now.reason}" if done else _refused(payload, now))
 
 
 def _resume(login: Login, node: Node, _: str) -> Drained:
     if not node.ours:
-        said = f"not drained by Headway, and left as it is: {node.state} {node.reason}".strip()
-        return Drained(node=node.name, done=False, said=said)
-    told = login.run(("scontrol", "update", f"NodeName={node.name}", "State=UNDRAIN"))
+        text = f"not drained by Headway, and left as it is: {node.state} {node.reason}".strip()
+        return Drained(node=node.name, done=False, said=text)
+    payload = login.run(("scontrol", "update", f"NodeName={node.name}", "State=UNDRAIN"))
     now = next(iter(nodes(login, node.name)), node)
-    return Drained(node=node.name, done=not now.drained, said=now.state if not now.drained else _refused(told, now))
+    return Drained(node=node.name, done=not now.drained, said=now.state if not now.drained else _refused(payload, now))
 
 
-def _refused(told: Said, now: Node) -> str:
-    if told.code:
-        return f"scontrol: {told.text}; the account needs the rights of a Slurm operator"
+def _refused(payload: Said, now: Node) -> str:
+    if payload.code:
+        return f"scontrol: {payload.text}; the account needs the rights of a Slurm operator"
     return f"scontrol said nothing, and the node is {now.state} {now.reason}".strip()
-
-
-def _reason(why: str) -> str:
-    """One line that Slurm can print: it puts who and when in brackets behind it."""
-    return (OURS + " ".join(why.replace("[", "(").replace("]", ")").split()))[:LONGEST].strip()
 
 
 def _node(line: str) -> Node:

@@ -195,10 +195,10 @@ class SlurmElastic:
     def _rows(self, handles: Sequence[dict[str, Any]]) -> list[Row]:
         """What Slurm knows of all their machines, by one call."""
         names = [f"{handle['name']}.e{number}" for handle in handles for number in range(handle["parts"])]
-        said = self._login.run(self._squeue("--me", f"--name={','.join(names)}"))
-        if said.code:
-            raise silent(said.text)
-        return parse_squeue(said.out)
+        output = self._login.run(self._squeue("--me", f"--name={','.join(names)}"))
+        if output.code:
+            raise silent(output.text)
+        return parse_squeue(output.out)
 
     def _state(self, folder: Path, rows: list[Row]) -> JobState:
         spec = process.read_json(folder / "job.json")
@@ -215,7 +215,11 @@ class SlurmElastic:
             self._end(alive)
             process.stop(folder / "rendezvous")
             return JobState(state="ended", code=0, reason="ended", attempts=elastic.attempts(folder))
-        self._keep_open(job, folder)
+        # Start the holder of the store again where this machine lost it, as by a reboot.
+        opened = process.read_json(folder / "rendezvous" / "opened.json") or {}
+        is_local = opened.get("machine") == socket.gethostname()
+        if is_local and not process.alive(process.read_json(folder / "rendezvous" / "handle.json")):
+            elastic.open_rendezvous(job, folder)
         again = [part for part, row in known if row not in alive and self._again(part, row)]
         return _over_all(alive, len(again), len(known)) or self._nobody_left([row for _, row in known if row], folder)
 
@@ -250,8 +254,8 @@ class SlurmElastic:
         if not part.begin():
             return None
         process.write_text(part.folder / part.file, part.script(self._config, self._login.seen(part.folder)))
-        said = self._login.run(("sbatch", "--parsable", f"{self._login.seen(part.folder)}/{part.file}"))
-        return said if said.code else None
+        output = self._login.run(("sbatch", "--parsable", f"{self._login.seen(part.folder)}/{part.file}"))
+        return output if output.code else None
 
     def _submit_at_first(self, part: Part) -> None:
         assert part.job.elastic
@@ -263,13 +267,6 @@ class SlurmElastic:
             process.stop(part.folder / "rendezvous")
             raise errors.refusal(refused, part.job, self._config, self._login)
 
-    def _keep_open(self, job: Job, folder: Path) -> None:
-        """Start the holder of the store again where this machine lost it, as by a reboot."""
-        opened = process.read_json(folder / "rendezvous" / "opened.json") or {}
-        here = opened.get("machine") == socket.gethostname()
-        if here and not process.alive(process.read_json(folder / "rendezvous" / "handle.json")):
-            elastic.open_rendezvous(job, folder)
-
     def _nobody_left(self, rows: list[Row], folder: Path) -> JobState:
         """No machine is there and none will come: why the last one went."""
         process.stop(folder / "rendezvous")
@@ -280,9 +277,9 @@ class SlurmElastic:
     def _end(self, rows: list[Row]) -> None:
         if not rows:
             return
-        said = self._login.run(("scancel", *(row.id for row in rows)))
-        if said.code and "invalid job id" not in said.text.lower():
-            raise JobFailed(f"scancel: {said.text}", failure="infrastructure", folder="")
+        output = self._login.run(("scancel", *(row.id for row in rows)))
+        if output.code and "invalid job id" not in output.text.lower():
+            raise JobFailed(f"scancel: {output.text}", failure="infrastructure", folder="")
 
 
 def _over_all(alive: list[Row], coming: int, most: int) -> JobState | None:

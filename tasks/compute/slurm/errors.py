@@ -85,14 +85,14 @@ def require_image(job: Job, login: Login) -> None:
         )
 
 
-def refusal(said: Said, job: Job, config: SlurmConfig, login: Login) -> Exception:
+def refusal(output: Said, job: Job, config: SlurmConfig, login: Login) -> Exception:
     """The error for a submission that sbatch refused."""
-    text = said.err or said.out
+    text = output.err or output.out
     for pattern, setting, value in _mistakes(job, config):
         if re.search(pattern, text, re.IGNORECASE):
             return ValueError(f"Slurm refuses {setting} {value}: {_plain(text)}. {_known(setting, login)}".strip())
     return JobFailed(
-        f"sbatch refused the job: {_plain(text) or f'exit code {said.code}'}",
+        f"sbatch refused the job: {_plain(text) or f'exit code {output.code}'}",
         failure="infrastructure",
         folder="",
         remedy="`headway job render` prints what was submitted.",

@@ -40,8 +40,8 @@ def slurm_findings(config: ClusterConfig) -> Iterator[Found]:
         yield _sku(config.slurm.sku)
 
 
-def _partition(config: ClusterConfig, said: str) -> Found:
-    known = parse_partitions(said)
+def _partition(config: ClusterConfig, text: str) -> Found:
+    known = parse_partitions(text)
     wanted = config.slurm.partition
     chosen = next((p for p in known if (p.name == wanted if wanted else p.default)), None)
     names = ", ".join(p.name for p in known)
@@ -64,11 +64,11 @@ def _partition(config: ClusterConfig, said: str) -> Found:
 def _accounting(login: Login) -> Found:
     """Without accounting all works; it is said because Slurm then forgets finished jobs."""
     try:
-        said = login.run(("sacct", "--noheader", "--allocations", "--starttime=now"), seconds=SECONDS)
+        output = login.run(("sacct", "--noheader", "--allocations", "--starttime=now"), seconds=SECONDS)
     except HeadwayError as error:
-        said = Said(1, "", str(error))
-    there = "sacct answers" if not said.code else "no sacct: ends of jobs are read from squeue and the job folder"
-    return "slurm accounting", True, there, ""
+        output = Said(1, "", str(error))
+    source = "sacct answers" if not output.code else "no sacct: ends of jobs are read from squeue and the job folder"
+    return "slurm accounting", True, source, ""
 
 
 def _containers(config: ClusterConfig, login: Login) -> Iterator[Found]:
@@ -83,8 +83,8 @@ def _containers(config: ClusterConfig, login: Login) -> Iterator[Found]:
     seen = "srun has --container-image" if pyxis else "srun has no --container-image"
     yield "slurm pyxis", pyxis or not needed, seen + ("" if needed else " (cluster.image is empty)"), PYXIS
     version = re.search(r"[\d.]+$", enroot.out)
-    found = f"enroot {version.group()}" if version else "enroot is not on the login node; the compute nodes need it"
-    yield "slurm enroot", bool(version) or not needed or pyxis, found, PYXIS
+    text = f"enroot {version.group()}" if version else "enroot is not on the login node; the compute nodes need it"
+    yield "slurm enroot", bool(version) or not needed or pyxis, text, PYXIS
 
 
 def _sku(sku: str) -> Found:

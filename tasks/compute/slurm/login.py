@@ -45,10 +45,10 @@ class There:
         self._root = PurePosixPath(config.slurm.shared)
 
     def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS) -> Said:
-        said = self._answer(shlex.join(words), seconds)
-        if said.code == 127:
+        output = self._answer(shlex.join(words), seconds)
+        if output.code == 127:
             raise absent(words[0], self._where)
-        return answered(words[0], Said(said.code, said.stdout.strip(), said.stderr.strip()))
+        return answered(words[0], Said(output.code, output.stdout.strip(), output.stderr.strip()))
 
     def seen(self, folder: Path) -> Path:
         return Path(self._root / "jobs" / folder.name)
@@ -63,25 +63,25 @@ class There:
         return job.model_copy(update={"inputs": inputs, "program": program})
 
     def send(self, job: Job, folder: Path) -> None:
-        there = str(self.seen(folder))
-        stale = shlex.join([f"{there}/{name}" for name in LAST_END])
-        made = self._answer(f"mkdir -p -m 700 {shlex.quote(there)} && rm -rf -- {stale}")
+        remote = str(self.seen(folder))
+        stale = shlex.join([f"{remote}/{name}" for name in LAST_END])
+        made = self._answer(f"mkdir -p -m 700 {shlex.quote(remote)} && rm -rf -- {stale}")
         if made.code:
             raise Missing(
-                f"{there} on {self._where} cannot be written: {made.stderr.strip()}",
+                f"{remote} on {self._where} cannot be written: {made.stderr.strip()}",
                 remedy="Set slurm.shared to a folder of yours that login and compute nodes share.",
             )
         for name, path in job.inputs.items():
             files.push(self._connection, Path(path), str(self._input(job, name)))
         if not job.module:
-            files.write(self._connection, f"{there}/program/{Path(job.program).name}", Path(job.program).read_bytes())
-        files.push(self._connection, folder, there, skip=("supervisor.json", "supervisor.lock", "submissions"))
+            files.write(self._connection, f"{remote}/program/{Path(job.program).name}", Path(job.program).read_bytes())
+        files.push(self._connection, folder, remote, skip=("supervisor.json", "supervisor.lock", "submissions"))
 
     def fetch(self, folder: Path, *, over: bool) -> None:
-        there = str(self.seen(folder))
+        remote = str(self.seen(folder))
         try:
             files.pull(
-                self._connection, there, folder, skip=(*WRITTEN_HERE, "checkpoints", *(() if over else ("out",)))
+                self._connection, remote, folder, skip=(*WRITTEN_HERE, "checkpoints", *(() if over else ("out",)))
             )
         except Unreachable as error:
             raise NoAnswer(error.message, remedy=error.remedy) from None
@@ -89,7 +89,7 @@ class There:
         if (
             over and ended.get("code") == 0 and read_json(folder / "result.json")
         ):  # else its checkpoints are still needed
-            self._answer(f"rm -rf -- {shlex.quote(there)}")
+            self._answer(f"rm -rf -- {shlex.quote(remote)}")
 
     @property
     def _where(self) -> str:

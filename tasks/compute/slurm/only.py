@@ -15,22 +15,22 @@ def restricted(job: Job, config: SlurmConfig, login: Login) -> Job:
     """The job with everything but its machines excluded. Raises ValueError when Slurm has too few of them, NoAnswer."""
     if not job.only_nodes:
         return job
-    there = _nodes(config, login)
-    known = [name for name in job.only_nodes if name in there]
+    existing = _nodes(config, login)
+    known = [name for name in job.only_nodes if name in existing]
     if len(known) < job.fewest_nodes:
-        unknown = [name for name in job.only_nodes if name not in there]
+        unknown = [name for name in job.only_nodes if name not in existing]
         where = f"partition {config.partition}" if config.partition else "this cluster"
         raise ValueError(
-            f"{job.name} is to run on {', '.join(unknown)}, which {where} of Slurm does not have: it has {', '.join(there)}"
+            f"{job.name} is to run on {', '.join(unknown)}, which {where} of Slurm does not have: it has {', '.join(existing)}"
         )
-    others = [name for name in there if name not in job.only_nodes]
+    others = [name for name in existing if name not in job.only_nodes]
     return job.model_copy(update={"excluded_nodes": tuple(dict.fromkeys([*job.excluded_nodes, *others]))})
 
 
 def _nodes(config: SlurmConfig, login: Login) -> list[str]:
     """All machines that Slurm could take."""
     which = (f"--partition={config.partition}",) if config.partition else ()
-    said = login.run(("sinfo", "--noheader", "--all", "--Node", "--format=%N", *which))
-    if said.code:
-        raise silent(f"sinfo: {said.text}")
-    return list(dict.fromkeys(said.out.split()))
+    output = login.run(("sinfo", "--noheader", "--all", "--Node", "--format=%N", *which))
+    if output.code:
+        raise silent(f"sinfo: {output.text}")
+    return list(dict.fromkeys(output.out.split()))

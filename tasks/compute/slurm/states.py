@@ -107,11 +107,13 @@ def forgotten(folder: Path) -> JobState:
 def over_all(states: list[JobState]) -> JobState:
     """The state of an array: it ends when all elements have, and the first failure is its failure."""
     for alive in ("running", "starting", "queued", "unknown"):
-        found = [state for state in states if state.state == alive]
-        if found:
+        results = [state for state in states if state.state == alive]
+        if results:
             over = sum(state.over for state in states)
-            said = f"{over} of {len(states)} elements have ended" + (f"; {found[0].reason}" if found[0].reason else "")
-            return found[0].model_copy(update={"reason": said})
+            text = f"{over} of {len(states)} elements have ended" + (
+                f"; {results[0].reason}" if results[0].reason else ""
+            )
+            return results[0].model_copy(update={"reason": text})
     failed = [(k, state) for k, state in enumerate(states) if state.code != 0]
     if not failed:
         return states[0]
@@ -132,8 +134,8 @@ def waits_because(reason: str) -> str:
 def bad_nodes(text: str) -> tuple[str, ...]:
     """Nodes that are not in order, from the lines `NAME|STATE` of sinfo."""
     pairs = [line.partition("|")[::2] for line in text.splitlines()]
-    found = [tuple(dict.fromkeys(name for name, state in pairs if re.search(sign, state))) for sign in BAD_NODES]
-    return found[0] or found[1]
+    results = [tuple(dict.fromkeys(name for name, state in pairs if re.search(sign, state))) for sign in BAD_NODES]
+    return results[0] or results[1]
 
 
 def nodes_in_log(folder: Path) -> tuple[str, ...]:
@@ -178,15 +180,15 @@ def _ended(row: Row, folder: Path) -> JobState:
     own = _of_the_script(row)
     if own:
         return own.model_copy(update={"attempts": attempts})
-    if not mark and (said := re.findall(r"pyxis: (?!importing|imported)(.+)", _log(folder))):
-        words = f"the image could not be started: {'; '.join(said[-3:])}"
+    if not mark and (messages := re.findall(r"pyxis: (?!importing|imported)(.+)", _log(folder))):
+        words = f"the image could not be started: {'; '.join(messages[-3:])}"
         return JobState(state="ended", code=row.code or 1, reason=words, failure="missing")
     return mark or JobState(state="ended", code=row.code or 1, reason="ended")
 
 
 def _of_the_script(row: Row) -> JobState | None:
     """Ends that the batch script or slurmd tells, and no program."""
-    told: dict[int, tuple[Failure, str]] = {
+    payload: dict[int, tuple[Failure, str]] = {
         NO_FOLDER: ("missing", "a node does not see the job folder: it must lie on a file system that all nodes share"),
         SECOND: ("infrastructure", "another job of the same name runs this submission"),
         STOPPED: ("preempted", "told to end through Slurm, which did not say why"),
@@ -197,9 +199,9 @@ def _of_the_script(row: Row) -> JobState | None:
         return JobState(state="ended", code=NO_FOLDER, reason=words, failure="missing")
     if row.refused:
         return JobState(state="ended", code=1, reason=waits_because(row.reason), failure="user")
-    if row.code not in told:
+    if row.code not in payload:
         return None
-    failure, words = told[row.code]
+    failure, words = payload[row.code]
     return JobState(state="ended", code=row.code, reason=words, failure=failure)
 
 
@@ -228,5 +230,5 @@ def _code_and_signal(text: str) -> int:
 
 @cache
 def _reasons() -> dict[str, dict[str, str | bool]]:
-    found: dict[str, dict[str, str | bool]] = read_json(Path(__file__).parent / "reasons.json")
-    return found
+    result: dict[str, dict[str, str | bool]] = read_json(Path(__file__).parent / "reasons.json")
+    return result

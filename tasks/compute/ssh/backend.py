@@ -73,7 +73,9 @@ class Machines:
 
     def round(self, commands: Mapping[Host, str], *, seconds: float = 30.0) -> dict[Host, Ran | Missing]:
         """Run each machine's command, all at once; the answer of a machine that gives none is its error."""
-        connections = {host: self._connection(host) for host in commands}
+        connections = {
+            host: self._open.setdefault(host.address, Connection(host.address, self._settings)) for host in commands
+        }
         answers = run_all({connections[host]: text for host, text in commands.items()}, seconds=seconds)
         return {host: answers[connection] for host, connection in connections.items()}
 
@@ -116,9 +118,6 @@ class Machines:
             raise silent[0]
         return [host for host, answer in answers.items() if isinstance(answer, Ran) and answer.code == 0]
 
-    def _connection(self, host: Host) -> Connection:
-        return self._open.setdefault(host.address, Connection(host.address, self._settings))
-
 
 class Silence:
     """Since when nothing new was seen of something, by this machine's own clock. State: what was seen last, and when."""
@@ -152,22 +151,22 @@ def _read_look(answer: Ran) -> Look:
 
 
 def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
-    said = answer.stdout.strip()
-    if said == "folder":
+    text = answer.stdout.strip()
+    if text == "folder":
         return Missing(
             f"machine {host.name} cannot read {folder}: no shared folder there, or another user",
             remedy="Put Headway's home (HEADWAY_HOME) on a file system that all machines mount at the same path, and log in "
             "there as the same user (ssh.user).",
         )
-    if said == "flock":
+    if text == "flock":
         return Missing(f"machine {host.name} has no flock", remedy="Install util-linux there.")
-    if said == "python":
+    if text == "python":
         return Missing(
             f"machine {host.name} has no Headway under {python(job)}: {answer.stderr.strip()[-300:]}",
             remedy="Install it there, and set cluster.python to the Python that has it.",
         )
     return Missing(
-        f"machine {host.name} answers {(said or answer.stderr.strip())[-300:]!r}",
+        f"machine {host.name} answers {(text or answer.stderr.strip())[-300:]!r}",
         remedy="Its login shell must run bash and print nothing of its own.",
     )
 
@@ -234,12 +233,12 @@ class SshBackend:
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         placed = [_read(folder, handle["submission"]) for handle, folder in jobs]
-        said = [_from_files(p, folder) for p, (_, folder) in zip(placed, jobs, strict=True)]
-        asked = [(p, f) for p, (_, f), known in zip(placed, jobs, said, strict=True) if p and p.hosts and not known]
+        messages = [_from_files(p, folder) for p, (_, folder) in zip(placed, jobs, strict=True)]
+        asked = [(p, f) for p, (_, f), known in zip(placed, jobs, messages, strict=True) if p and p.hosts and not known]
         looks = self._look(asked) if asked else {}
         return [
             known or (self._judge(p, folder, looks) if p and p.hosts else self._queued(folder, handle))
-            for p, (handle, folder), known in zip(placed, jobs, said, strict=True)
+            for p, (handle, folder), known in zip(placed, jobs, messages, strict=True)
         ]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
@@ -285,10 +284,10 @@ class SshBackend:
         host, answer = next(iter(failed.items()))
         if isinstance(answer, Missing) and not isinstance(answer, Unreachable):
             raise answer
-        said = answer.message if isinstance(answer, Missing) else answer.stderr.strip()
+        output = answer.message if isinstance(answer, Missing) else answer.stderr.strip()
         if not isinstance(answer, Missing) and answer.code != BUSY:
-            raise Missing(f"machine {host.name} did not start the job: {said[-500:]}", remedy=f"See {folder}/nodes.")
-        return Placed(job.submission_id, reason=said)
+            raise Missing(f"machine {host.name} did not start the job: {output[-500:]}", remedy=f"See {folder}/nodes.")
+        return Placed(job.submission_id, reason=output)
 
     def _queued(self, folder: Path, handle: Mapping[str, Any]) -> JobState:
         """Look for room; a machine that is away is no failure of a job that waits."""
@@ -365,11 +364,11 @@ def _write(folder: Path, placed: Placed) -> None:
 
 
 def _read(folder: Path, submission: str) -> Placed | None:
-    said = read_json(folder / PLACED)
-    if not said or said["submission"] != submission:
+    output = read_json(folder / PLACED)
+    if not output or output["submission"] != submission:
         return None
-    hosts, failed = tuple(Host(**host) for host in said["hosts"]), tuple(said["failed_nodes"])
-    return Placed(**{**said, "hosts": hosts, "failed_nodes": failed})
+    hosts, failed = tuple(Host(**host) for host in output["hosts"]), tuple(output["failed_nodes"])
+    return Placed(**{**output, "hosts": hosts, "failed_nodes": failed})
 
 
 def _from_files(placed: Placed | None, folder: Path) -> JobState | None:
@@ -409,8 +408,8 @@ def _waits(job: Job, room: Room) -> str:
 
 def _too_few(job: Job, room: Room) -> Missing:
     host, error = next(iter(room.out.items()))
-    there = len(room.free) + len(room.busy)
+    existing = len(room.free) + len(room.busy)
     return Missing(
-        f"{job.name} needs {job.nodes} machines, and {there} can take it; machine {host.name}: {error.message}",
+        f"{job.name} needs {job.nodes} machines, and {existing} can take it; machine {host.name}: {error.message}",
         remedy=f"{error.remedy} Or do without it: cluster.exclude.",
     )

@@ -40,11 +40,11 @@ def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
         )
     if job.image:
         raise ValueError(f"backend ssh runs plain processes, image is {job.image!r}: leave cluster.image empty")
-    there = [host.name for host in hosts]
-    unknown = set(job.only_nodes) - set(there)
+    existing = [host.name for host in hosts]
+    unknown = set(job.only_nodes) - set(existing)
     if unknown:
         raise ValueError(
-            f"{job.name} is to run on {', '.join(sorted(unknown))}, not in ssh.hosts, which calls them {', '.join(there)}"
+            f"{job.name} is to run on {', '.join(sorted(unknown))}, not in ssh.hosts, which calls them {', '.join(existing)}"
         )
     left = [host for host in hosts if not _called(host) & set(job.excluded_nodes)]
     if job.only_nodes:

@@ -72,14 +72,14 @@ def learn(benchmarks: Iterable[Iterable[list[str]]], *, most: int = MOST_RUNS) -
                 f"the benchmarks have more than {most} runs of {NGRAM} words, which is what is held in memory; "
                 f"take large ones out of validation.benchmarks: they are corpora"
             )
-    runs = tuple(_runs(length, found) for length, found in sorted(pairs.items()))
+    runs = tuple(_runs(length, item) for length, item in sorted(pairs.items()))
     return Benchmarks(runs, np.array(needed, np.int32), np.array(owner, np.int16), too_short)
 
 
 def held(words: Words, benchmarks: Benchmarks) -> NDArray[np.int16]:
     """The benchmark that each document holds a document of (of several the one with most runs), or -1."""
     result = np.full(len(words.bounds) - 1, -1, np.int16)
-    found: dict[int, Counter[int]] = {}
+    results: dict[int, Counter[int]] = {}
     for runs in benchmarks.runs:
         ours = ngrams(words, runs.length)
         places = np.flatnonzero(runs.sieve[ours.hashes >> np.uint64(64 - _SIEVE_BITS)])
@@ -88,8 +88,8 @@ def held(words: Words, benchmarks: Benchmarks) -> NDArray[np.int16]:
         owners = np.searchsorted(ours.bounds, places, side="right") - 1
         documents, firsts = np.unique(owners, return_index=True)
         for document, hits in zip(documents.tolist(), np.split(ours.hashes[places], firsts[1:]), strict=True):
-            found.setdefault(document, Counter()).update(_owners(runs, np.unique(hits)))
-    for document, counts in found.items():
+            results.setdefault(document, Counter()).update(_owners(runs, np.unique(hits)))
+    for document, counts in results.items():
         fits = [(count, -index) for index, count in counts.items() if count >= benchmarks.needed[index]]
         if fits:
             result[document] = benchmarks.benchmark[-max(fits)[1]]
@@ -102,8 +102,8 @@ def _owners(runs: Runs, hashes: Hashes) -> list[int]:
     return [int(owner) for low, high in zip(first, last, strict=True) for owner in runs.documents[low:high]]
 
 
-def _runs(length: int, found: list[tuple[Hashes, NDArray[np.int32]]]) -> Runs:
-    hashes, documents = (np.concatenate(parts) for parts in zip(*found, strict=True))
+def _runs(length: int, results: list[tuple[Hashes, NDArray[np.int32]]]) -> Runs:
+    hashes, documents = (np.concatenate(parts) for parts in zip(*results, strict=True))
     order = np.argsort(hashes, kind="stable")
     sieve = np.zeros(1 << _SIEVE_BITS, np.bool_)
     sieve[hashes >> np.uint64(64 - _SIEVE_BITS)] = True

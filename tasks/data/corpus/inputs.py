@@ -100,14 +100,14 @@ def find_shards(patterns: Iterable[str | Path], *, text: bool = True) -> list[Sh
     Without `text`, only JSON lines and Parquet of folders count. Hidden files of folders, and what is no regular file, never do.
     Raises ValueError when a pattern stands for nothing, and when something behind it cannot be read.
     """
-    found: dict[Path, Shard] = {}
+    result: dict[Path, Shard] = {}
     for pattern in patterns:
         met = {path.resolve(): shard for root in _roots(str(pattern)) for path, shard in _shards(root, text)}
         if not met:
             wanted = "JSON lines, Parquet or text" if text else "JSON lines or Parquet"
             raise ValueError(f"{pattern} holds nothing to read; name files or folders of {wanted}")
-        found.update((path, shard) for path, shard in met.items() if path not in found)
-    return _told_apart(list(found.values()))
+        result.update((path, shard) for path, shard in met.items() if path not in result)
+    return _told_apart(list(result.values()))
 
 
 def cut(shards: Iterable[Shard], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
@@ -148,8 +148,8 @@ def _roots(pattern: str) -> list[Path]:
     path = Path(pattern)
     if path.exists():
         return [path]
-    if found := sorted(glob.glob(pattern, recursive=True)):
-        return [Path(name) for name in found]
+    if results := sorted(glob.glob(pattern, recursive=True)):
+        return [Path(name) for name in results]
     raise ValueError(f"{pattern} does not exist and matches nothing; name files, folders or a glob")
 
 
@@ -221,17 +221,13 @@ def _line_ranges(shard: Shard, unit_bytes: int) -> Iterator[Piece]:
             stop = min(start + unit_bytes, shard.size)
             if stop < shard.size:
                 file.seek(stop - 1)
-                stop = _after_line(file)
+                # The position after the next line feed, or the end; the line itself may be of any length.
+                while part := file.readline(1 << 20):
+                    if part.endswith(b"\n"):
+                        break
+                stop = file.tell()
             yield Piece(shard, start, stop, stop - start)
             start = stop
-
-
-def _after_line(file: BinaryIO) -> int:
-    """The position after the next line feed, or the end; the line itself may be of any length."""
-    while part := file.readline(1 << 20):
-        if part.endswith(b"\n"):
-            break
-    return file.tell()
 
 
 def _blocks(file: BinaryIO, stop: int) -> Iterator[bytes]:

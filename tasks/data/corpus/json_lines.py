@@ -86,7 +86,12 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
     count = block.count(b"\n") + (not block.endswith(b"\n"))
     try:
         if len(block) <= LINE_LIMIT and _one_value_a_line(block, count):
-            _require_utf8(block)
+            # Raise UnicodeDecodeError for what is not UTF-8: msgspec does not look into the fields that it leaves
+            # out.
+            if not block.isascii():
+                decoder = getincrementaldecoder("utf-8")()
+                for start in range(0, len(block), BLOCK_BYTES):
+                    decoder.decode(block[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(block))
             rows = _decoder(fields).decode_lines(block)
             if len(rows) == count:
                 columns = {name: list(map(attrgetter(f"f{i}"), rows)) for i, name in enumerate(fields)}
@@ -104,14 +109,6 @@ def _one_value_a_line(block: bytearray, count: int) -> bool:
     return block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1
 
 
-def _require_utf8(block: bytearray) -> None:
-    """Raise UnicodeDecodeError for what is not UTF-8: msgspec does not look into the fields that it leaves out."""
-    if not block.isascii():
-        decoder = getincrementaldecoder("utf-8")()
-        for start in range(0, len(block), BLOCK_BYTES):
-            decoder.decode(block[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(block))
-
-
 @lru_cache(maxsize=8)
 def _decoder(fields: tuple[str, ...]) -> Any:
     import msgspec
@@ -122,17 +119,17 @@ def _decoder(fields: tuple[str, ...]) -> Any:
 
 
 def _one_by_one(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
-    found = Decoded({name: [] for name in fields}, [])
+    result = Decoded({name: [] for name in fields}, [])
     for number, line in enumerate(_lines(block), first):
         try:
             texts = _texts(line, fields)
         except ValueError as error:
-            found.bad.append((number, str(error), bytes(line[:KEPT])))
+            result.bad.append((number, str(error), bytes(line[:KEPT])))
             continue
-        found.lines.append(number)
+        result.lines.append(number)
         for name, text in zip(fields, texts, strict=True):
-            found.columns[name].append(text)
-    return found
+            result.columns[name].append(text)
+    return result
 
 
 def _lines(block: bytearray) -> Iterator[memoryview]:
@@ -170,34 +167,30 @@ def _value(line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        said = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {len(line)}"
+        text = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {len(line)}"
     except (ValueError, RecursionError) as error:
-        said = str(error)
-    raise ValueError(f"not a JSON line: {said}; write one whole object a line")
+        text = str(error)
+    raise ValueError(f"not a JSON line: {text}; write one whole object a line")
 
 
 def text_of(value: Any, name: str) -> str:
     """A field of an object as text; raises ValueError saying what is there instead."""
     text = value.get(name) if isinstance(value, dict) else None
     if isinstance(text, str):
-        return _encodable(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a lone surrogate at character {error.start} is no text; give it decoded") from error
+        return text
     if not isinstance(value, dict):
-        there = f"there: no object but {_name_of(value)}"
+        hint = f"there: no object but {_name_of(value)}"
     elif name in value:
-        there = f"it is {_name_of(text)}"
+        hint = f"it is {_name_of(text)}"
     else:
         names = ", ".join(sorted(value))
-        there = f"there: {names[:200]}{' ...' if len(names) > 200 else ''}" if names else "the object is empty"
-    raise ValueError(f"no text in field {name!r} ({there}); name the field that holds the text")
+        hint = f"there: {names[:200]}{' ...' if len(names) > 200 else ''}" if names else "the object is empty"
+    raise ValueError(f"no text in field {name!r} ({hint}); name the field that holds the text")
 
 
 def _name_of(value: Any) -> str:
     return _NAMES.get(type(value), type(value).__name__)
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a lone surrogate at character {error.start} is no text; give it decoded") from error
-    return text

@@ -111,11 +111,11 @@ def control_shares(texts: Texts) -> NDArray[np.float32]:
     """The share of control characters in each document; tab, line feed and carriage return are none."""
     if not texts.histogram[_CONTROL].any():
         return np.zeros(len(texts.texts), np.float32)
-    found = []
+    results = []
     for start, data in windows(texts.buffer):
         mask = ((data < 32) & (data != 9) & (data != 10) & (data != 13)) | (data == 127)
-        found.append(np.flatnonzero(mask) + start)
-    return texts.shares(np.concatenate(found))
+        results.append(np.flatnonzero(mask) + start)
+    return texts.shares(np.concatenate(results))
 
 
 def replacement_shares(texts: Texts) -> NDArray[np.float32]:

@@ -93,16 +93,12 @@ def _count(place: Path, path: Path) -> int:
 
             return int(pq.read_metadata(place).num_rows)
         with opened(place, kind_of(place)) as (file, _):
-            return _lines(file)
+            count, last = 0, b"\n"
+            while block := file.read(1 << 20):
+                count, last = count + block.count(b"\n"), block[-1:]
+            return count + (last != b"\n")
     except (EOFError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; publish a sound file") from error
-
-
-def _lines(file: IO[bytes]) -> int:
-    count, last = 0, b"\n"
-    while block := file.read(1 << 20):
-        count, last = count + block.count(b"\n"), block[-1:]
-    return count + (last != b"\n")
 
 
 class _ShardWriter:

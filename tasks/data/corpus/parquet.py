@@ -47,7 +47,16 @@ def read_rows(piece: Piece, fields: tuple[str, ...]) -> Iterator[Rows]:
     import pyarrow as pa
 
     file = _open(piece.shard)
-    _require_columns(piece.shard, file.schema_arrow.names, fields)
+    shard = piece.shard
+    existing = file.schema_arrow.names
+    for name in fields:
+        if existing.count(name) != 1:
+            text = (
+                f"no column {name!r} (there: {', '.join(existing)[:200]})"
+                if name not in existing
+                else f"two columns {name!r}"
+            )
+            raise ValueError(f"{shard.name}: {text}; name the column that holds the text")
     groups = list(range(piece.start, piece.stop))
     total = max(sum(file.metadata.row_group(group).num_rows for group in groups), 1)
     row, done = 0, 0
@@ -117,17 +126,6 @@ def _text(value: Any, name: str) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start} of the text: {error.reason}; give it decoded") from error
-
-
-def _require_columns(shard: Shard, there: list[str], fields: tuple[str, ...]) -> None:
-    for name in fields:
-        if there.count(name) != 1:
-            said = (
-                f"no column {name!r} (there: {', '.join(there)[:200]})"
-                if name not in there
-                else f"two columns {name!r}"
-            )
-            raise ValueError(f"{shard.name}: {said}; name the column that holds the text")
 
 
 def _open(shard: Shard) -> Any:

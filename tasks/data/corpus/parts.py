@@ -107,10 +107,10 @@ def divide(shards: tuple[Shard, ...]) -> list[Unit]:
 def receipt(folder: Path, unit: Unit, work: Work) -> dict[str, Any] | None:
     """The counts of a unit that is measured already, or None."""
     try:
-        found = json.loads((part(folder, unit) / "receipt.json").read_text(encoding="utf-8"))
+        result = json.loads((part(folder, unit) / "receipt.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return dict(found) if found["key"] == _unit_key(unit, work) else None
+    return dict(result) if result["key"] == _unit_key(unit, work) else None
 
 
 def part(folder: Path, unit: Unit) -> Path:
@@ -136,8 +136,8 @@ def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
         _measure(unit, work, counts, files)
     counts.words.tofile(temporary / "words.bin")
     too_short = work.learnt.too_short if work.learnt else 0
-    said = {"key": _unit_key(unit, work), "too_short": too_short, **counts.plain()}
-    (temporary / "receipt.json").write_text(json.dumps(said), encoding="utf-8")
+    output = {"key": _unit_key(unit, work), "too_short": too_short, **counts.plain()}
+    (temporary / "receipt.json").write_text(json.dumps(output), encoding="utf-8")
     os.replace(temporary, part(folder, unit))
 
 
@@ -180,8 +180,8 @@ def _last_lines(batch: Batch) -> list[int]:
 def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:
     for bad in batch.bad:
         raw = bad.raw.decode("utf-8", "replace")
-        said = {"shard": shard, "line": before + bad.line, "reason": bad.reason, "raw": raw}
-        files.unreadable.write(json.dumps(said) + "\n")
+        output = {"shard": shard, "line": before + bad.line, "reason": bad.reason, "raw": raw}
+        files.unreadable.write(json.dumps(output) + "\n")
 
 
 def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts, files: _Files) -> None:
@@ -196,7 +196,15 @@ def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts
         tally.classes += measures.classes(texts.histogram)
         counts.words += _sampled_words(texts, rows["low"])
     with counts.timed("secrets"):
-        _look_for_secrets(texts, rows, counts, files)
+        for item in secrets.find(texts):
+            rows["secrets" if item.kind == "secret" else "personal"][item.document] += 1
+            seen = counts.types[item.kind]
+            seen[item.type] += 1
+            if seen[item.type] <= MOST_FINDINGS:
+                row = rows[item.document]
+                place = {"row": counts.rows + item.document, "shard": int(row["shard"])}
+                span = {"kind": item.kind, "type": item.type, "characters": [item.start, item.stop]}
+                files.findings.write(json.dumps({**place, "line": int(row["line"]), **span}) + "\n")
     _words_of(texts, rows, work, counts, files)
     rows.tofile(files.rows)
     counts.rows += len(rows)
@@ -221,18 +229,6 @@ def _sampled_words(texts: Texts, hashes: NDArray[np.uint64]) -> NDArray[np.int64
     return np.bincount((words.hashes >> np.uint64(52)).astype(np.int64), minlength=WORDS)
 
 
-def _look_for_secrets(texts: Texts, rows: NDArray[Any], counts: Counts, files: _Files) -> None:
-    for found in secrets.find(texts):
-        rows["secrets" if found.kind == "secret" else "personal"][found.document] += 1
-        seen = counts.types[found.kind]
-        seen[found.type] += 1
-        if seen[found.type] <= MOST_FINDINGS:
-            row = rows[found.document]
-            place = {"row": counts.rows + found.document, "shard": int(row["shard"])}
-            span = {"kind": found.kind, "type": found.type, "characters": [found.start, found.stop]}
-            files.findings.write(json.dumps({**place, "line": int(row["line"]), **span}) + "\n")
-
-
 def _words_of(texts: Texts, rows: NDArray[Any], work: Work, counts: Counts, files: _Files) -> None:
     """What is told by words: signatures of near duplicates, and benchmarks."""
     rows["benchmark"] = -1
@@ -241,13 +237,13 @@ def _words_of(texts: Texts, rows: NDArray[Any], work: Work, counts: Counts, file
     for first, starts, buffer, opens in _slices(texts):
         with counts.timed("words"):
             words = read_words(buffer, starts)
-        here = slice(first, first + len(starts) - 1)
+        span = slice(first, first + len(starts) - 1)
         if work.learnt:
             with counts.timed("contamination"):
-                rows["benchmark"][here] = np.maximum(rows["benchmark"][here], contamination.held(words, work.learnt))
+                rows["benchmark"][span] = np.maximum(rows["benchmark"][span], contamination.held(words, work.learnt))
         if work.config.near_duplicates and opens:
             with counts.timed("near"):
-                values, rows["shingled"][here] = near.signatures(words)
+                values, rows["shingled"][span] = near.signatures(words)
                 values.tofile(files.signatures)
 
 

@@ -28,7 +28,7 @@ Do = Callable[[U, Told], object]
 
 
 def on_processes(
-    units: Sequence[U], do: Do[U], *, workers: int, already: int = 0, told: Told = lambda read: None
+    units: Sequence[U], do: Do[U], *, workers: int, already: int = 0, report: Told = lambda read: None
 ) -> None:
     """Do every unit on one of `workers` processes, and tell this one the bytes that were read, `already` first.
 
@@ -36,8 +36,28 @@ def on_processes(
     """
     if units:
         with _started(units, do, workers=min(workers, len(units))) as pipes:
-            told(already)  # after the fork: what draws progress may have threads
-            _listen(pipes, told)
+            report(already)  # after the fork: what draws progress may have threads
+            open_pipes = dict(pipes)
+            while open_pipes:
+                for pipe in wait(list(open_pipes)):
+                    assert isinstance(pipe, Connection)
+                    try:
+                        output = pipe.recv()
+                    except EOFError:
+                        process = open_pipes[pipe]
+                        process.join(5)
+                        code = process.exitcode
+                        how = f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
+                        output = Missing(
+                            f"a worker process ended {how} in the middle of its work",
+                            remedy="Was memory short? Take fewer workers; the same command goes on with what is left.",
+                        )
+                    if isinstance(output, BaseException):
+                        raise output
+                    if output is None:
+                        del open_pipes[pipe]
+                    else:
+                        report(output)
 
 
 @contextmanager
@@ -62,39 +82,16 @@ def _started(units: Sequence[U], do: Do[U], *, workers: int) -> Iterator[dict[Co
             process.join()
 
 
-def _listen(pipes: dict[Connection, BaseProcess], told: Told) -> None:
-    open_pipes = dict(pipes)
-    while open_pipes:
-        for pipe in wait(list(open_pipes)):
-            assert isinstance(pipe, Connection)
-            try:
-                said = pipe.recv()
-            except EOFError:
-                said = _killed(open_pipes[pipe])
-            if isinstance(said, BaseException):
-                raise said
-            if said is None:
-                del open_pipes[pipe]
-            else:
-                told(said)
-
-
-def _killed(process: BaseProcess) -> Missing:
-    process.join(5)
-    code = process.exitcode
-    how = f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
-    return Missing(
-        f"a worker process ended {how} in the middle of its work",
-        remedy="Was memory short? Take fewer workers; the same command goes on with what is left.",
-    )
-
-
 def _work(pipe: Connection, taken: Any, units: Sequence[U], do: Do[U], parent: int) -> None:
     """A worker's life: units until none is left, or its parent is gone. Says bytes, then None; or the error that ended it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["RAYON_NUM_THREADS"] = "1"  # a worker is one thread
-    _die_with(parent)
+    # Have the kernel kill this process when its parent dies (Linux; elsewhere it ends when its pipe breaks).
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     try:
         while (index := _next(taken)) < len(units):
             do(units[index], pipe.send)
@@ -107,11 +104,3 @@ def _next(taken: Any) -> int:
     with taken.get_lock():
         taken.value += 1
         return int(taken.value) - 1
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies (Linux; elsewhere it ends when its pipe breaks)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -126,8 +126,8 @@ class Summary:
             words += np.fromfile(folder / "words.bin", np.int64)
         types: dict[str, Counter[str]] = {"secret": Counter(), "personal": Counter()}
         for receipt in self._receipts:
-            for kind, found in receipt["types"].items():
-                types[kind].update(found)
+            for kind, item in receipt["types"].items():
+                types[kind].update(item)
         return {
             **totals,
             "tokens": round(totals["bytes"] / self._work.config.bytes_per_token),
@@ -213,32 +213,32 @@ def profile(
 
 
 def measure(
-    units: list[Unit], work: Work, folder: Path, *, workers: int = 1, told: Callable[[int], None] = lambda read: None
+    units: list[Unit], work: Work, folder: Path, *, workers: int = 1, report: Callable[[int], None] = lambda read: None
 ) -> None:
-    """Every unit's part that is not there yet, made by processes of their own; `told` hears the bytes that were read."""
+    """Every unit's part that is not there yet, made by processes of their own; `report` hears the bytes that were read."""
     folder.mkdir(parents=True, exist_ok=True)
     left = [unit for unit in units if not parts.receipt(folder, unit, work)]
     already = sum(unit.bytes for unit in units) - sum(unit.bytes for unit in left)
     work.prepare()
 
-    def do(unit: Unit, told: Callable[[int], None]) -> None:
+    def do(unit: Unit, report: Callable[[int], None]) -> None:
         measure_unit(unit, work, folder)
-        told(unit.bytes)
+        report(unit.bytes)
 
-    on_processes(left, do, workers=workers, already=already, told=told)
+    on_processes(left, do, workers=workers, already=already, report=report)
 
 
 def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
     """Put the parts of all units together; `began`: when the work did, by time.perf_counter(). Returns columns.json."""
     receipts = [parts.receipt(folder, unit, work) for unit in units]
-    said = [receipt for receipt in receipts if receipt]
-    assert len(said) == len(units), "a unit has no part"
+    messages = [receipt for receipt in receipts if receipt]
+    assert len(messages) == len(units), "a unit has no part"
     temporary, scratch = out.with_name(f".{out.name}"), folder / "merge"
     for old in (temporary, scratch):
         shutil.rmtree(old, ignore_errors=True)
         old.mkdir(parents=True)
-    whole = _Whole([parts.part(folder, unit) for unit in units], said, scratch)
-    summary = Summary(work, said, whole.folders)
+    whole = _Whole([parts.part(folder, unit) for unit in units], messages, scratch)
+    summary = Summary(work, messages, whole.folders)
     _write_documents(whole, temporary, summary, _duplicates(whole, summary, work.config))
     _write_findings(whole, work.shards, temporary)
     _write_unreadable(whole, work.shards, temporary)
@@ -334,7 +334,7 @@ def _near(
     return near_of, similarity
 
 
-def _write_documents(whole: _Whole, out: Path, summary: Summary, found: dict[str, NDArray[Any]]) -> None:
+def _write_documents(whole: _Whole, out: Path, summary: Summary, result: dict[str, NDArray[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -343,35 +343,32 @@ def _write_documents(whole: _Whole, out: Path, summary: Summary, found: dict[str
     waiting: list[Any] = []
     with pq.ParquetWriter(out / "documents.parquet", schema, compression="zstd") as writer:
         for first, rows in whole.chunks():
-            here = slice(first, first + len(rows))
-            heldout[here] = rows["heldout"]
+            span = slice(first, first + len(rows))
+            heldout[span] = rows["heldout"]
             columns = {
-                name: np.ascontiguousarray(found[name][here] if name in found else rows[name]) for name in SCHEMA
+                name: np.ascontiguousarray(result[name][span] if name in result else rows[name]) for name in SCHEMA
             }
             summary.add(columns, heldout)
             waiting.append(pa.table(columns, schema=schema))
             if sum(map(len, waiting)) >= CHUNK:
-                waiting = _write_groups(writer, pa.concat_tables(waiting))
+                # Write the full row groups of a table; what is left over.
+                table = pa.concat_tables(waiting)
+                full = len(table) // CHUNK * CHUNK
+                writer.write_table(table.slice(0, full), row_group_size=CHUNK)
+                waiting = [table.slice(full)] if full < len(table) else []
         if waiting:
             writer.write_table(pa.concat_tables(waiting))
-
-
-def _write_groups(writer: Any, table: Any) -> list[Any]:
-    """Write the full row groups of a table; what is left over."""
-    full = len(table) // CHUNK * CHUNK
-    writer.write_table(table.slice(0, full), row_group_size=CHUNK)
-    return [table.slice(full)] if full < len(table) else []
 
 
 def _write_findings(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> None:
     written: Counter[str] = Counter()
     with open(out / "findings.jsonl", "w", encoding="utf-8") as file:
         for folder, first, before in whole.bases():
-            for found in _lines(folder / "findings.jsonl"):
-                written[found["type"]] += 1
-                if written[found["type"]] <= MOST_FINDINGS:
-                    place = {"row": found["row"] + first, **_place(found, before, shards)}
-                    file.write(json.dumps({**found, **place}, ensure_ascii=False) + "\n")
+            for item in _lines(folder / "findings.jsonl"):
+                written[item["type"]] += 1
+                if written[item["type"]] <= MOST_FINDINGS:
+                    place = {"row": item["row"] + first, **_place(item, before, shards)}
+                    file.write(json.dumps({**item, **place}, ensure_ascii=False) + "\n")
 
 
 def _write_unreadable(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> None:
@@ -381,10 +378,10 @@ def _write_unreadable(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> No
                 file.write(json.dumps({**bad, **_place(bad, before, shards)}, ensure_ascii=False) + "\n")
 
 
-def _place(found: dict[str, Any], before: dict[str, int], shards: tuple[Shard, ...]) -> dict[str, Any]:
+def _place(result: dict[str, Any], before: dict[str, int], shards: tuple[Shard, ...]) -> dict[str, Any]:
     """The shard's name and the line within it."""
-    index = found["shard"]
-    return {"shard": shards[index].name, "line": found["line"] + before[str(index)]}
+    index = result["shard"]
+    return {"shard": shards[index].name, "line": result["line"] + before[str(index)]}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

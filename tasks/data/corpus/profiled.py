@@ -68,25 +68,25 @@ class Profile:
         import pyarrow as pa
 
         for first, batch in self.batches():
-            here = wanted[first : first + batch.num_rows]
+            local = wanted[first : first + batch.num_rows]
             for number, row in zip(
-                np.flatnonzero(here).tolist(), batch.filter(pa.array(here)).to_pylist(), strict=True
+                np.flatnonzero(local).tolist(), batch.filter(pa.array(local)).to_pylist(), strict=True
             ):
                 yield {"row": first + number, **row}
 
     def unreadable(self) -> Iterator[dict[str, Any]]:
         """The lines that are no documents: shard (its number), line, reason, raw."""
         index = {name: number for number, name in enumerate(self.names)}
-        for found in self._lines("unreadable.jsonl"):
-            yield {**found, "shard": index[found["shard"]]}
+        for item in self._lines("unreadable.jsonl"):
+            yield {**item, "shard": index[item["shard"]]}
 
     def types(self, rows: set[int]) -> dict[tuple[int, str], set[str]]:
         """Types of what was found in some rows, by row and `secret` or `personal`; of each type the first 1,000 are known."""
-        found: dict[tuple[int, str], set[str]] = {}
+        result: dict[tuple[int, str], set[str]] = {}
         for each in self._lines("findings.jsonl"):
             if each["row"] in rows:
-                found.setdefault((each["row"], each["kind"]), set()).add(each["type"])
-        return found
+                result.setdefault((each["row"], each["kind"]), set()).add(each["type"])
+        return result
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         with open(self.folder / name, encoding="utf-8") as file:
@@ -102,9 +102,9 @@ class Places:
         self._shards, self._lines = np.zeros(len(self._rows), np.int32), np.zeros(len(self._rows), np.int64)
         for first, batch in profile.batches(("shard", "line")) if len(self._rows) else ():
             start, stop = np.searchsorted(self._rows, [first, first + batch.num_rows])
-            here = self._rows[start:stop] - first
-            self._shards[start:stop] = batch.column("shard").to_numpy()[here]
-            self._lines[start:stop] = batch.column("line").to_numpy()[here]
+            local = self._rows[start:stop] - first
+            self._shards[start:stop] = batch.column("shard").to_numpy()[local]
+            self._lines[start:stop] = batch.column("line").to_numpy()[local]
 
     def __getitem__(self, row: int) -> str:
         """`SHARD:LINE` of a row that was asked for."""

@@ -40,13 +40,13 @@ class Teller:
 
     def __init__(self, profile: Profile, rows: Iterable[Row]) -> None:
         """`rows` are those that will be told of, read once."""
-        partners, found = array("q"), set()
+        partners, result = array("q"), set()
         for row in rows:
             partners.extend(row[column] for column in PARTNERS if row[column] >= 0)
             if row["secrets"] or row["personal"]:
-                found.add(row["row"])
+                result.add(row["row"])
         self._places = Places(profile, partners)
-        self._types = profile.types(found) if found else {}
+        self._types = profile.types(result) if result else {}
         self._benchmarks = profile.benchmarks
 
     def __call__(self, rule: str, row: Row) -> str:
@@ -98,8 +98,8 @@ def mark(rows: Iterable[tuple[Row, tuple[str, ...]]], tell: Teller) -> Iterator[
 
 def mark_unreadable(profile: Profile) -> Iterator[Marked]:
     """The lines that are no documents, as lines of the quarantine."""
-    for found in profile.unreadable():
-        yield Marked(found["shard"], found["line"], ("unreadable",), found["reason"], found["raw"])
+    for item in profile.unreadable():
+        yield Marked(item["shard"], item["line"], ("unreadable",), item["reason"], item["raw"])
 
 
 def write(corpus: Path, target: Path, names: list[str], *marked: Iterator[Marked]) -> dict[str, array[int]]:
@@ -117,8 +117,8 @@ def write(corpus: Path, target: Path, names: list[str], *marked: Iterator[Marked
             for line, value in set_aside(corpus / name, lines.keys()):
                 one = lines[line]
                 rules.update(one.rules)
-                told = {"shard": name, "line": line, "rules": one.rules, "detail": one.detail}
-                file.write(json.dumps({**told, "raw": one.raw if value is None else value}) + "\n")
+                payload = {"shard": name, "line": line, "rules": one.rules, "detail": one.detail}
+                file.write(json.dumps({**payload, "raw": one.raw if value is None else value}) + "\n")
     shards = {name: len(lines) for name, lines in gone.items()}
     counted = {"documents": sum(shards.values()), "rules": dict(rules), "shards": shards}
     (target / "quarantine.json").write_text(json.dumps(counted, indent=1))

@@ -97,11 +97,11 @@ def _read_lines(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:
             for block in blocks(_chunks(file.read1, left)):
                 if number == piece.start == 0 and block.startswith(BOM_UTF8):
                     del block[: len(BOM_UTF8)]
-                found = decode(block, fields, number + 1)
+                text = decode(block, fields, number + 1)
                 block = bytearray()
                 read, before = raw.tell() - before, raw.tell()
-                number += len(found.lines) + len(found.bad)
-                yield Batch(piece, found.columns, found.lines, read, [BadLine(*bad) for bad in found.bad])
+                number += len(text.lines) + len(text.bad)
+                yield Batch(piece, text.columns, text.lines, read, [BadLine(*bad) for bad in text.bad])
     except UNREADABLE as error:
         place = f"{shard.name}, after line {line_of(piece, number)}"
         raise ValueError(f"{place}: cannot be read: {error}; give a sound file") from error
@@ -118,7 +118,9 @@ def _read_rows(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:
     from tasks.data.corpus.parquet import read_rows
 
     for rows in read_rows(piece, fields):
-        yield Batch(piece, rows.columns, rows.lines, rows.bytes, [BadLine(line, said, b"") for line, said in rows.bad])
+        yield Batch(
+            piece, rows.columns, rows.lines, rows.bytes, [BadLine(line, value, b"") for line, value in rows.bad]
+        )
 
 
 def _read_text(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:

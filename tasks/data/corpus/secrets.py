@@ -91,8 +91,8 @@ class Finding(NamedTuple):
 
 def find(texts: Texts) -> list[Finding]:
     """All secrets and personal data of a batch, in the order of documents."""
-    found = sorted([*_in_lines(texts), *_addresses(texts)], key=lambda each: (each.document, each.start, each.type))
-    return list(_in_characters(texts, found))
+    results = sorted([*_in_lines(texts), *_addresses(texts)], key=lambda each: (each.document, each.start, each.type))
+    return list(_in_characters(texts, results))
 
 
 @lru_cache(maxsize=1)
@@ -127,10 +127,10 @@ def is_iban(text: str) -> bool:
     return int("".join(str(int(letter, 36)) for letter in plain[4:] + plain[:4])) % 97 == 1
 
 
-def _in_characters(texts: Texts, found: list[Finding]) -> Iterator[Finding]:
+def _in_characters(texts: Texts, results: list[Finding]) -> Iterator[Finding]:
     """The same, with places in characters instead of bytes; a document is decoded once, however much stands in it."""
     document, at, characters = -1, 0, 0
-    for each in found:
+    for each in results:
         data = texts.encoded[each.document]
         if each.document != document:
             document, at, characters = each.document, 0, 0
@@ -235,8 +235,8 @@ def _matching(strings: Any) -> list[int]:
     """The indices of the strings in which RE2 finds anything."""
     import pyarrow.compute as pc
 
-    found = pc.match_substring_regex(strings, pattern=_GATE)
-    return np.flatnonzero(found.to_numpy(zero_copy_only=False)).tolist()
+    result = pc.match_substring_regex(strings, pattern=_GATE)
+    return np.flatnonzero(result.to_numpy(zero_copy_only=False)).tolist()
 
 
 def _table(characters: bytes) -> NDArray[np.bool_]:

@@ -35,8 +35,8 @@ def read_words(buffer: bytes, starts: NDArray[np.int64]) -> Words:
     begin = 0
     while begin < len(buffer):
         end = _cut(buffer, begin)
-        found, hashed = _chunk(buffer[begin:end])
-        places.append(found + begin)
+        result, hashed = _chunk(buffer[begin:end])
+        places.append(result + begin)
         hashes.append(hashed)
         begin = end
     if not places:
@@ -82,8 +82,8 @@ def _cut(buffer: bytes, begin: int) -> int:
     end = begin + CHUNK
     if end >= len(buffer):
         return len(buffer)
-    found = max(buffer.rfind(b"\n", begin, end), buffer.rfind(b" ", end - 256, end))
-    return found + 1 if found > begin else end
+    result = max(buffer.rfind(b"\n", begin, end), buffer.rfind(b" ", end - 256, end))
+    return result + 1 if result > begin else end
 
 
 def _chunk(part: bytes) -> tuple[NDArray[np.int64], Hashes]:

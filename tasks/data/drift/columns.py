@@ -121,7 +121,11 @@ def _steps(name: str, title: str, values: NDArray[np.float64], splits: Splits, e
     new = splits.new[0] > 0
     medians = (float(np.median(values[~new])), float(np.median(values[new])))
     moved = (f"median {medians[0]:.6g} -> {medians[1]:.6g}",) if medians[0] != medians[1] else ()
-    histogram = _binned(values, new, edges)
+    # Shares by bins that begin at the edges, from the first to the last that hold anything.
+    bins = np.maximum(np.searchsorted(np.asarray(edges), values, side="right") - 1, 0)
+    first, last = int(bins.min()), int(bins.max()) + 1
+    old_, new_ = (np.bincount(bins[side], minlength=last)[first:last] / side.sum() for side in (~new, new))
+    histogram = Histogram(tuple(f"{edge:g}" for edge in edges[first:last]), tuple(old_.tolist()), tuple(new_.tolist()))
     return Column(name, title, STEP, greatest_step(values, splits), *medians, moved, histogram)
 
 
@@ -130,9 +134,9 @@ def _shares(name: str, title: str, labels: Sequence[str], values: NDArray[np.flo
     old, new = splits.means(values)
     of_old, of_new = splits.sizes
     common = int(old[:, 0].argmax())
-    told = _histogram(labels, old[:, 0], new[:, 0])
+    payload = _histogram(labels, old[:, 0], new[:, 0])
     summary = float(old[common, 0]), float(new[common, 0])
-    return Column(name, title, BITS, divergence(old * of_old, new * of_new), *summary, moved(told), told)
+    return Column(name, title, BITS, divergence(old * of_old, new * of_new), *summary, moved(payload), payload)
 
 
 def _deviating(name: str, title: str, labels: Sequence[str], values: NDArray[np.float32], splits: Splits) -> Column:
@@ -141,10 +145,10 @@ def _deviating(name: str, title: str, labels: Sequence[str], values: NDArray[np.
     old, new = (side[:, 0] for side in splits.means(values))
     greatest = int(np.abs(apart[:, 0]).argmax())
     order = np.argsort(-np.abs(apart[:, 0]), kind="stable")[:SHOWN]
-    said = [_said(labels[i], old[i], new[i]) for i in order.tolist() if abs(apart[i, 0]) > 1]
+    messages = [_said(labels[i], old[i], new[i]) for i in order.tolist() if abs(apart[i, 0]) > 1]
     histogram = _histogram(labels, old, new)
     summary = (float(old[greatest]), float(new[greatest]))
-    return Column(name, title, ERRORS, np.abs(apart).max(axis=0), *summary, tuple(said), histogram)
+    return Column(name, title, ERRORS, np.abs(apart).max(axis=0), *summary, tuple(messages), histogram)
 
 
 def _duplicates(both: Measured, splits: Splits, copies: NDArray[np.float32]) -> Column:
@@ -159,10 +163,10 @@ def _duplicates(both: Measured, splits: Splits, copies: NDArray[np.float32]) -> 
     sides = ((means, shared) for means, shared in zip(splits.means(values), (shared_old, shared_new), strict=True))
     old, new = (np.array([means[0, 0], shared[0], means[1, 0]]) for means, shared in sides)
     order = np.argsort(-greatest[:, 0], kind="stable").tolist()
-    said = tuple(_said(COPIES[i], old[i], new[i]) for i in order if greatest[i, 0] > 1)
+    messages = tuple(_said(COPIES[i], old[i], new[i]) for i in order if greatest[i, 0] > 1)
     summary = (float(old[order[0]]), float(new[order[0]]))
     title = "duplicates: documents and lines"
-    return Column("duplicates", title, ERRORS, greatest.max(axis=0), *summary, said, _histogram(COPIES, old, new))
+    return Column("duplicates", title, ERRORS, greatest.max(axis=0), *summary, messages, _histogram(COPIES, old, new))
 
 
 def _shared_lines(lines: Any, splits: Splits) -> tuple[Values, Values]:
@@ -185,14 +189,6 @@ def _shared_lines(lines: Any, splits: Splits) -> tuple[Values, Values]:
 def _one_hot(labels: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     names, places = np.unique(labels, return_inverse=True)
     return tuple(names.tolist()), np.eye(len(names), dtype=np.float32)[places]
-
-
-def _binned(values: NDArray[np.float64], new: NDArray[np.bool_], edges: Sequence[float]) -> Histogram:
-    """Shares by bins that begin at the edges, from the first to the last that hold anything."""
-    bins = np.maximum(np.searchsorted(np.asarray(edges), values, side="right") - 1, 0)
-    first, last = int(bins.min()), int(bins.max()) + 1
-    old_, new_ = (np.bincount(bins[side], minlength=last)[first:last] / side.sum() for side in (~new, new))
-    return Histogram(tuple(f"{edge:g}" for edge in edges[first:last]), tuple(old_.tolist()), tuple(new_.tolist()))
 
 
 def _histogram(labels: Sequence[str], old: Values, new: Values) -> Histogram:

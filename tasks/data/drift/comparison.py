@@ -107,7 +107,7 @@ def tell(kept: Kept, new: NDArray[np.bool_], heads: Sequence[str]) -> list[Featu
     apart = np.where(np.maximum(on_new, on_old) >= FEWEST, (on_new / of_new - on_old / of_old) / error, 0.0)
     order = [np.argsort(-sign * apart, kind="stable")[:LOOKED_UP] for sign in (1, -1)]
     names = _names([c for each in order for c in each.tolist() if abs(apart[c]) > ERRORS], kept, presence, heads)
-    told = [
+    entries = [
         [
             Feature(names[c], float(weights[c]), on_old[c] / of_old, on_new[c] / of_new)
             for c in each.tolist()
@@ -115,7 +115,7 @@ def tell(kept: Kept, new: NDArray[np.bool_], heads: Sequence[str]) -> list[Featu
         ]
         for each in order
     ]
-    return [feature for each in told for feature in each[: FEATURES // 2]]
+    return [feature for each in entries for feature in each[: FEATURES // 2]]
 
 
 def told_tokens(kept: Kept, new: NDArray[np.bool_], written: Callable[[int], str]) -> list[Feature]:
@@ -126,18 +126,18 @@ def told_tokens(kept: Kept, new: NDArray[np.bool_], written: Callable[[int], str
     order = np.argsort(-np.abs(on_new / of_new - on_old / of_old) * np.abs(weights), kind="stable")[:LOOKED_UP]
     names = {column: written(int(kept.labels[column])).strip() for column in order.tolist()}
     allowed = set(may_be_told(list(names.values())))
-    told = [
+    entries = [
         Feature(name, float(weights[c]), on_old[c] / of_old, on_new[c] / of_new)
         for c, name in names.items()
         if name in allowed
     ]
-    return told[:FEATURES]
+    return entries[:FEATURES]
 
 
 def may_be_told(words: Sequence[str]) -> list[str]:
     """Those words that are short, have a letter, and do not look like a key, a number of somebody or an address."""
     plain = [word for word in words if _is_plain(word)]
-    secret = {found.document for found in secrets.find(Texts.of(plain))} if plain else set()
+    secret = {item.document for item in secrets.find(Texts.of(plain))} if plain else set()
     return [word for place, word in enumerate(plain) if place not in secret]
 
 
@@ -167,9 +167,9 @@ def _names(order: list[int], kept: Kept, presence: Any, heads: Sequence[str]) ->
 def _clean(texts: list[str]) -> list[str]:
     """Texts without their secrets and personal data."""
     cleaned = list(texts)
-    for found in reversed(secrets.find(Texts.of(texts)) if texts else []):
-        text = cleaned[found.document]
-        cleaned[found.document] = f"{text[: found.start]} {text[found.stop :]}"
+    for item in reversed(secrets.find(Texts.of(texts)) if texts else []):
+        text = cleaned[item.document]
+        cleaned[item.document] = f"{text[: item.start]} {text[item.stop :]}"
     return cleaned
 
 
@@ -247,19 +247,19 @@ def _columns(
     if vocabulary:
         kept = Kept.of(both.tokens)
         tokens = frequencies(kept, splits, title=TOKENS)
-        told = told_tokens(kept, new, vocabulary.written)
+        payload = told_tokens(kept, new, vocabulary.written)
     else:
-        tokens, told = frequencies(words, splits, title=WORDS), features
-    histogram = _of_features(told)
+        tokens, payload = frequencies(words, splits, title=WORDS), features
+    histogram = _of_features(payload)
     domain = Column("domain", DOMAIN, "area under the curve", areas(words.presence, splits, seed=config.seed))
     tokens = replace(tokens, histogram=histogram, moved=moved(histogram) if histogram else ())
     return [tokens, *measured_columns(both, splits, copies=copies), domain], features
 
 
-def _of_features(told: list[Feature]) -> Histogram | None:
-    if not told:
+def _of_features(entries: list[Feature]) -> Histogram | None:
+    if not entries:
         return None
-    labels, old, new = zip(*((each.feature, each.reference, each.new) for each in told), strict=True)
+    labels, old, new = zip(*((each.feature, each.reference, each.new) for each in entries), strict=True)
     return Histogram(labels, old, new)
 
 
@@ -276,12 +276,12 @@ def _judged(
     }
     rows = [_row(column, results.get(column.name), config) for column in columns]
     domain = next(row for row in rows if row["name"] == "domain")
-    told = [asdict(feature) for feature in features]
+    entries = [asdict(feature) for feature in features]
     return rows, {
         "auc": domain["value"],
         "threshold": domain["threshold"],
         "p_value": domain["p_value"],
-        "features": told,
+        "features": entries,
     }
 
 
@@ -323,11 +323,11 @@ def _copies(reference: Side, new: Side, config: DriftConfig) -> NDArray[np.float
     """
     least = min(reference.drawn.documents, new.drawn.documents)
     random = np.random.default_rng(config.seed)
-    found = []
+    results = []
     for side in (reference, new):
         missed = (1 - least / side.drawn.documents) ** side.drawn.earlier
-        found.append(random.random(len(missed)) < np.where(side.drawn.earlier > 0, 1 - missed, 0.0))
-    return np.concatenate(found).astype(np.float32)
+        results.append(random.random(len(missed)) < np.where(side.drawn.earlier > 0, 1 - missed, 0.0))
+    return np.concatenate(results).astype(np.float32)
 
 
 def _too_few(reference: Side, new: Side, config: DriftConfig) -> str:
@@ -353,8 +353,8 @@ def _why(rows: list[dict[str, Any]], config: DriftConfig) -> str:
         return (
             f"None of {len(tested)} columns is over its threshold (smallest corrected p {_smallest(rows):.3g}; {rate})."
         )
-    said = "; ".join(_of_column(row) for row in moved)
-    return f"{len(moved)} of {len(tested)} columns are over their thresholds ({rate}): {said}."
+    text = "; ".join(_of_column(row) for row in moved)
+    return f"{len(moved)} of {len(tested)} columns are over their thresholds ({rate}): {text}."
 
 
 def _of_column(row: dict[str, Any]) -> str:

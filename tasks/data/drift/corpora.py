@@ -46,11 +46,11 @@ def drift_of(
     tokenizer: Path | None,
     text_field: str,
     workers: int,
-    told: Callable[[int, str], None] = lambda read, doing: None,
+    report: Callable[[int, str], None] = lambda read, doing: None,
 ) -> dict[str, Any]:
     """The new corpus against the reference, as drift.json says it; what lies in `folder` meanwhile may be deleted afterwards.
 
-    `told` hears the bytes that were read, and what is being done. Raises ValueError when a file cannot be read on, or a folder
+    `report` hears the bytes that were read, and what is being done. Raises ValueError when a file cannot be read on, or a folder
     holds no tokenizer.
     """
     began = time.perf_counter()
@@ -61,15 +61,15 @@ def drift_of(
         most=config.max_documents,
         seed=config.seed,
         workers=workers,
-        told=lambda read: told(read, "read"),
+        report=lambda read: report(read, "read"),
     )
     seconds = {"read": time.perf_counter() - began}
     enough = min(each.documents for each in drawn) >= config.min_documents
     vocabulary = open_vocabulary(tokenizer, drawn[0].heads[:SAMPLE]) if tokenizer else None
-    told(0, "measured")
+    report(0, "measured")
     measured = _measure(drawn, vocabulary, folder / "measured", workers=workers) if enough else [_none(), _none()]
     seconds["measure"] = time.perf_counter() - began - seconds["read"]
-    told(0, "compared")
+    report(0, "compared")
     old, now = (Side(c.ref, d, m) for c, d, m in zip((reference, new), drawn, measured, strict=True))
     made = compare(old, now, config, vocabulary=vocabulary, seconds=seconds)
     seconds["all"] = time.perf_counter() - began
@@ -82,11 +82,11 @@ def _measure(drawn: Sequence[Drawn], vocabulary: Vocabulary | None, folder: Path
     folder.mkdir(parents=True)
     slices = [(side, start) for side, each in enumerate(drawn) for start in range(0, len(each.heads), SLICE)]
 
-    def do(item: tuple[int, int], told: Callable[[int], None]) -> None:
+    def do(item: tuple[int, int], report: Callable[[int], None]) -> None:
         side, start = item
         some = slice(start, start + SLICE)
-        found = measure(drawn[side].heads[some], drawn[side].lengths[some], vocabulary)
-        (folder / f"{side}-{start}").write_bytes(pickle.dumps(found))
+        result = measure(drawn[side].heads[some], drawn[side].lengths[some], vocabulary)
+        (folder / f"{side}-{start}").write_bytes(pickle.dumps(result))
 
     on_processes(slices, do, workers=workers)
     read = [(side, pickle.loads((folder / f"{side}-{start}").read_bytes())) for side, start in slices]

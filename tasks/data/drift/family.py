@@ -35,8 +35,8 @@ def judge(values: Values, rate: float) -> Judged:
 def corrected(values: Values) -> Values:
     """Of each column, the share of rows whose most unusual column is at least as unusual as this one of row 0."""
     scores = np.stack([_scores(column) for column in values.T], axis=1)
-    found: Values = (scores.max(axis=1)[:, None] >= scores[0]).mean(axis=0)
-    return found
+    result: Values = (scores.max(axis=1)[:, None] >= scores[0]).mean(axis=0)
+    return result
 
 
 def _scores(values: Values) -> Values:

@@ -122,22 +122,22 @@ def measure(heads: Sequence[str], lengths: NDArray[np.int64], vocabulary: Vocabu
 
 def _words(texts: Texts) -> tuple[Any, list[int]]:
     """Counts of words, and how many words each document has."""
-    found = read_words(texts.buffer, texts.starts) if texts.encoded else None
-    if found is None:
+    result = read_words(texts.buffer, texts.starts) if texts.encoded else None
+    if result is None:
         return _counts(np.zeros(0, np.int64), np.zeros(1, np.int64), 1 << WORD_BITS), []
-    buckets = (found.hashes >> np.uint64(64 - WORD_BITS)).astype(np.int64)
-    return _counts(buckets, found.bounds, 1 << WORD_BITS), np.diff(found.bounds).tolist()
+    buckets = (result.hashes >> np.uint64(64 - WORD_BITS)).astype(np.int64)
+    return _counts(buckets, result.bounds, 1 << WORD_BITS), np.diff(result.bounds).tolist()
 
 
 def _lines(heads: Sequence[str]) -> Any:
     import xxhash
 
-    found, bounds = [], [0]
+    result, bounds = [], [0]
     for text in heads:
         lines = {line.strip() for line in text.splitlines()}
-        found += [xxhash.xxh3_64_intdigest(line.encode()) >> (64 - LINE_BITS) for line in lines if len(line) >= LINE]
-        bounds.append(len(found))
-    counted = _counts(np.array(found, np.int64), np.array(bounds), 1 << LINE_BITS)
+        result += [xxhash.xxh3_64_intdigest(line.encode()) >> (64 - LINE_BITS) for line in lines if len(line) >= LINE]
+        bounds.append(len(result))
+    counted = _counts(np.array(result, np.int64), np.array(bounds), 1 << LINE_BITS)
     counted.data[:] = 1
     return counted
 

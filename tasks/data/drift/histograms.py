@@ -42,13 +42,13 @@ def distance(now: Counts, before: Counts) -> float:
     n, m = sum(now.values()), sum(before.values())
     if not n or not m:
         return 0.0 if n == m else 1.0
-    found, labels = 0.0, 0
+    result, labels = 0.0, 0
     for label in now.keys() | before.keys():
         p, q = now.get(label, 0) / n, before.get(label, 0) / m
-        found += (_bits(p, (p + q) / 2) + _bits(q, (p + q) / 2)) / 2
+        result += (_bits(p, (p + q) / 2) + _bits(q, (p + q) / 2)) / 2
         labels += p + q > 0
     chance = (labels - 1) / (8 * math.log(2)) * (1 / n + 1 / m)
-    return min(1.0, max(0.0, found - chance))
+    return min(1.0, max(0.0, result - chance))
 
 
 def moved(now: Counts, before: Counts) -> tuple[str, ...]:
@@ -56,8 +56,8 @@ def moved(now: Counts, before: Counts) -> tuple[str, ...]:
     n, m = sum(now.values()) or 1.0, sum(before.values()) or 1.0
     shares = {label: (before.get(label, 0) / m, now.get(label, 0) / n) for label in now.keys() | before.keys()}
     order = sorted(shares, key=lambda label: (-round(abs(shares[label][1] - shares[label][0]), 9), label))
-    told = [label for label in order[:MOVED_SHOWN] if shares[label][0] != shares[label][1]]
-    return tuple(f"{label} {shares[label][0]:.1%} -> {shares[label][1]:.1%}" for label in told)
+    entries = [label for label in order[:MOVED_SHOWN] if shares[label][0] != shares[label][1]]
+    return tuple(f"{label} {shares[label][0]:.1%} -> {shares[label][1]:.1%}" for label in entries)
 
 
 def drifts(now: Columns, before: Columns, *, fewest: int) -> list[Drift]:
@@ -66,15 +66,15 @@ def drifts(now: Columns, before: Columns, *, fewest: int) -> list[Drift]:
     Where either has fewer than `fewest` documents, or no such column, nothing is measured; words need WORDS_NEED times as many.
     """
     documents, old = min(now["documents"], before["documents"]), distributions(before)
-    found = []
+    results = []
     for column, counts in distributions(now).items():
         needed = fewest * WORDS_NEED if column == "words" else fewest
         if documents < needed or column not in old:
-            found.append(Drift(column, None))
+            results.append(Drift(column, None))
         else:
-            told = moved(counts, old[column]) if column != "words" else ()
-            found.append(Drift(column, distance(counts, old[column]), told))
-    return found
+            payload = moved(counts, old[column]) if column != "words" else ()
+            results.append(Drift(column, distance(counts, old[column]), payload))
+    return results
 
 
 def outliers(shards: Sequence[Columns], *, fewest: int) -> dict[str, Drift]:
@@ -83,15 +83,15 @@ def outliers(shards: Sequence[Columns], *, fewest: int) -> dict[str, Drift]:
     A shard is left out where it, or all others, have fewer than `fewest` documents.
     """
     documents = sum(shard["documents"] for shard in shards)
-    parts = {shard["name"]: _of_shard(shard) for shard in shards}
+    parts = {shard["name"]: {"classes": shard["classes"], "lengths": _by_label(shard["lengths"])} for shard in shards}
     totals = _added(parts.values())
-    found: dict[str, Drift] = {}
+    result: dict[str, Drift] = {}
     for shard in shards:
         if fewest <= shard["documents"] <= documents - fewest:
             own = parts[shard["name"]]
             each = (_against_the_rest(column, counts, totals[column]) for column, counts in own.items())
-            found[shard["name"]] = max(each, key=lambda drift: drift.distance or 0.0)
-    return found
+            result[shard["name"]] = max(each, key=lambda drift: drift.distance or 0.0)
+    return result
 
 
 def distributions(columns: Columns) -> dict[str, Counts]:
@@ -99,10 +99,6 @@ def distributions(columns: Columns) -> dict[str, Counts]:
     words = {f"bucket {number}": count for number, count in enumerate(columns["words"]) if count}
     measured = {name: _by_label(histogram) for name, histogram in columns["histograms"].items()}
     return {**measured, "classes": columns["classes"], "words": words}
-
-
-def _of_shard(shard: Columns) -> dict[str, Counts]:
-    return {"classes": shard["classes"], "lengths": _by_label(shard["lengths"])}
 
 
 def _by_label(histogram: Columns) -> dict[str, float]:

@@ -78,22 +78,22 @@ def draw(
     most: int,
     seed: int,
     workers: int,
-    told: Callable[[int], None] = lambda read: None,
+    report: Callable[[int], None] = lambda read: None,
 ) -> list[Drawn]:
-    """Read corpora to their ends and draw `most` documents of each; `told` hears the bytes that were read.
+    """Read corpora to their ends and draw `most` documents of each; `report` hears the bytes that were read.
 
     Raises ValueError when a file cannot be read on. In `folder` lie 8 bytes a document, and the heads of candidates.
     """
     units = [(side, unit) for side, shards in enumerate(corpora) for unit in cut(shards, UNIT)]
     lowest = [_Lowest(most) for _ in corpora]
 
-    def do(item: tuple[int, Unit], told: Callable[[int], None]) -> None:
+    def do(item: tuple[int, Unit], report: Callable[[int], None]) -> None:
         side, unit = item
         part = _part(folder, side, unit)
         part.mkdir(parents=True)
-        _read(unit, part, lowest[side], text_field=text_field, seed=seed, told=told)
+        _read(unit, part, lowest[side], text_field=text_field, seed=seed, report=report)
 
-    on_processes(units, do, workers=workers, told=told)
+    on_processes(units, do, workers=workers, report=report)
     parts = [[_part(folder, side, unit) for of, unit in units if of == side] for side in range(len(corpora))]
     return [_gather(each, most) for each in parts]
 
@@ -102,16 +102,18 @@ def earlier_copies(hashes: Hashes) -> NDArray[np.int64]:
     """Of each document, how many of the same content stand before it."""
     order = np.argsort(hashes, kind="stable")
     ranked = hashes[order]
-    found = np.empty(len(hashes), np.int64)
-    found[order] = np.arange(len(hashes)) - np.searchsorted(ranked, ranked, side="left")
-    return found
+    result = np.empty(len(hashes), np.int64)
+    result[order] = np.arange(len(hashes)) - np.searchsorted(ranked, ranked, side="left")
+    return result
 
 
 def _part(folder: Path, side: int, unit: Unit) -> Path:
     return folder / f"{side}-{unit.index:06d}"
 
 
-def _read(unit: Unit, part: Path, lowest: _Lowest, *, text_field: str, seed: int, told: Callable[[int], None]) -> None:
+def _read(
+    unit: Unit, part: Path, lowest: _Lowest, *, text_field: str, seed: int, report: Callable[[int], None]
+) -> None:
     """Write a unit's hashes, candidates and totals."""
     documents = size = unreadable = 0
     classes = np.zeros(len(CLASSES), np.int64)
@@ -125,32 +127,34 @@ def _read(unit: Unit, part: Path, lowest: _Lowest, *, text_field: str, seed: int
             unreadable += len(batch.bad)
             if batch.lines:
                 texts = Texts.of(batch.texts)
-                found = _candidates(texts, unit, documents, seen, seed=seed)
-                chosen = _chosen(found, lowest)
-                found["hash"].tofile(hashes)
-                _write_heads(batch, found, chosen, heads)
-                found[chosen].tofile(rows)
-                documents, size = documents + len(found), size + int(texts.sizes.sum())
+                result = _candidates(texts, unit, documents, seen, seed=seed)
+                distinct = result["first"][result["first"] != result["copy"]]
+                limit = lowest.add(np.maximum(result["first"], result["copy"]), distinct)
+                chosen = np.flatnonzero(np.minimum(result["first"], result["copy"]) <= limit)
+                result["hash"].tofile(hashes)
+                _write_heads(batch, result, chosen, heads)
+                result[chosen].tofile(rows)
+                documents, size = documents + len(result), size + int(texts.sizes.sum())
                 classes += measures.classes(texts.histogram)
-            told(batch.bytes)
-    said = {"documents": documents, "bytes": size, "unreadable": unreadable, "classes": classes.tolist()}
-    (part / "totals.json").write_text(json.dumps(said), encoding="utf-8")
+            report(batch.bytes)
+    output = {"documents": documents, "bytes": size, "unreadable": unreadable, "classes": classes.tolist()}
+    (part / "totals.json").write_text(json.dumps(output), encoding="utf-8")
 
 
 def _candidates(texts: Texts, unit: Unit, before: int, seen: set[int], *, seed: int) -> NDArray[np.void]:
     """All documents of a batch as candidates. One whose content the unit has had already has only its key as a copy."""
-    found = np.zeros(len(texts.texts), CANDIDATE)
-    found["hash"] = content_hashes(texts)[:, 1]
-    found["place"] = np.arange(before, before + len(found))
-    found["length"] = texts.characters
+    result = np.zeros(len(texts.texts), CANDIDATE)
+    result["hash"] = content_hashes(texts)[:, 1]
+    result["place"] = np.arange(before, before + len(result))
+    result["length"] = texts.characters
     first, place = (
-        keys(found["hash"], seed),
-        found["place"].astype(np.uint64) + (np.uint64(unit.index + 1) << np.uint64(40)),
+        keys(result["hash"], seed),
+        result["place"].astype(np.uint64) + (np.uint64(unit.index + 1) << np.uint64(40)),
     )
-    found["copy"] = mixed(first + place * np.uint64(STEP))
-    again = np.fromiter((_met(value, seen) for value in found["hash"].tolist()), np.bool_, len(found))
-    found["first"] = np.where(again, found["copy"], first)
-    return found
+    result["copy"] = mixed(first + place * np.uint64(STEP))
+    again = np.fromiter((_met(value, seen) for value in result["hash"].tolist()), np.bool_, len(result))
+    result["first"] = np.where(again, result["copy"], first)
+    return result
 
 
 def keys(hashes: Hashes, seed: int) -> Hashes:
@@ -165,19 +169,13 @@ def _met(value: int, seen: set[int]) -> bool:
     return False
 
 
-def _chosen(found: NDArray[np.void], lowest: _Lowest) -> NDArray[np.intp]:
-    distinct = found["first"][found["first"] != found["copy"]]
-    limit = lowest.add(np.maximum(found["first"], found["copy"]), distinct)
-    return np.flatnonzero(np.minimum(found["first"], found["copy"]) <= limit)
-
-
-def _write_heads(batch: Batch, found: NDArray[np.void], chosen: NDArray[np.intp], file: IO[bytes]) -> None:
+def _write_heads(batch: Batch, result: NDArray[np.void], chosen: NDArray[np.intp], file: IO[bytes]) -> None:
     texts = batch.texts
     for row in chosen.tolist():
         data = texts[row][:HEAD].encode()
-        found["start"][row] = file.tell()
+        result["start"][row] = file.tell()
         file.write(data)
-        found["stop"][row] = found["start"][row] + len(data)
+        result["stop"][row] = result["start"][row] + len(data)
 
 
 def _gather(parts: Sequence[Path], most: int) -> Drawn:
@@ -215,9 +213,9 @@ def _earlier(parts: Sequence[Path], hashes: Hashes, places: NDArray[np.int64]) -
             while len(chunk := np.fromfile(file, np.uint64, CHUNK)):
                 _count(chunk, begin, distinct, hashes_, places_, count)
                 begin += len(chunk)
-    found = np.empty_like(count)
-    found[order] = count
-    return found
+    result = np.empty_like(count)
+    result[order] = count
+    return result
 
 
 def _count(

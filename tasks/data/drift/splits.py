@@ -107,9 +107,9 @@ def area_under_curve(scores: NDArray[np.float32], splits: Splits) -> Values:
     Scores have the shape of the splits: [splits + 1, documents]. Mann and Whitney's U over n m.
     """
     old, new = splits.sizes
-    found = np.empty(len(scores))
+    result = np.empty(len(scores))
     for row, (score, side) in enumerate(zip(scores, splits.new, strict=True)):
         ranked, own = np.sort(score), score[side > 0]
         ranks = np.searchsorted(ranked, own, "left") + np.searchsorted(ranked, own, "right")
-        found[row] = (ranks.sum() / 2 + new / 2 - new * (new + 1) / 2) / (old * new)
-    return found
+        result[row] = (ranks.sum() / 2 + new / 2 - new * (new + 1) / 2) / (old * new)
+    return result

@@ -31,11 +31,11 @@ class Vocabulary:
         """Tokens of each text, a scipy.sparse matrix [texts, vocab_size] of int32; nothing is put around a document."""
         from scipy.sparse import csr_matrix
 
-        found = self.choice.engine.encode(texts)
-        bounds = np.concatenate(([0], np.cumsum(found.lengths)))
-        ones = np.ones(len(found.tokens), np.int32)
+        result = self.choice.engine.encode(texts)
+        bounds = np.concatenate(([0], np.cumsum(result.lengths)))
+        ones = np.ones(len(result.tokens), np.int32)
         shape = (len(texts), self.size)
-        counted = csr_matrix((ones, found.tokens.astype(np.int32), bounds.astype(np.int32)), shape=shape)
+        counted = csr_matrix((ones, result.tokens.astype(np.int32), bounds.astype(np.int32)), shape=shape)
         counted.sum_duplicates()
         return counted
 

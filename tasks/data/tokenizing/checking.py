@@ -53,7 +53,7 @@ def look(prefix: Path, *, largest: int | None = None, samples: int = SAMPLES) ->
     header = read_header(prefix)
     wanted = np.unique(np.linspace(0, max(header.sequences - 1, 0), samples).astype(np.int64))
     binary = Path(f"{prefix}.bin")
-    lengths, ends, found = _Lengths(), _Ends(), []
+    lengths, ends, result = _Lengths(), _Ends(), []
     for chunk in stream_index(prefix):
         lengths.add(chunk.lengths)
         full = chunk.lengths > 0
@@ -62,8 +62,8 @@ def look(prefix: Path, *, largest: int | None = None, samples: int = SAMPLES) ->
         for index in wanted[(wanted >= chunk.first) & (wanted < chunk.first + len(chunk.lengths))] - chunk.first:
             start = int(chunk.starts[index])
             stop = start + min(int(chunk.lengths[index]), SAMPLE_TOKENS + 1)
-            found.append(tuple(_mapped(binary, header.dtype)[start:stop].tolist()))
-    if largest is not None and (high := max((max(s, default=0) for s in found), default=0)) >= largest:
+            result.append(tuple(_mapped(binary, header.dtype)[start:stop].tolist()))
+    if largest is not None and (high := max((max(s, default=0) for s in result), default=0)) >= largest:
         raise IntegrityError(f"{prefix}.bin holds token {high}; the vocabulary has {largest}")
     return Holds(
         documents=header.documents,
@@ -75,7 +75,7 @@ def look(prefix: Path, *, largest: int | None = None, samples: int = SAMPLES) ->
         longest=lengths.longest,
         histogram=tuple(int(n) for n in lengths.histogram),
         ends=ends.commonest(),
-        samples=tuple(found),
+        samples=tuple(result),
     )
 
 

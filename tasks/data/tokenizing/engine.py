@@ -98,9 +98,9 @@ class Gigatoken:
     def _encode(self, texts: Sequence[str]) -> Encoded:
         if len(texts) > MANY and _are_small(texts):
             return self._encode_many(list(texts))
-        found = [self._tokenizer.encode(text) for text in texts]
-        lengths = np.fromiter(map(len, found), np.int64, len(found))
-        return Encoded(np.concatenate(found) if found else np.empty(0, np.uint32), lengths)
+        results = [self._tokenizer.encode(text) for text in texts]
+        lengths = np.fromiter(map(len, results), np.int64, len(results))
+        return Encoded(np.concatenate(results) if results else np.empty(0, np.uint32), lengths)
 
     def _encode_many(self, texts: list[str]) -> Encoded:
         layout = self._tokenizer.encode_batch(texts, parallel=False).layout
@@ -121,9 +121,9 @@ class Tokenizers:
         lengths: list[int] = []
         parts = [np.empty(0, np.uint32)]
         for some in _bounded(texts):
-            found = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
-            lengths += [len(encoding) for encoding in found]
-            parts += [np.asarray(encoding.ids, np.uint32) for encoding in found]
+            result = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            lengths += [len(encoding) for encoding in result]
+            parts += [np.asarray(encoding.ids, np.uint32) for encoding in result]
         return Encoded(np.concatenate(parts), np.asarray(lengths, np.int64))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -140,21 +140,21 @@ def unsettled(*, nfc: bool) -> NDArray[np.bool_]:
     from tokenizers import Regex, normalizers
 
     points = (*range(0xD800), *range(0xE000, 0x110000))
-    found = np.ones(0x110000, bool)
+    result = np.ones(0x110000, bool)
     known = normalizers.Replace(Regex(r"\p{Cn}+"), "").normalize_str("".join(map(chr, points)))
-    found[np.frombuffer(known.encode("utf-32-le"), np.uint32)] = False
-    found[list(map(ord, CHANGED))] = True
+    result[np.frombuffer(known.encode("utf-32-le"), np.uint32)] = False
+    result[list(map(ord, CHANGED))] = True
     if nfc:
         normalize = normalizers.NFC().normalize_str
         for character in map(chr, range(0x300, 0x40000)):
-            found[ord(character)] |= unicodedata.category(character) == "Cn"
+            result[ord(character)] |= unicodedata.category(character) == "Cn"
             parts = unicodedata.normalize("NFD", character)
             if parts != character or unicodedata.category(character)[0] == "M":
                 # a mark that is none there keeps those around it apart
                 tried = (parts, f"a{character}\u0323\u0301{character}")
                 if any(normalize(text) != unicodedata.normalize("NFC", text) for text in tried):
-                    found[[ord(part) for part in (character, *parts)]] = True
-    return found
+                    result[[ord(part) for part in (character, *parts)]] = True
+    return result
 
 
 @dataclass(frozen=True)

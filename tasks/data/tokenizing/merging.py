@@ -97,7 +97,13 @@ def _merge_one(index: int, receipts: Sequence[Receipt], work: Work, parts: Path,
     if not counts.documents:
         raise ValueError(_empty(split, work))
     files = [part_files(parts, receipt.key, index) for receipt in receipts]
-    _concatenate([tokens for tokens, _ in files], parts / f"out-{index}.bin")
+    sources = [tokens for tokens, _ in files]
+    target = parts / f"out-{index}.bin"
+    with open(target, "wb") as out:
+        for source in sources:
+            with open(source, "rb") as file:
+                shutil.copyfileobj(file, out, COPY_BYTES)
+        os.fsync(out.fileno())
     header = write_index(parts / f"out-{index}.idx", [lengths for _, lengths in files], work.tokenizer.dtype)
     if (header.documents, header.sequences) != (counts.documents, counts.sequences):
         raise IntegrityError(f"{parts}: the lengths of {split or key} are not those that the receipts count")
@@ -109,11 +115,3 @@ def _empty(split: str, work: Work) -> str:
         return "the input has no documents; name files that have some"
     share = work.splits.fractions[work.splits.names.index(split)]
     return f"the {split} split has no documents, its share is {share:g}; raise it, or name more input"
-
-
-def _concatenate(sources: Sequence[Path], target: Path) -> None:
-    with open(target, "wb") as out:
-        for source in sources:
-            with open(source, "rb") as file:
-                shutil.copyfileobj(file, out, COPY_BYTES)
-        os.fsync(out.fileno())

@@ -18,19 +18,19 @@ def encode_parallel(
     *,
     engine: Engine,
     workers: int,
-    told: Callable[[int], None] = lambda read: None,
+    report: Callable[[int], None] = lambda read: None,
 ) -> int:
     """Encode what has no receipt yet on `workers` processes; returns how many units were there already.
 
-    `told` hears the bytes that were read, in this process. Raises what a worker raised, after all of them are gone.
+    `report` hears the bytes that were read, in this process. Raises what a worker raised, after all of them are gone.
     """
     parts.mkdir(parents=True, exist_ok=True)
     receipts = [read_receipt(unit, work, parts) for unit in units]
     left = [unit for unit, receipt in zip(units, receipts, strict=True) if not receipt]
     already = sum(receipt.bytes_read for receipt in receipts if receipt)
 
-    def do(unit: Unit, told: Callable[[int], None]) -> None:
-        encode_unit(unit, work, parts, engine=engine, told=told)
+    def do(unit: Unit, report: Callable[[int], None]) -> None:
+        encode_unit(unit, work, parts, engine=engine, report=report)
 
-    on_processes(left, do, workers=workers, already=already, told=told)
+    on_processes(left, do, workers=workers, already=already, report=report)
     return len(units) - len(left)

@@ -87,26 +87,26 @@ def preprocess(
     *,
     workers: int,
     overwrite: bool = False,
-    told: Callable[[int], None] = lambda read: None,
+    report: Callable[[int], None] = lambda read: None,
 ) -> Done:
-    """Write every dataset of a plan, whole and checked, or none; `told` hears the bytes that were read.
+    """Write every dataset of a plan, whole and checked, or none; `report` hears the bytes that were read.
 
     Output of the same work is left as it is; of other work it is replaced with `overwrite`, else refused (ValueError), as is a
     prefix that another process writes to. What a killed run left is taken up.
     """
     began = time.monotonic()
     with _held(wanted.parts):
-        if not overwrite and (there := _already(wanted)):
+        if not overwrite and (existing := _already(wanted)):
             shutil.rmtree(wanted.parts)
-            return there
+            return existing
         _forget(wanted.parts, keep={unit_key(unit, wanted.work) for unit in wanted.units})
         choice = choose(wanted.work.tokenizer, _sample(wanted))
         try:
-            resumed = _encode(wanted, choice, workers=workers, told=told)
+            resumed = _encode(wanted, choice, workers=workers, report=report)
         except Disagreement as error:
             choice = Choice(Tokenizers(wanted.work.tokenizer), error.message)
             _forget(wanted.parts, keep=set())
-            resumed = _encode(wanted, choice, workers=workers, told=told)
+            resumed = _encode(wanted, choice, workers=workers, report=report)
         return _finish(wanted, choice=choice, resumed=resumed, began=began)
 
 
@@ -160,18 +160,18 @@ def _arguments(wanted: Plan, outputs: Sequence[Output]) -> tuple[str, ...]:
 def _already(wanted: Plan) -> Done | None:
     """The finished output of the same work. Raises ValueError when there is output of other work."""
     prefixes = [output_prefix(wanted.prefix, split, key) for split, key in wanted.work.outputs]
-    there = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
-    there = [path for path in there if path.exists()]
+    existing = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
+    existing = [path for path in existing if path.exists()]
     try:
         record = json.loads(wanted.record.read_text(encoding="utf-8"))
         same = all(record[name] == value for name, value in wanted.describe().items())
     except (OSError, ValueError, KeyError):
         same = False
-    if there and not same:
+    if existing and not same:
         raise ValueError(
-            f"{there[0]} is there, of other input or settings; name another --output-prefix or add --overwrite"
+            f"{existing[0]} is there, of other input or settings; name another --output-prefix or add --overwrite"
         )
-    if not there or not all(_whole(output) for output in record["outputs"]):
+    if not existing or not all(_whole(output) for output in record["outputs"]):
         return None
     units = len(wanted.units)
     outputs, arguments = tuple(record["outputs"]), tuple(record["arguments"])
@@ -198,8 +198,10 @@ def _sample(wanted: Plan) -> list[str]:
     return []
 
 
-def _encode(wanted: Plan, choice: Choice, *, workers: int, told: Callable[[int], None]) -> int:
-    return encode_parallel(wanted.units, wanted.work, wanted.parts, engine=choice.engine, workers=workers, told=told)
+def _encode(wanted: Plan, choice: Choice, *, workers: int, report: Callable[[int], None]) -> int:
+    return encode_parallel(
+        wanted.units, wanted.work, wanted.parts, engine=choice.engine, workers=workers, report=report
+    )
 
 
 def _forget(parts: Path, *, keep: set[str]) -> None:

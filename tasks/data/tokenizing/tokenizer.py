@@ -171,9 +171,9 @@ def _through_transformers(folder: Path) -> OpenedTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        said = str(error).splitlines()[0]
+        output = str(error).splitlines()[0]
         raise ValueError(
-            f"{folder} holds no tokenizer that transformers can read ({said.strip(' :')}); it needs a tokenizer.json and a "
+            f"{folder} holds no tokenizer that transformers can read ({output.strip(' :')}); it needs a tokenizer.json and a "
             "tokenizer_config.json, as save_pretrained writes them"
         ) from error
     if not hasattr(tokenizer, "backend_tokenizer"):
@@ -183,8 +183,8 @@ def _through_transformers(folder: Path) -> OpenedTokenizer:
 
 def _content(token: Any) -> str | None:
     """A special token as its text: settings name it so, or as an object with its attributes."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    result = token.get("content") if isinstance(token, dict) else token
+    return result if isinstance(result, str) else None
 
 
 def _json(path: Path) -> dict[str, Any]:

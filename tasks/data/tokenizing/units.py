@@ -104,8 +104,10 @@ def read_receipt(unit: Unit, work: Work, parts: Path) -> Receipt | None:
     """The receipt of a unit that is done; None when it is not, or its files have not the size that it says."""
     key = unit_key(unit, work)
     try:
-        said = json.loads((parts / f"{key}.json").read_text(encoding="utf-8"))
-        receipt = Receipt(key, tuple(Counts(**counts) for counts in said["counts"]), said["bytes_read"], said["engine"])
+        output = json.loads((parts / f"{key}.json").read_text(encoding="utf-8"))
+        receipt = Receipt(
+            key, tuple(Counts(**counts) for counts in output["counts"]), output["bytes_read"], output["engine"]
+        )
         sizes = [[path.stat().st_size for path in part_files(parts, key, i)] for i in range(len(receipt.counts))]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -115,9 +117,9 @@ def read_receipt(unit: Unit, work: Work, parts: Path) -> Receipt | None:
 
 
 def encode_unit(
-    unit: Unit, work: Work, parts: Path, *, engine: Engine, told: Callable[[int], None] = lambda read: None
+    unit: Unit, work: Work, parts: Path, *, engine: Engine, report: Callable[[int], None] = lambda read: None
 ) -> Receipt:
-    """Write the parts of one unit, then its receipt; `told` hears the bytes that were read.
+    """Write the parts of one unit, then its receipt; `report` hears the bytes that were read.
 
     Raises ValueError, naming shard and line, at the first line that is no document; Disagreement when the engine does not give
     the tokens of `tokenizers` for a sample of the unit.
@@ -135,7 +137,7 @@ def encode_unit(
             added = _encode(batch, work, engine=engine, files=files)
             counts = [before + more for before, more in zip(counts, added, strict=True)]
             read += batch.bytes
-            told(batch.bytes)
+            report(batch.bytes)
         for file in (file for pair in files for file in pair):
             file.flush()
             os.fsync(file.fileno())

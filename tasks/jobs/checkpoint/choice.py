@@ -37,13 +37,13 @@ def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manife
     good, ValueError when the good one is of another run.
     """
     reasons: list[str] = []
-    for found in _good(root, attempt, reasons):
-        _require_same(found.identity, wanted, where=place_of(root, found.step, found.attempt))
-        return found
+    for item in _good(root, attempt, reasons):
+        _require_same(item.identity, wanted, where=place_of(root, item.step, item.attempt))
+        return item
     if reasons or (root / "LATEST").exists():
-        said = "; ".join(reasons) or "LATEST names one, but no manifest is left"
+        text = "; ".join(reasons) or "LATEST names one, but no manifest is left"
         raise IntegrityError(
-            f"all checkpoints under {root} are bad: {said}",
+            f"all checkpoints under {root} are bad: {text}",
             remedy=f"Restore one and delete its quarantined.json, or delete {root} to start from step 0.",
         )
     return None
@@ -51,8 +51,8 @@ def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manife
 
 def good_ones(root: Path, wanted: Mapping[str, Any]) -> dict[tuple[int, int], Manifest]:
     """Every checkpoint that verifies and is of this run, by step and attempt; what fails is quarantined."""
-    found = list(_good(root, 0, []))
-    return {(each.step, each.attempt): each for each in found if not differing(each.identity, wanted)}
+    results = list(_good(root, 0, []))
+    return {(each.step, each.attempt): each for each in results if not differing(each.identity, wanted)}
 
 
 def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
@@ -70,8 +70,8 @@ def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
             reasons.append(str(error))
 
 
-def _require_same(found: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
-    if differences := differing(found, wanted):
+def _require_same(result: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
+    if differences := differing(result, wanted):
         raise ValueError(
             f"cannot go on from {where}: {'; '.join(map(str, differences))}. Take back the change, train anew in another job "
             "folder, or go on from it on purpose: headway retrain --continue-from"

@@ -25,18 +25,18 @@ NEIGHBOURS = ("closed by peer", "connection reset", "connection refused", "timed
 
 def give_up_what_starts_die_of(job: Path, root: Path) -> None:
     """Look at the newest start before this one; quarantine what it went on from when it is the second to die of it."""
-    found = _newest_pin(root)
-    if not found:
+    result = _newest_pin(root)
+    if not result:
         return
-    folder, pin, attempt = found
+    folder, pin, attempt = result
     if any(record.get("attempt") == attempt for record in all_records(job / "metrics.jsonl")):
         return
-    if said := _own_error(job, since=pin.stat().st_mtime):
-        create_only(folder / f"{FAILED}{attempt}", {"message": said})
+    if output := _own_error(job, since=pin.stat().st_mtime):
+        create_only(folder / f"{FAILED}{attempt}", {"message": output})
     failed = sorted(folder.glob(f"{FAILED}*"))
     others = [path for path in manifests(root) if path.parent != folder and not quarantined(path.parent)]
     if len(failed) >= STARTS and others:
-        reason = f"{len(failed)} starts died of {folder} before their first step, the last one of: {said}"
+        reason = f"{len(failed)} starts died of {folder} before their first step, the last one of: {output}"
         print(f"quarantined: {reason}", file=sys.stderr, flush=True)
         quarantine(folder, reason)
 
@@ -53,9 +53,9 @@ def _newest_pin(root: Path) -> tuple[Path, Path, int] | None:
 def _own_error(job: Path, *, since: float) -> str:
     """What a rank broke of after a time; empty: of nothing of its own."""
     for path in sorted((job / "errors").glob("rank-*.json")):
-        told: dict[str, Any] = read_json(path) or {}
-        message = f"{told.get('type')}: {told.get('message')}"
+        payload: dict[str, Any] = read_json(path) or {}
+        message = f"{payload.get('type')}: {payload.get('message')}"
         alone = not any(words in message.lower() for words in NEIGHBOURS)
-        if path.stat().st_mtime >= since and told.get("class") == "infrastructure" and alone:
+        if path.stat().st_mtime >= since and payload.get("class") == "infrastructure" and alone:
             return message
     return ""

@@ -139,8 +139,8 @@ def _names_otherwise(newer: Path, path: Path) -> bool:
         named = read_manifest(newer).previous
     except (IntegrityError, ValueError, OSError):
         return False
-    here = named is not None and (named["step"], named["attempt"]) == age(path)
-    return here and named is not None and named["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest()
+    named_here = named is not None and (named["step"], named["attempt"]) == age(path)
+    return named_here and named is not None and named["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def manifests(root: Path) -> list[Path]:
@@ -193,13 +193,13 @@ def verify_file(path: Path, entry: Mapping[str, Any]) -> None:
     """Read a file whole; raises IntegrityError when it is not what its entry in the manifest says."""
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != entry["size"]:
-                raise IntegrityError(f"{path} has {found} bytes, its manifest says {entry['size']}")
+            result = os.fstat(file.fileno()).st_size
+            if result != entry["size"]:
+                raise IntegrityError(f"{path} has {result} bytes, its manifest says {entry['size']}")
             if "blocks" in entry:
-                if len(entry["blocks"]) != -(-found // BLOCK):
+                if len(entry["blocks"]) != -(-result // BLOCK):
                     raise IntegrityError(
-                        f"{path} has {found} bytes, and its manifest hashes of {len(entry['blocks'])} blocks"
+                        f"{path} has {result} bytes, and its manifest hashes of {len(entry['blocks'])} blocks"
                     )
                 for number in range(len(entry["blocks"])):
                     checked_block(file.read(BLOCK), entry, number, path)

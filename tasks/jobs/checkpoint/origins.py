@@ -55,9 +55,9 @@ def newest_good(root: Path) -> dict[str, Any]:
             passed_over.append(reason)
             continue
         try:
-            found = verify(path)
+            result = verify(path)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            return {"found": asdict(found), "sha256": sha256, "passed_over": passed_over}
+            return {"found": asdict(result), "sha256": sha256, "passed_over": passed_over}
         except (IntegrityError, FileNotFoundError) as error:
             passed_over.append(str(error))
     return {"found": None, "sha256": "", "passed_over": passed_over}
@@ -77,8 +77,8 @@ def keep(root: Path, origin: Origin, *, attempt: int, name: str) -> None:
 
 def continued_from(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a job's settings say of the run that it goes on from: job, step, sha256, and the tokens until there; None: of none."""
-    said = settings.get("continue_from")
-    return {**said["origin"], "tokens": said["how"]["tokens"]} if said else None
+    output = settings.get("continue_from")
+    return {**output["origin"], "tokens": output["how"]["tokens"]} if output else None
 
 
 def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any], *, attempt: int) -> Manifest | None:
@@ -87,23 +87,26 @@ def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any]
     Raises Missing when it is not there any more, IntegrityError when it is another one than was chosen, or not whole, ValueError
     when more differs than was accepted.
     """
-    if not (said := settings.get("continue_from")):
+    if not (output := settings.get("continue_from")):
         return None
-    origin, how = Origin.model_validate(said["origin"]), TakeOver.model_validate(said["how"])
-    there, here = place_of(Path(how.folder), origin.step, how.attempt), place_of(root, origin.step, attempt)
-    found = _chosen(there / "manifest.json", origin)
-    _require_accepted(found, wanted, how, where=there)
-    for entry in found.files:
-        _link(there / entry["path"], here / entry["path"])
-        verify_file(here / entry["path"], entry)
-    mine = replace(found, attempt=attempt, consumed_samples=how.consumed_samples, previous=None)
+    origin, how = Origin.model_validate(output["origin"]), TakeOver.model_validate(output["how"])
+    remote, local = place_of(Path(how.folder), origin.step, how.attempt), place_of(root, origin.step, attempt)
+    result = _chosen(remote / "manifest.json", origin)
+    where = remote
+    differences = of_another_run(result.identity, wanted)
+    if others := [each for each in differences if name_of(each.key) not in how.accepted]:
+        raise ValueError(f"cannot go on from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
+    for entry in result.files:
+        _link(remote / entry["path"], local / entry["path"])
+        verify_file(local / entry["path"], entry)
+    mine = replace(result, attempt=attempt, consumed_samples=how.consumed_samples, previous=None)
     commit(root, replace(mine, identity=dict(wanted), identity_digest=digest(wanted)))
     write_json(root / "LATEST", {"step": origin.step, "attempt": attempt})
-    pin(here, attempt)
+    pin(local, attempt)
     with suppress(OSError):
-        (there / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
+        (remote / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
     print(f"goes on from step {origin.step} of {origin.job}, at sample {how.consumed_samples} of the data", flush=True)
-    return read_manifest(here / "manifest.json")
+    return read_manifest(local / "manifest.json")
 
 
 def _chosen(path: Path, origin: Origin) -> Manifest:
@@ -116,21 +119,15 @@ def _chosen(path: Path, origin: Origin) -> Manifest:
     return read_manifest(path)
 
 
-def _require_accepted(found: Manifest, wanted: Mapping[str, Any], how: TakeOver, *, where: Path) -> None:
-    differences = of_another_run(found.identity, wanted)
-    if others := [each for each in differences if name_of(each.key) not in how.accepted]:
-        raise ValueError(f"cannot go on from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
-
-
-def _link(there: Path, here: Path) -> None:
+def _link(remote: Path, local: Path) -> None:
     """A second name for the same bytes, which no run ever writes to again; a copy on another file system."""
-    here.parent.mkdir(parents=True, exist_ok=True)
+    local.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(there, here)
+        os.link(remote, local)
     except OSError:
-        shutil.copyfile(there, here)
-    sync(here)
-    sync(here.parent)
+        shutil.copyfile(remote, local)
+    sync(local)
+    sync(local.parent)
 
 
 def _main(root: str, name: str = "", step: str = "0", attempt: str = "0", sha256: str = "") -> None:

@@ -48,11 +48,11 @@ class CheckedFile:
         """Bytes from `begin` up to `end`. Raises IntegrityError when they are not those that were written."""
         if self._whole:
             return bytearray(self._whole[begin:end])
-        found = bytearray()
+        result = bytearray()
         for number in range(begin // BLOCK, -(-end // BLOCK)):
             first = number * BLOCK
-            found += self._get(number)[max(begin - first, 0) : end - first]
-        return found
+            result += self._get(number)[max(begin - first, 0) : end - first]
+        return result
 
     def _get(self, number: int) -> bytes:
         if number != self._number:
@@ -102,23 +102,25 @@ def saved_in(path: Path, entry: Mapping[str, Any]) -> list[Saved]:
     try:
         header = json.loads(file.read(8, 8 + length))
         places = json.loads(header.pop("__metadata__", {}).get("pieces", "{}"))
-        found = [_saved(name, said, file, 8 + length, places.get(name)) for name, said in header.items()]
+        results = [_saved(name, value, file, 8 + length, places.get(name)) for name, value in header.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"{path} has a header that is none: {error!r}") from error
-    return sorted(found, key=lambda saved: saved.begin)
+    return sorted(results, key=lambda saved: saved.begin)
 
 
-def _saved(name: str, said: Mapping[str, Any], file: CheckedFile, start: int, place: Mapping[str, Any] | None) -> Saved:
-    local = tuple(said["shape"])
+def _saved(
+    name: str, output: Mapping[str, Any], file: CheckedFile, start: int, place: Mapping[str, Any] | None
+) -> Saved:
+    local = tuple(output["shape"])
     offset = tuple(place["offset"]) if place else (0,) * len(local)
     whole = tuple(place["shape"]) if place else local
-    return Saved(name, file, TYPES[said["dtype"]], start + said["data_offsets"][0], (offset, local), whole)
+    return Saved(name, file, TYPES[output["dtype"]], start + output["data_offsets"][0], (offset, local), whole)
 
 
-def shards_of(root: Path, found: Manifest) -> Iterator[list[Saved]]:
+def shards_of(root: Path, result: Manifest) -> Iterator[list[Saved]]:
     """What each shard of a checkpoint holds, in the order of the ranks that wrote them."""
-    folder = place_of(root, found.step, found.attempt)
-    for entry in found.files:
+    folder = place_of(root, result.step, result.attempt)
+    for entry in result.files:
         if entry["path"].endswith(".safetensors") and "/" not in entry["path"]:
             yield saved_in(folder / entry["path"], entry)
 

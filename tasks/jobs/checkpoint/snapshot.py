@@ -56,19 +56,19 @@ def generators() -> dict[str, Piece]:
     return {name: piece_of(state) for name, state in states.items()}
 
 
-def restore(root: Path, found: Manifest, *, rank: int, pieces: Pieces) -> None:
+def restore(root: Path, result: Manifest, *, rank: int, pieces: Pieces) -> None:
     """Copy a checkpoint into this rank's `training_tensors`, and its generators' state into torch.
 
     As many ranks as there are now may differ from as many as wrote it. A rank that was not there when it was saved gets a seed of
     its own. Raises IntegrityError when it does not hold these tensors.
     """
-    shards = list(shards_of(root, found))
+    shards = list(shards_of(root, result))
     tensors = [[saved for saved in shard if not saved.name.startswith("rng.")] for shard in shards]
-    read_into(pieces, tensors, where=str(place_of(root, found.step, found.attempt)))
+    read_into(pieces, tensors, where=str(place_of(root, result.step, result.attempt)))
     if rank < len(shards):
         set_generators(shards[rank])
     else:
-        torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
+        torch.manual_seed(newcomers_seed(int(result.identity["training"]["seed"]), result.step, rank))
 
 
 def set_generators(shard: list[Saved]) -> None:
@@ -106,24 +106,28 @@ class Snapshot:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.size = 8 + len(text) + end
-        self.descriptor = _anonymous_memory(self.size)
+        # A descriptor of memory without a name: it vanishes with the last process that has it, however that dies.
+        if sys.platform == "linux":
+            descriptor = os.memfd_create("headway-checkpoint")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, self.size)
+        self.descriptor = descriptor
         self._memory = mmap.mmap(self.descriptor, self.size)
         self._memory[: 8 + len(text)] = len(text).to_bytes(8, "little") + text
         starts = {name: 8 + len(text) + header[name]["data_offsets"][0] for name in order}
         self._places = {name: self._view(tensors[name], starts[name]) for name in order}
         self._on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if self._on_gpu:
-            self._pin()
+            # Have the GPU's driver lock the memory, so that copies go at the bus's full rate and beside each other.
+            start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(start, self.size, 0)))
         self.take(pieces)
 
     def _view(self, like: Tensor, offset: int) -> Tensor:
         count = math.prod(like.shape)
         return torch.frombuffer(self._memory, dtype=like.dtype, count=count, offset=offset).view(like.shape)
-
-    def _pin(self) -> None:
-        """Have the GPU's driver lock the memory, so that copies go at the bus's full rate and beside each other."""
-        start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(start, self.size, 0)))
 
     def take(self, pieces: Pieces) -> None:
         """Copy the tensors as they are now."""
@@ -146,17 +150,6 @@ def _places(pieces: Pieces) -> dict[str, dict[str, Any]]:
     """Of those that are a part of a tensor: where it begins, and the shape of the whole."""
     divided = {name: piece for name, piece in pieces.items() if piece.divided}
     return {name: {"offset": piece.offset, "shape": piece.shape} for name, piece in divided.items()}
-
-
-def _anonymous_memory(size: int) -> int:
-    """A descriptor of memory without a name: it vanishes with the last process that has it, however that dies."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("headway-checkpoint")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
 
 
 class Saver(WriterProcess):

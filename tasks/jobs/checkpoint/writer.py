@@ -127,7 +127,32 @@ class Writing:
         folder.mkdir(parents=True, exist_ok=True)
         create_only(folder / f"receipt-{self.rank}.json", {"files": [*self._shard(folder), *self._others(folder)]})
         if self.rank == 0:
-            self._commit(folder, step, consumed_samples)
+            # Write the manifest, then LATEST, then delete what is old. The wait has no limit: when a rank or its
+            # writer dies, the launcher ends all ranks, and they their writers; when a rank fails to write, the ranks
+            # say so to each other and this writer is ended (training/saves.py).
+            receipts = [_wait_for(folder / f"receipt-{rank}.json") for rank in range(self.world_size)]
+            files = [entry for receipt in receipts for entry in receipt["files"]]
+            for entry in files:
+                if (folder / entry["path"]).stat().st_size != entry["size"]:
+                    raise OSError(errno.EIO, f"{entry['path']} of step {step} is not as long as its receipt says")
+            root = Path(self.root)
+            if newest_attempt(root) > self.attempt:
+                raise OSError(errno.ESTALE, f"a newer attempt than {self.attempt} has taken this job over")
+            if Path(self.log).exists():
+                sync(Path(self.log))
+            manifest = Manifest(
+                step=step,
+                attempt=self.attempt,
+                consumed_samples=consumed_samples,
+                identity=self.identity,
+                identity_digest=digest(self.identity),
+                files=files,
+                world_size=self.world_size,
+            )
+            commit(root, manifest)
+            write_json(root / "LATEST", {"step": step, "attempt": self.attempt})
+            clean_failed(root, self.attempt, before=step)
+            retain(root, self.keep, every=self.keep_every, attempt=self.attempt)
 
     def _shard(self, folder: Path) -> Iterator[dict[str, Any]]:
         if self.buffer < 0:
@@ -166,41 +191,11 @@ class Writing:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             yield {"path": name, "size": (folder / name).stat().st_size, "sha256": sha256}
 
-    def _commit(self, folder: Path, step: int, consumed_samples: int) -> None:
-        """Write the manifest, then LATEST, then delete what is old.
-
-        The wait has no limit: when a rank or its writer dies, the launcher ends all ranks, and they their writers; when a rank
-        fails to write, the ranks say so to each other and this writer is ended (training/saves.py).
-        """
-        receipts = [_wait_for(folder / f"receipt-{rank}.json") for rank in range(self.world_size)]
-        files = [entry for receipt in receipts for entry in receipt["files"]]
-        for entry in files:
-            if (folder / entry["path"]).stat().st_size != entry["size"]:
-                raise OSError(errno.EIO, f"{entry['path']} of step {step} is not as long as its receipt says")
-        root = Path(self.root)
-        if newest_attempt(root) > self.attempt:
-            raise OSError(errno.ESTALE, f"a newer attempt than {self.attempt} has taken this job over")
-        if Path(self.log).exists():
-            sync(Path(self.log))
-        manifest = Manifest(
-            step=step,
-            attempt=self.attempt,
-            consumed_samples=consumed_samples,
-            identity=self.identity,
-            identity_digest=digest(self.identity),
-            files=files,
-            world_size=self.world_size,
-        )
-        commit(root, manifest)
-        write_json(root / "LATEST", {"step": step, "attempt": self.attempt})
-        clean_failed(root, self.attempt, before=step)
-        retain(root, self.keep, every=self.keep_every, attempt=self.attempt)
-
 
 def _wait_for(path: Path) -> dict[str, Any]:
-    while (found := read_json(path)) is None:
+    while (result := read_json(path)) is None:
         time.sleep(POLL_SECONDS)
-    return dict(found)
+    return dict(result)
 
 
 def serve(writing: Writing, requests: Iterable[str]) -> None:

@@ -74,10 +74,12 @@ def open_cached(prefix: Path, *, room: int, environment: Mapping[str, str]) -> C
     is a copy of, so another start finds it. Raises IntegrityError when the file has another size than its index says.
     """
     count, dtype, path = token_count(prefix), read_header(prefix).dtype, Path(f"{prefix}.bin")
-    ranges, said = FileRanges(path), path.stat()
+    ranges, output = FileRanges(path), path.stat()
     if ranges.size != count * dtype.itemsize:
         raise IntegrityError(f"{path} has {ranges.size} bytes, its index says {count * dtype.itemsize}")
-    which = hashlib.sha256(f"{path.resolve()} {said.st_ino} {said.st_size} {said.st_mtime_ns}".encode()).hexdigest()
+    which = hashlib.sha256(
+        f"{path.resolve()} {output.st_ino} {output.st_size} {output.st_mtime_ns}".encode()
+    ).hexdigest()
     base = Path(environment.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
     first, ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     return Cached(ranges, dtype, Place(base / f"headway-tokens-{os.getuid()}-{which[:16]}", room, first, ranks))
@@ -89,7 +91,11 @@ class Cached:
     def __init__(self, ranges: Ranges, dtype: np.dtype[np.number], place: Place) -> None:
         self._ranges, self._dtype, self._place = ranges, dtype, place
         self.pieces = -(-ranges.size // PIECE)
-        _own(place.folder)
+        # Make a folder that is nobody else's: others can write where temporary files lie.
+        folder = place.folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise ValueError(f"{folder} is somebody else's: delete it, or leave execution.cache_gib empty")
         self._copy, self._file = _mapped(place.folder / "tokens.bin", ranges.size)
         marks, _ = _mapped(place.folder / "pieces", 8 * self.pieces)
         self._marks = marks.view(np.uint64)
@@ -105,13 +111,13 @@ class Cached:
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start on, shape [starts, length]. Raises IntegrityError when the file ends before."""
-        here = self._here(starts, length)
-        found = np.empty((len(starts), length), np.int64)
-        found[here] = sliding_window_view(self._windows, length)[starts[here]]
-        far = np.flatnonzero(~here)
+        local = self._here(starts, length)
+        result = np.empty((len(starts), length), np.int64)
+        result[local] = sliding_window_view(self._windows, length)[starts[local]]
+        far = np.flatnonzero(~local)
         for row, tokens in zip(far, self._reads.map(lambda row: self._far(int(starts[row]), length), far), strict=True):
-            found[row] = tokens
-        return found
+            result[row] = tokens
+        return result
 
     @property
     def held(self) -> int:
@@ -134,13 +140,13 @@ class Cached:
         """Which of the samples lie on the disk whole, and are what they should be."""
         size = self._dtype.itemsize
         first, last = starts * size // PIECE, ((starts + length) * size - 1) // PIECE
-        here = np.ones(len(starts), bool)
+        local = np.ones(len(starts), bool)
         for ahead in range(int((last - first).max(initial=0)) + 1):
             piece = np.minimum(first + ahead, last)
             for number in np.unique(piece[~self._good[piece]]).tolist():
                 self._good[number] = self._check(number)
-            here &= self._good[piece]
-        return here
+            local &= self._good[piece]
+        return local
 
     def _check(self, piece: int) -> bool:
         """Whether a piece is there; what is not what its checksum says is brought again when the cache is opened again."""
@@ -171,24 +177,14 @@ class Cached:
                 if self._stop.is_set():
                     return
                 if not self._marks[piece] & HELD:
-                    self._keep(piece)
+                    # Bytes first, then the mark: a kill between leaves a piece that nobody uses.
+                    start = piece * PIECE
+                    data = self._read(start, min(PIECE, self._ranges.size - start))
+                    os.pwrite(self._file, data, start)
+                    os.fdatasync(self._file)
+                    self._marks[piece] = HELD | np.uint64(zlib.crc32(data))
         except (OSError, IntegrityError) as error:
             print(f"the cache of tokens is filled no further: {error}", flush=True)
-
-    def _keep(self, piece: int) -> None:
-        """Bytes first, then the mark: a kill between leaves a piece that nobody uses."""
-        start = piece * PIECE
-        data = self._read(start, min(PIECE, self._ranges.size - start))
-        os.pwrite(self._file, data, start)
-        os.fdatasync(self._file)
-        self._marks[piece] = HELD | np.uint64(zlib.crc32(data))
-
-
-def _own(folder: Path) -> None:
-    """Make a folder that is nobody else's: others can write where temporary files lie."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise ValueError(f"{folder} is somebody else's: delete it, or leave execution.cache_gib empty")
 
 
 def _mapped(path: Path, size: int) -> tuple[NDArray[np.uint8], int]:

@@ -68,20 +68,20 @@ def require_apart(rank: Rank, config: TrainingConfig, execution: ExecutionConfig
         write_json(path, [vars(each) for each in crossings(folders, rank)])
     while not path.exists():
         time.sleep(POLL_SECONDS)
-    for told in read_json(path) or ():
-        _require(Crossing(**{**told, "others": tuple(told["others"])}), execution.max_crossing_share)
+    for entry in read_json(path) or ():
+        _require(Crossing(**{**entry, "others": tuple(entry["others"])}), execution.max_crossing_share)
 
 
-def _require(found: Crossing, most: float) -> None:
-    if found.crossed:
-        said = f"{found.crossed} of {found.heldout} held-out documents of {found.corpus} ({found.share:.1%})"
-        said += f" nearly repeat documents that training reads of {', '.join(found.others)}"
-        if found.share > most:
+def _require(result: Crossing, most: float) -> None:
+    if result.crossed:
+        text = f"{result.crossed} of {result.heldout} held-out documents of {result.corpus} ({result.share:.1%})"
+        text += f" nearly repeat documents that training reads of {', '.join(result.others)}"
+        if result.share > most:
             raise ValueError(
-                f"{said}; execution.max_crossing_share is {most:g}. Publish {found.corpus} and {', '.join(found.others)} as one "
-                "dataset, of which validation sets near duplicates aside, or raise execution.max_crossing_share"
+                f"{text}; execution.max_crossing_share is {most:g}. Publish {result.corpus} and {', '.join(result.others)} as "
+                "one dataset, of which validation sets near duplicates aside, or raise execution.max_crossing_share"
             )
-        print(said, flush=True)
+        print(text, flush=True)
 
 
 def crossings(folders: Mapping[str, Path], rank: Rank) -> list[Crossing]:

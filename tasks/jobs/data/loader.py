@@ -65,9 +65,9 @@ class Loader:
 
     def _several(self, positions: Sequence[int]) -> list[list[Batch]]:
         began = time.perf_counter()
-        found = [self._batches(position) for position in positions]
+        results = [self._batches(position) for position in positions]
         self._seconds = (time.perf_counter() - began) / len(positions)
-        return found
+        return results
 
     def _forget(self) -> None:
         while self._reading:

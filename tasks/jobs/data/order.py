@@ -36,11 +36,11 @@ class Order:
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sample at each place, shape [places]."""
         epochs, inside = np.divmod(places, self.count)
-        found = np.empty(len(places), np.int64)
+        result = np.empty(len(places), np.int64)
         for epoch in np.unique(epochs).tolist():
-            there = epochs == epoch
-            found[there] = self._epoch(epoch)[inside[there]]
-        return found
+            exists = epochs == epoch
+            result[exists] = self._epoch(epoch)[inside[exists]]
+        return result
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._epochs:

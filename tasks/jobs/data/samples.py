@@ -190,5 +190,5 @@ def tokens_identity(folder: Path) -> dict[str, Any]:
 
 def vocabulary(folder: Path) -> tuple[int, int]:
     """Entries of the vocabulary, and the id of the end-of-document token."""
-    said = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-    return int(said["vocab_size"]), int(said["eod_id"])
+    output = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    return int(output["vocab_size"]), int(output["eod_id"])

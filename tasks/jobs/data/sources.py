@@ -97,12 +97,12 @@ def require_same_tokenizer(folder: Path, other: Path) -> None:
     known = [(*vocabulary(each), _digest(each / TOKENIZER)) for each in (folder, other)]
     if known[0] == known[1]:
         return
-    said = [
+    messages = [
         f"{each} ({size} entries, end of document {eod})"
         for each, (size, eod, _) in zip((folder, other), known, strict=True)
     ]
     raise ValueError(
-        f"training.mixture mixes tokens of two tokenizers, {said[0]} and {said[1]}: preprocess one of them again with "
+        f"training.mixture mixes tokens of two tokenizers, {messages[0]} and {messages[1]}: preprocess one of them again with "
         "preprocessing.tokenizer.ref of the other"
     )
 

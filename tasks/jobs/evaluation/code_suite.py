@@ -42,21 +42,21 @@ def code(bench: Bench) -> Suite | None:
         return None
     problems = read_problems(bench)
     limits = best_limits(limits_of(config), fall_back=config.allow_without_namespaces)
-    found: list[str] = []
+    results: list[str] = []
     for problem, text in zip(problems, _completions(bench, problems), strict=True):
         bench.check_time()
-        found.append(judge(problem, text, limits))
-    outcomes = Counter(found)
+        results.append(judge(problem, text, limits))
+    outcomes = Counter(results)
     by_problem = {
-        "parse_share": "".join("01"[one != "unparsed"] for one in found),
-        "pass_share": "".join("01"[one == "passed"] for one in found),
+        "parse_share": "".join("01"[one != "unparsed"] for one in results),
+        "pass_share": "".join("01"[one == "passed"] for one in results),
     }
     details = {
         "outcomes": dict(sorted(outcomes.items())),
         "namespaces": limits.namespaces,
         "sha256": digest_of(files_of(_place(bench))),
     }
-    return Suite(_metrics(outcomes, bench.config.confidence), len(found), problems=by_problem, details=details)
+    return Suite(_metrics(outcomes, bench.config.confidence), len(results), problems=by_problem, details=details)
 
 
 def limits_of(config: CodeSuiteConfig) -> Limits:

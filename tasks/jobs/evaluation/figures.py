@@ -49,27 +49,27 @@ def sampling(config: EvaluationConfig) -> dict[str, Any]:
     return {"samples": config.bootstrap_samples, "confidence": config.confidence, "seed": config.seed}
 
 
-def metrics(told: Mapping[str, Any]) -> dict[str, float]:
+def metrics(payload: Mapping[str, Any]) -> dict[str, float]:
     """What runs are compared by, of `evaluation.json`; a suite's are called `SUITE.METRIC`."""
-    gain = told["gain_over_bigram"]
+    gain = payload["gain_over_bigram"]
     suites = {
         f"{name}.{metric}": value
-        for name, suite in told["suites"].items()
+        for name, suite in payload["suites"].items()
         for metric, value in suite["metrics"].items()
     }
     return {
-        "bits_per_byte": told["bits_per_byte"],
-        "bigram_bits_per_byte": told["bigram"]["bits_per_byte"],
-        "unigram_bits_per_byte": told["unigram"]["bits_per_byte"],
+        "bits_per_byte": payload["bits_per_byte"],
+        "bigram_bits_per_byte": payload["bigram"]["bits_per_byte"],
+        "unigram_bits_per_byte": payload["unigram"]["bits_per_byte"],
         "gain_over_bigram": gain["estimate"],
         "gain_low": gain["interval"][0],
         "gain_high": gain["interval"][1],
-        "perplexity": told["perplexity"],
-        "accuracy": told["accuracy"]["estimate"],
-        "calibration_error": told["calibration"]["error"],
-        "documents": told["documents"],
-        "share_of_heldout": told["heldout"]["share"],
-        "context": told["context"]["declared"],
+        "perplexity": payload["perplexity"],
+        "accuracy": payload["accuracy"]["estimate"],
+        "calibration_error": payload["calibration"]["error"],
+        "documents": payload["documents"],
+        "share_of_heldout": payload["heldout"]["share"],
+        "context": payload["context"]["declared"],
         **suites,
     }
 
@@ -108,8 +108,8 @@ def _perplexity(of: Sums) -> float:
 
 def _accuracy(of: Sums, drawn: dict[str, Any], *, interval: bool = True) -> dict[str, Any]:
     """The share of tokens that the model held for the likeliest."""
-    found = scores.ratio(_known(of.correct), _known(of.tokens), **drawn)
-    return {"estimate": found.estimate, "interval": [found.low, found.high] if interval else None}
+    result = scores.ratio(_known(of.correct), _known(of.tokens), **drawn)
+    return {"estimate": result.estimate, "interval": [result.low, result.high] if interval else None}
 
 
 def _known(column: NDArray[np.float64] | None) -> NDArray[np.float64]:

@@ -25,14 +25,14 @@ def continued(
     rooms = [min(tokens, bench.context - len(prompt)) for prompt in prompts]
     chance = None if seed is None else torch.Generator().manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
-    found: list[list[int]] = [[] for _ in prompts]
+    results: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), BATCH):
         group = order[start : start + BATCH]
         most = max(rooms[number] for number in group)
         written = _continue(bench, [prompts[number] for number in group], most, chance)
         for number, row in zip(group, written, strict=True):
-            found[number] = row[: rooms[number]]
-    return found
+            results[number] = row[: rooms[number]]
+    return results
 
 
 @torch.inference_mode()

@@ -143,17 +143,17 @@ def open_documents(checkpoint: Path, folder: Path) -> tuple[int, ...]:
 
 def _end_of(checkpoint: Path) -> int | None:
     """The token that ends a document."""
-    found: int | None = PreTrainedTokenizerFast.from_pretrained(str(checkpoint)).eos_token_id
-    return found
+    result: int | None = PreTrainedTokenizerFast.from_pretrained(str(checkpoint)).eos_token_id
+    return result
 
 
-def _require_documents(found: int, config: EvaluationConfig, *, available: int) -> None:
-    if found >= config.min_documents:
+def _require_documents(result: int, config: EvaluationConfig, *, available: int) -> None:
+    if result >= config.min_documents:
         return
     if available < config.min_documents:
         remedy = "raise preprocessing.heldout_fraction or give more documents"
     else:
         remedy = f"raise evaluation.max_bytes, which is {config.max_bytes}"
     raise ValueError(
-        f"{found} held-out documents, but a verdict needs evaluation.min_documents = {config.min_documents}: {remedy}"
+        f"{result} held-out documents, but a verdict needs evaluation.min_documents = {config.min_documents}: {remedy}"
     )

@@ -54,14 +54,14 @@ def labelled(bench: Bench) -> Suite | None:
     for file in files:
         read = read_labelled(bench, file)
         names = sorted(set(read.labels))
-        said = [names[best] for best in label_scores(bench, file, read.texts, names).argmax(axis=1)]
-        found = figures_of(read.labels, said, confidence=bench.config.confidence)
-        metrics |= {f"{file.name}_{name}": value for name, value in found.items()}
-        right = (label == answer for label, answer in zip(read.labels, said, strict=True))
+        messages = [names[best] for best in label_scores(bench, file, read.texts, names).argmax(axis=1)]
+        result = figures_of(read.labels, messages, confidence=bench.config.confidence)
+        metrics |= {f"{file.name}_{name}": value for name, value in result.items()}
+        right = (label == answer for label, answer in zip(read.labels, messages, strict=True))
         problems[f"{file.name}_accuracy"] = "".join("01"[one] for one in right)
-        samples.append(len(said))
+        samples.append(len(messages))
         digests[file.name] = read.sha256
-        details[file.name] = {"samples": len(said), "labels": {name: read.labels.count(name) for name in names}}
+        details[file.name] = {"samples": len(messages), "labels": {name: read.labels.count(name) for name in names}}
     return Suite(metrics, min(samples), problems=problems, details={"files": details, "sha256": digests})
 
 
@@ -78,11 +78,11 @@ def read_labelled(bench: Bench, file: LabelledFile) -> Labelled:
     return read
 
 
-def figures_of(labels: Sequence[str], said: Sequence[str], *, confidence: float) -> dict[str, float]:
+def figures_of(labels: Sequence[str], messages: Sequence[str], *, confidence: float) -> dict[str, float]:
     """Accuracy with its interval, macro-F1 over the labels that there are, and the share of the commonest label."""
-    right = [label for label, answer in zip(labels, said, strict=True) if label == answer]
+    right = [label for label, answer in zip(labels, messages, strict=True) if label == answer]
     names = sorted(set(labels))
-    scores = [2 * right.count(name) / (labels.count(name) + said.count(name)) for name in names]
+    scores = [2 * right.count(name) / (labels.count(name) + messages.count(name)) for name in names]
     share = wilson(len(right), len(labels), confidence=confidence)
     return {
         "count": float(len(right)),
@@ -132,12 +132,12 @@ def _scored(bench: Bench, batch: Sequence[_Row]) -> list[float]:
     """Padding is on the right, where causal attention does not see it from any scored position: no mask is needed."""
     longest = max(len(row.tokens) for row in batch)
     read = torch.tensor([row.tokens + [bench.eod_id] * (longest - len(row.tokens)) for row in batch])
-    found: list[list[torch.Tensor]] = [[] for _ in batch]
+    results: list[list[torch.Tensor]] = [[] for _ in batch]
     for part, logits in logits_in_parts(bench.model, read.to(bench.model.device)):
-        for row, seen, said in zip(batch, logits, found, strict=True):
+        for row, seen, value in zip(batch, logits, results, strict=True):
             first, last = max(row.start - 1, part.start), min(len(row.tokens) - 1, part.stop)
             if first < last:
                 spread = torch.log_softmax(seen[first - part.start : last - part.start].double(), dim=-1)
                 wanted = torch.tensor(row.tokens[first + 1 : last + 1], device=spread.device).unsqueeze(-1)
-                said.append(spread.gather(-1, wanted))
-    return [float(torch.cat(said).sum()) for said in found]
+                value.append(spread.gather(-1, wanted))
+    return [float(torch.cat(value).sum()) for value in results]

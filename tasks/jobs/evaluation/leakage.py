@@ -58,10 +58,10 @@ def leakage(bench: Bench) -> Suite | None:
     texts = written(bench)
     hits: dict[str, set[int]] = {kind: set() for kind in KINDS}
     types: Counter[str] = Counter()
-    for found in find(Texts.of([each.prompt + each.text for each in texts])):
-        if found.stop > len(texts[found.document].prompt):
-            hits[found.kind].add(found.document)
-            types[found.type] += 1
+    for item in find(Texts.of([each.prompt + each.text for each in texts])):
+        if item.stop > len(texts[item.document].prompt):
+            hits[item.kind].add(item.document)
+            types[item.type] += 1
     metrics: dict[str, float] = {}
     for kind, those in hits.items():
         metrics |= _share(kind, len(those), len(texts), bench.config.confidence)
@@ -97,21 +97,19 @@ def listed(bench: Bench) -> re.Pattern[str]:
 def written(bench: Bench) -> tuple[Written, ...]:
     """`probe_samples` texts, the same ones for each suite of a job."""
     if "written" not in bench.shared:
-        bench.shared["written"] = _write(bench)
-    found: tuple[Written, ...] = bench.shared["written"]
-    return found
-
-
-def _write(bench: Bench) -> tuple[Written, ...]:
-    config = bench.config
-    prompts = [
-        bench.tokenizer.encode(text, add_special_tokens=False).ids[: bench.context // 2]
-        for text in _prompts(bench.heldout.texts, config.probe_samples)
-    ]
-    opened, tokens = [[*bench.opening, *prompt] for prompt in prompts], TOKENS_FACTOR * config.probe_tokens
-    rows = continued(bench, opened, tokens, seed=config.seed)
-    ends = [before_end(row, bench.eod_id) for row in rows]
-    return tuple(Written(*map(bench.tokenizer.decode, pair)) for pair in zip(prompts, ends, strict=True))
+        config = bench.config
+        prompts = [
+            bench.tokenizer.encode(text, add_special_tokens=False).ids[: bench.context // 2]
+            for text in _prompts(bench.heldout.texts, config.probe_samples)
+        ]
+        opened, tokens = [[*bench.opening, *prompt] for prompt in prompts], TOKENS_FACTOR * config.probe_tokens
+        rows = continued(bench, opened, tokens, seed=config.seed)
+        ends = [before_end(row, bench.eod_id) for row in rows]
+        bench.shared["written"] = tuple(
+            Written(*map(bench.tokenizer.decode, pair)) for pair in zip(prompts, ends, strict=True)
+        )
+    results: tuple[Written, ...] = bench.shared["written"]
+    return results
 
 
 def _prompts(texts: Iterable[str], count: int) -> list[str]:

@@ -20,10 +20,10 @@ def main() -> int:
     """Read `order.json` of the working folder, run the tasks, write `said.json`: results or an error."""
     order = json.loads(Path("order.json").read_text(encoding="utf-8"))
     try:
-        said = _run(order)
+        output = _run(order)
     except Exception as error:  # noqa: BLE001 the end of a process
-        said = {"error": f"{type(error).__name__}: {error}"[:2000]}
-    Path("said.json.new").write_text(json.dumps(said), encoding="utf-8")
+        output = {"error": f"{type(error).__name__}: {error}"[:2000]}
+    Path("said.json.new").write_text(json.dumps(output), encoding="utf-8")
     os.replace("said.json.new", "said.json")
     return 0
 
@@ -57,7 +57,7 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     )
     index = manager.task_index
     tasks = [name if name in own.all_tasks else _with_files(name, index[name].yaml_path) for name in order["tasks"]]
-    found = simple_evaluate(
+    result = simple_evaluate(
         model=model,
         tasks=tasks,
         limit=order["limit"] or None,
@@ -65,8 +65,8 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
         bootstrap_iters=BOOTSTRAP,
         log_samples=False,
     )
-    assert found is not None, "this process has rank 0"
-    return _plain(found)
+    assert result is not None, "this process has rank 0"
+    return _plain(result)
 
 
 def _held(env: Any) -> Any:
@@ -101,21 +101,21 @@ def _with_files(name: str, yaml: Path | None) -> str:
     if yaml is None or not files:
         raise ValueError(f"the data have neither a YAML of the task {name} nor a file {name}.SPLIT{ending}")
     given = {split: str(path) for split, path in sorted(files.items())}
-    told = {"include": str(yaml), "task": name, "dataset_path": "json", "dataset_name": None}
+    payload = {"include": str(yaml), "task": name, "dataset_path": "json", "dataset_name": None}
     path = Path.cwd() / f"{name}.from-files.yaml"
-    path.write_text(json.dumps({**told, "dataset_kwargs": {"data_files": given}}), encoding="utf-8")
+    path.write_text(json.dumps({**payload, "dataset_kwargs": {"data_files": given}}), encoding="utf-8")
     return str(path)
 
 
-def _plain(found: Any) -> dict[str, Any]:
+def _plain(result: Any) -> dict[str, Any]:
     """What the suite needs of the harness's results, as plain JSON."""
     results = {
         task: {name: value for name, value in values.items() if isinstance(value, int | float)}
-        for task, values in found["results"].items()
+        for task, values in result["results"].items()
     }
-    samples = {task: int(counts["effective"]) for task, counts in found.get("n-samples", {}).items()}
-    better = {task: dict(told) for task, told in found.get("higher_is_better", {}).items()}
-    versions = {task: str(version) for task, version in found.get("versions", {}).items()}
+    samples = {task: int(counts["effective"]) for task, counts in result.get("n-samples", {}).items()}
+    better = {task: dict(entry) for task, entry in result.get("higher_is_better", {}).items()}
+    versions = {task: str(version) for task, version in result.get("versions", {}).items()}
     return {"results": results, "samples": samples, "higher_is_better": better, "versions": versions}
 
 

@@ -76,8 +76,8 @@ def _check_key(key: str, value: yaml.Node, *, place: str) -> None:
 
 def _check_files(value: yaml.Node, *, place: str) -> None:
     """Raise ValueError unless all that is asked of the library `datasets` is to read files that lie beside the YAML."""
-    told = value.value if isinstance(value, yaml.MappingNode) else [(value, value)]
-    for key, named in told:
+    payload = value.value if isinstance(value, yaml.MappingNode) else [(value, value)]
+    for key, named in payload:
         if key.value != "data_files":
             raise ValueError(f"{place} has `dataset_kwargs` with {key.value!r:.60}: only data_files may be in it")
         for name in _scalars(named):
@@ -128,10 +128,10 @@ def lm_eval(bench: Bench) -> Suite | None:
     with tempfile.TemporaryDirectory(prefix="headway-lm-eval-") as folder:
         gather(place, Path(folder))
         sha256 = digest_of(sorted(Path(folder).iterdir()))
-        said = _run(bench, Path(folder))
-    if "error" in said:
-        raise ValueError(f"{SETTING}: lm-evaluation-harness ended with {said['error']}; nothing is loaded from a hub")
-    suite = suite_of(said)
+        output = _run(bench, Path(folder))
+    if "error" in output:
+        raise ValueError(f"{SETTING}: lm-evaluation-harness ended with {output['error']}; nothing is loaded from a hub")
+    suite = suite_of(output)
     return replace(suite, details={**suite.details, "sha256": sha256})
 
 
@@ -203,11 +203,11 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    said = folder / "said.json"
-    if not said.is_file():
+    output = folder / "said.json"
+    if not output.is_file():
         return {"error": f"no result (exit code {process.returncode}): see lm-eval.log of the job"}
-    found: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return result
 
 
 def _tokenizer(checkpoint: Path, folder: Path) -> Path:
@@ -237,22 +237,22 @@ def _no_hub(folder: Path) -> dict[str, str]:
     return {**offline, **caches, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def suite_of(said: dict[str, Any]) -> Suite:
+def suite_of(output: dict[str, Any]) -> Suite:
     """The harness's results as a suite: `acc,none` of arc_easy is `arc_easy_acc`; what is no finite number is left out."""
     metrics: dict[str, float] = {}
     worse: list[str] = []
-    for task, values in sorted(said["results"].items()):
+    for task, values in sorted(output["results"].items()):
         for name, value in sorted(values.items()):
             metric, _, chosen = name.partition(",")
             if not chosen or not math.isfinite(value):
                 continue
-            told = re.sub(r"\W", "_", f"{task}_{metric}" if chosen == "none" else f"{task}_{metric}_{chosen}")
-            metrics[told] = float(value)
+            payload = re.sub(r"\W", "_", f"{task}_{metric}" if chosen == "none" else f"{task}_{metric}_{chosen}")
+            metrics[payload] = float(value)
             if (
-                said["higher_is_better"].get(task, {}).get(metric.removesuffix("_stderr")) is False
+                output["higher_is_better"].get(task, {}).get(metric.removesuffix("_stderr")) is False
                 or "stderr" in metric
             ):
-                worse.append(told)
-    samples = said["samples"]
-    details = {"samples": samples, "versions": said["versions"]}
+                worse.append(payload)
+    samples = output["samples"]
+    details = {"samples": samples, "versions": output["versions"]}
     return Suite(metrics, min(samples.values(), default=0), lower_is_better=tuple(worse), details=details)

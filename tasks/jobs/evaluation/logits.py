@@ -18,15 +18,15 @@ PART_LOGITS = 1 << 24
 """Most logits of a part, where a whole would be more (64 MiB in float32; who reads them may need a few times that)."""
 
 
-class _Said(nn.Module):
-    """Stands for a network's body, and says what the body said."""
+class _Constant(nn.Module):
+    """Stands for a network's body, and returns what the body returned."""
 
-    def __init__(self, said: Any) -> None:
+    def __init__(self, output: Any) -> None:
         super().__init__()
-        self.said = said
+        self.output = output
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return self.said
+        return self.output
 
 
 def logits_in_parts(model: Any, read: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -39,31 +39,31 @@ def logits_in_parts(model: Any, read: Tensor) -> Iterator[tuple[slice, Tensor]]:
     if _is_small(model, rows * positions):
         yield slice(0, positions), model(input_ids=read, use_cache=False).logits.float()
         return
-    said = model.base_model(input_ids=read, use_cache=False)
+    output = model.base_model(input_ids=read, use_cache=False)
     step = max(1, PART_LOGITS // (rows * model.config.vocab_size))
     for start in range(0, positions, step):
         part = slice(start, min(start + step, positions))
-        yield part, _head(model, said, part).float()
+        yield part, _head(model, output, part).float()
 
 
 def next_logits(model: Any, read: Tensor, **more: Any) -> tuple[Tensor, Any]:
     """Logits [rows, vocabulary] in float32 behind the last of `read` [rows, positions], and the keys and values to go on with."""
     if _is_small(model, read.numel()):
-        said = model(input_ids=read, use_cache=True, **more)
-        return said.logits[:, -1].float(), said.past_key_values
-    said = model.base_model(input_ids=read, use_cache=True, **more)
+        output = model(input_ids=read, use_cache=True, **more)
+        return output.logits[:, -1].float(), output.past_key_values
+    output = model.base_model(input_ids=read, use_cache=True, **more)
     last = read.shape[1] - 1
-    return _head(model, said, slice(last, last + 1))[:, -1].float(), said.past_key_values
+    return _head(model, output, slice(last, last + 1))[:, -1].float(), output.past_key_values
 
 
 def _is_small(model: Any, positions: int) -> bool:
     return positions * model.config.vocab_size <= WHOLE_LOGITS or getattr(model, "base_model", model) is model
 
 
-def _head(model: Any, said: Any, part: slice) -> Tensor:
+def _head(model: Any, output: Any, part: slice) -> Tensor:
     """The logits of a part of what the body said."""
-    kept = type(said)(**{**said, "last_hidden_state": said.last_hidden_state[:, part]})
-    with _in_place_of_body(model, _Said(kept)):
+    kept = type(output)(**{**output, "last_hidden_state": output.last_hidden_state[:, part]})
+    with _in_place_of_body(model, _Constant(kept)):
         return cast(Tensor, model(input_ids=None, use_cache=False).logits)
 
 

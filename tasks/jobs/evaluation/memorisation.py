@@ -45,10 +45,10 @@ def memorisation(bench: Bench) -> Suite | None:
     metrics: dict[str, float] = {}
     samples = {}
     for split, file in SPLITS.items():
-        found = passages(bench, bench.rank.inputs["tokens"] / file)
-        samples[split] = len(found)
-        if found:
-            metrics |= _counted(split, known_by_heart(bench, found), len(found), config.confidence)
+        result = passages(bench, bench.rank.inputs["tokens"] / file)
+        samples[split] = len(result)
+        if result:
+            metrics |= _counted(split, known_by_heart(bench, result), len(result), config.confidence)
     if all(samples.values()):
         metrics["excess"] = metrics["train_share"] - metrics["heldout_share"]
     prefix, rest = lengths(bench)
@@ -56,11 +56,11 @@ def memorisation(bench: Bench) -> Suite | None:
     return Suite(metrics, min(samples.values()), lower_is_better=tuple(metrics), details=details)
 
 
-def known_by_heart(bench: Bench, found: list[Passage]) -> int:
+def known_by_heart(bench: Bench, results: list[Passage]) -> int:
     """How many passages the model ends as they end."""
     _, rest = lengths(bench)
-    written = continued(bench, [passage.prompt for passage in found], rest)
-    return sum(row == passage.rest for row, passage in zip(written, found, strict=True))
+    written = continued(bench, [passage.prompt for passage in results], rest)
+    return sum(row == passage.rest for row, passage in zip(written, results, strict=True))
 
 
 def lengths(bench: Bench) -> tuple[int, int]:
@@ -75,14 +75,14 @@ def passages(bench: Bench, prefix: Path) -> list[Passage]:
     given, rest = lengths(bench)
     length = given + rest
     other = _tokenizer_of(bench)
-    found = []
+    results = []
     for start in _starts(indexed.boundaries, length, DRAWS * config.probe_samples, config.seed):
         ids = _ids(indexed.tokens, start, length, other, bench)
         if len(ids) >= length:
-            found.append(Passage(ids[:given], ids[given:length]))
-        if len(found) == config.probe_samples:
+            results.append(Passage(ids[:given], ids[given:length]))
+        if len(results) == config.probe_samples:
             break
-    return found
+    return results
 
 
 def _counted(split: str, count: int, samples: int, confidence: float) -> dict[str, float]:

@@ -139,8 +139,8 @@ def _count_pairs(
     for start in range(0, len(tokens), BLOCK_TOKENS):
         block = np.asarray(tokens[start : start + BLOCK_TOKENS])
         contexts = np.concatenate((np.array([before], dtype=block.dtype), block[:-1]))
-        found = np.unique(_pair_codes(block, contexts, vocab_size=vocab_size), return_counts=True)
-        codes, counts = _merged(codes, counts, *found)
+        result = np.unique(_pair_codes(block, contexts, vocab_size=vocab_size), return_counts=True)
+        codes, counts = _merged(codes, counts, *result)
         before = int(block[-1])
     return codes, counts
 

@@ -84,12 +84,12 @@ def by_position(
     documents: Positions, rows: Positions | None, config: EvaluationConfig, *, reached: int
 ) -> list[dict[str, Any]]:
     """The list `positions` of `evaluation.json`: of documents, and beyond `reached`, where they end, of joined rows."""
-    first, told = 1, []
+    first, payload = 1, []
     for bucket, end in enumerate(ends(documents.context)):
         of = rows if rows and end > reached and rows.tokens[:, bucket].any() else documents
-        told.append({"from": first, "to": end, **_bucket(of, bucket, config), "joined": of is rows})
+        payload.append({"from": first, "to": end, **_bucket(of, bucket, config), "joined": of is rows})
         first = end + 1
-    return told
+    return payload
 
 
 def _bucket(of: Positions, bucket: int, config: EvaluationConfig) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ def _bucket(of: Positions, bucket: int, config: EvaluationConfig) -> Mapping[str
     reached = tokens > 0
     if not reached.any():
         return {"tokens": 0, "documents": 0, "bits_per_token": None, "interval": None}
-    found = scores.ratio(
+    result = scores.ratio(
         bits[reached],
         tokens[reached],
         samples=config.bootstrap_samples,
@@ -109,6 +109,6 @@ def _bucket(of: Positions, bucket: int, config: EvaluationConfig) -> Mapping[str
     return {
         "tokens": int(tokens.sum()),
         "documents": int(reached.sum()),
-        "bits_per_token": round(found.estimate, DECIMALS),
-        "interval": [round(found.low, DECIMALS), round(found.high, DECIMALS)] if enough else None,
+        "bits_per_token": round(result.estimate, DECIMALS),
+        "interval": [round(result.low, DECIMALS), round(result.high, DECIMALS)] if enough else None,
     }

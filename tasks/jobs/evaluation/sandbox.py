@@ -55,9 +55,9 @@ class Limits:
 
 def run_code(code: str, examples: str, limits: Limits) -> Outcome:
     """Whether code passes all examples, written as in a docstring. `died`: no verdict, however it ended."""
-    said = _said(code, examples, limits)
-    verdict = said.get("verdict", {})
-    if said.get("timeout"):
+    output = _said(code, examples, limits)
+    verdict = output.get("verdict", {})
+    if output.get("timeout"):
         return "timeout"
     if not verdict:
         return "died"
@@ -75,10 +75,10 @@ def best_limits(limits: Limits, *, fall_back: bool) -> Limits:
     for tried in (limits, replace(limits, namespaces=False)) if fall_back else (limits,):
         if tried.namespaces and not shutil.which("bwrap"):
             continue
-        said = _said(PROBE, PROBE_EXAMPLES, tried)
-        if said.get("verdict") == {"attempted": 1, "failed": 0}:
+        output = _said(PROBE, PROBE_EXAMPLES, tried)
+        if output.get("verdict") == {"attempted": 1, "failed": 0}:
             return tried
-        why = said["setup"] or "the probe gave no verdict"
+        why = output["setup"] or "the probe gave no verdict"
     raise Missing(
         f"no sandbox can be made here for code that a model wrote: {why}",
         remedy="Install bubblewrap (Debian's package `bubblewrap`) and allow user namespaces (user.max_user_namespaces; in a "
@@ -91,7 +91,17 @@ def _said(code: str, examples: str, limits: Limits) -> dict[str, Any]:
     nonce = secrets.token_hex(16)
     with ExitStack() as stack:
         order, filter_, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-        order.write(json.dumps(_order(code, examples, limits, nonce=nonce)).encode())
+        order.write(
+            json.dumps(
+                {
+                    "code": code,
+                    "examples": examples,
+                    "nonce": nonce,
+                    "cpu_seconds": limits.cpu_seconds,
+                    "memory": limits.memory_bytes,
+                }
+            ).encode()
+        )
         order.seek(0)
         if limits.namespaces:
             filter_.write(seccomp.program())
@@ -109,7 +119,9 @@ def _said(code: str, examples: str, limits: Limits) -> dict[str, Any]:
         try:
             text, timeout = _read(process, limits.seconds)
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         errors.seek(0)
         setup = errors.read(500).decode(errors="replace").strip()
     return {"setup": setup, "timeout": timeout, **_parsed(text, nonce)}
@@ -156,16 +168,6 @@ def _shown(folder: Path) -> list[str]:
     return ["--ro-bind", str(folder), str(folder)]
 
 
-def _order(code: str, examples: str, limits: Limits, *, nonce: str) -> dict[str, Any]:
-    return {
-        "code": code,
-        "examples": examples,
-        "nonce": nonce,
-        "cpu_seconds": limits.cpu_seconds,
-        "memory": limits.memory_bytes,
-    }
-
-
 def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool]:
     """What it says until it ends, at most VERDICT_BYTES, and whether its time was up, which counts from its first word on.
 
@@ -189,18 +191,12 @@ def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool
     return text, False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _parsed(text: bytes, nonce: str) -> dict[str, Any]:
     for line in text.splitlines():
         try:
-            told = json.loads(line)
+            payload = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict) and told.pop("nonce", "") == nonce:
-            return {"verdict": told}
+        if isinstance(payload, dict) and payload.pop("nonce", "") == nonce:
+            return {"verdict": payload}
     return {}

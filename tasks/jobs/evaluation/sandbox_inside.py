@@ -21,20 +21,7 @@ def main() -> int:
     os.close(0)
     os.closerange(2, 4096)
     os.environ.clear()
-    _limit(order)
-    _tell({"ready": True})
-    verdict = _run(order)
-    sys.stdout = sys.__stdout__
-    _tell({"nonce": order["nonce"], **verdict})
-    return 0
-
-
-def _tell(said: dict[str, Any]) -> None:
-    os.write(1, (json.dumps(said) + "\n").encode())
-
-
-def _limit(order: dict[str, Any]) -> None:
-    """No file may grow, no further process may be, and CPU and memory are bounded."""
+    # No file may grow, no further process may be, and CPU and memory are bounded.
     cpu = order["cpu_seconds"] + math.ceil(time.process_time())
     limits = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
@@ -47,6 +34,15 @@ def _limit(order: dict[str, Any]) -> None:
     }
     for kind, values in limits.items():
         resource.setrlimit(kind, values)
+    _tell({"ready": True})
+    verdict = _run(order)
+    sys.stdout = sys.__stdout__
+    _tell({"nonce": order["nonce"], **verdict})
+    return 0
+
+
+def _tell(output: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(output) + "\n").encode())
 
 
 def _run(order: dict[str, Any]) -> dict[str, Any]:
@@ -58,8 +54,8 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001 whatever foreign code raises is its failure
         return {"attempted": 0, "failed": len(examples), "raised": type(error).__name__[:80]}
     test = doctest.DocTest(examples, names, "completion", None, None, None)
-    found = doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
-    return {"attempted": found.attempted, "failed": found.failed}
+    result = doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
+    return {"attempted": result.attempted, "failed": result.failed}
 
 
 if __name__ == "__main__":

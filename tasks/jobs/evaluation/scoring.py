@@ -40,20 +40,20 @@ def windows(lengths: Sequence[int], sequence_length: int) -> list[Window]:
     A later window is moved back to full length, so what it scores has at least half a window of context.
     """
     stride = max(1, sequence_length // 2)
-    found = []
+    results = []
     for document, length in enumerate(lengths):
         end = min(sequence_length, length)
-        found.append(Window(document, start=0, end=end, scored_from=0))
+        results.append(Window(document, start=0, end=end, scored_from=0))
         while end < length:
             scored_from, end = end, min(end + stride, length)
-            found.append(Window(document, start=end - sequence_length, end=end, scored_from=scored_from))
-    return found
+            results.append(Window(document, start=end - sequence_length, end=end, scored_from=scored_from))
+    return results
 
 
-def batches(found: Sequence[Window], positions: int) -> Iterator[list[Window]]:
+def batches(results: Sequence[Window], positions: int) -> Iterator[list[Window]]:
     """Windows of similar length, longest first; padded to its longest, a batch of several takes at most `positions`."""
     batch: list[Window] = []
-    for window in sorted(found, key=lambda window: -window.length):
+    for window in sorted(results, key=lambda window: -window.length):
         if batch and (len(batch) + 1) * batch[0].length > positions:
             yield batch
             batch = []
@@ -99,9 +99,9 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
     """
     extra, count, done = len(encoded.context) - 1, len(encoded.documents), 0
     positions = Positions.none(count, context)
-    found = windows((encoded.lengths + extra).tolist(), context)
+    result = windows((encoded.lengths + extra).tolist(), context)
     bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
-    for batch in batches(found, batch_positions(model)):
+    for batch in batches(result, batch_positions(model)):
         rows = np.array([window.document for window in batch])
         scored, lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
         np.add.at(bits, rows, lost.sum(axis=1) / math.log(2))
@@ -109,7 +109,7 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
         positions.add(rows, scored, lost)
         add_certainty(certainty, np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
         done += len(batch)
-        rank.progress(done, len(found), f"{done} of {len(found)} windows")
+        rank.progress(done, len(result), f"{done} of {len(result)} windows")
     _require_finite(bits)
     return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty, positions=positions)
 
@@ -125,8 +125,8 @@ def _scores(
     """
     inputs, targets = _padded(batch, encoded)
     device = getattr(model, "device", "cpu")
-    told = [_told(logits, targets[:, part].to(device)) for part, logits in logits_in_parts(model, inputs.to(device))]
-    scored, lost, right, sure = (torch.cat(parts, dim=1) for parts in zip(*told, strict=True))
+    entries = [_told(logits, targets[:, part].to(device)) for part, logits in logits_in_parts(model, inputs.to(device))]
+    scored, lost, right, sure = (torch.cat(parts, dim=1) for parts in zip(*entries, strict=True))
     return scored, lost, right, sure
 
 

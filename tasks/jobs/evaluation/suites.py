@@ -74,36 +74,32 @@ def run_suites(bench: Bench, suites: Mapping[str, Measure]) -> tuple[dict[str, A
 
     Seconds are apart, for what is published holds no times. One that ran out of time has no metrics, and says why.
     """
-    told: dict[str, Any] = {}
+    payload: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     for name, measure in suites.items():
         began = time.monotonic()
-        bench.rank.progress(len(told), len(suites), f"suite {name}")
-        limited = _limited(bench, began)
+        bench.rank.progress(len(payload), len(suites), f"suite {name}")
+        limited = Bench(**{**vars(bench), "deadline": began + bench.config.suite_seconds})
         try:
             with torch.inference_mode():
                 suite = measure(limited)
         except SuiteTimeout:
             why = f"did not end within evaluation.suite_seconds = {bench.config.suite_seconds}"
-            told[name] = {"metrics": {}, "samples": 0, "lower_is_better": [], "failed": why}
+            payload[name] = {"metrics": {}, "samples": 0, "lower_is_better": [], "failed": why}
         else:
             if suite is None:
                 continue
-            told[name] = as_json(suite)
+            payload[name] = as_json(suite)
         seconds[name] = round(time.monotonic() - began, 3)
-    return told, seconds
+    return payload, seconds
 
 
 def as_json(suite: Suite) -> dict[str, Any]:
     """A suite as `evaluation.json` has it."""
-    told = {
+    payload = {
         "metrics": {name: float(value) for name, value in suite.metrics.items()},
         "samples": suite.samples,
         "lower_is_better": sorted(suite.lower_is_better),
         **({"problems": dict(suite.problems)} if suite.problems else {}),
     }
-    return {**told, "details": dict(suite.details)} if suite.details else told
-
-
-def _limited(bench: Bench, began: float) -> Bench:
-    return Bench(**{**vars(bench), "deadline": began + bench.config.suite_seconds})
+    return {**payload, "details": dict(suite.details)} if suite.details else payload

@@ -56,27 +56,23 @@ def write_card(
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     encoder = "max_logit_error" in proof and "greedy_equal" not in proof
-    matter = _matter(checkpoint, made_from, encoder=encoder)
-    lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, as ONNX", ""]
-    lines += [*_proven(proof, bits, context), "", *_variants(variants), *_lineage(made_from), "", LIMITS, ""]
-    lines.append(ENCODER if encoder else SERVED)
-    (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _matter(checkpoint: Path, made_from: Sequence[str], *, encoder: bool) -> list[str]:
-    told = front_matter_of(checkpoint)
+    payload = front_matter_of(checkpoint)
     datasets = sorted(ref for ref in made_from if ref.startswith("dataset/"))
-    return [
+    matter = [
         "library_name: onnxruntime",
         f"pipeline_tag: {'fill-mask' if encoder else 'text-generation'}",
-        f"license: {told.get('license', UNKNOWN_LICENSE)}",
-        *([f"base_model: {told['base_model']}"] if "base_model" in told else []),
+        f"license: {payload.get('license', UNKNOWN_LICENSE)}",
+        *([f"base_model: {payload['base_model']}"] if "base_model" in payload else []),
         *(["datasets:", *(f"- {ref}" for ref in datasets)] if datasets else []),
         f"lineage_digest: {lineage_digest(made_from)}",
         "tags:",
         "- headway",
         "- onnx",
     ]
+    lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, as ONNX", ""]
+    lines += [*_proven(proof, bits, context), "", *_variants(variants), *_lineage(made_from), "", LIMITS, ""]
+    lines.append(ENCODER if encoder else SERVED)
+    (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _proven(proof: Mapping[str, Any], bits: Estimate | None, context: tuple[int, int | None] | None) -> list[str]:
@@ -91,14 +87,14 @@ def _proven(proof: Mapping[str, Any], bits: Estimate | None, context: tuple[int,
         declared, measured = context
         beyond = f" (measured up to {measured:,})" if measured and declared > measured else ""
         rows["Tokens of prompt and answer"] = f"{declared:,}{beyond}"
-    return ["## Metrics", "", "| | |", "| --- | --- |", *(f"| {name} | {said} |" for name, said in rows.items())]
+    return ["## Metrics", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 
 def _variants(variants: Mapping[str, Any]) -> list[str]:
-    kept = {name: said for name, said in variants.items() if said["passed"]}
+    kept = {name: value for name, value in variants.items() if value["passed"]}
     if not kept:
         return []
-    rows = (f"| `variants/{name}/` | {said['onnx_bytes']:,} | {said['loss']:+.2%} |" for name, said in kept.items())
+    rows = (f"| `variants/{name}/` | {value['onnx_bytes']:,} | {value['loss']:+.2%} |" for name, value in kept.items())
     return ["## Variants", "", "| | bytes | bits per byte |", "| --- | --- | --- |", *rows, ""]
 
 

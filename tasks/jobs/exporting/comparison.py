@@ -61,8 +61,8 @@ class Original:
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """Of shape [1, tokens, vocabulary]."""
-        found: NDArray[np.float32] = self.network(torch.tensor([tokens])).logits.numpy()
-        return found
+        result: NDArray[np.float32] = self.network(torch.tensor([tokens])).logits.numpy()
+        return result
 
     @torch.no_grad()
     def greedy(self, tokens: list[int], limit: int, *, ends: list[int]) -> list[int]:
@@ -79,19 +79,19 @@ class Original:
             pad_token_id=ends[0],
         )
         prompt = torch.tensor([tokens])
-        said = self.network.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
-        return [int(token) for token in said[0][len(tokens) :]]
+        output = self.network.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
+        return [int(token) for token in output[0][len(tokens) :]]
 
 
 class OnnxNetwork:
     """An exported graph that is called as transformers' networks are, without what came before: all logits of some rows."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        told = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        payload = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
         self.config = SimpleNamespace(
-            vocab_size=int(told["vocab_size"]), max_position_embeddings=int(told["context_length"])
+            vocab_size=int(payload["vocab_size"]), max_position_embeddings=int(payload["context_length"])
         )
-        self._heads, self._size = int(told["decoder"]["num_key_value_heads"]), int(told["decoder"]["head_size"])
+        self._heads, self._size = int(payload["decoder"]["num_key_value_heads"]), int(payload["decoder"]["head_size"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(folder / MODEL, options, providers=["CPUExecutionProvider"])
@@ -111,8 +111,8 @@ class OnnxNetwork:
         }
         empty = (rows, self._heads, 0, self._size)
         inputs = {name: given[name] if name in given else np.zeros(empty, kind) for name, kind in self._inputs.items()}
-        found: NDArray[Any] = self._session.run(["logits"], inputs)[0]
-        return found.astype(np.float32, copy=False)
+        result: NDArray[Any] = self._session.run(["logits"], inputs)[0]
+        return result.astype(np.float32, copy=False)
 
 
 class Exported:
@@ -143,15 +143,15 @@ def answer(original: Original, exported: Exported, prompts: Sequence[str], *, ma
     """
     apart = [_apart(original, exported.network, prompt) for prompt in prompts]
     exported.drop_network()
-    generation, found = exported.generation, []
+    generation, result = exported.generation, []
     for prompt, (error, scale) in zip(prompts, apart, strict=True):
         tokens, known = generation.encode(prompt), original.encode(prompt)
         limit = min(max_tokens, generation.context_length - len(tokens))
-        said = generation.complete(tokens, limit)
+        output = generation.complete(tokens, limit)
         expected = original.greedy(known, limit, ends=generation.end_tokens)
-        equal = tokens == known and said.tokens == expected
-        found.append(Answer(prompt, said, expected, equal, logit_error=error, logit_scale=scale))
-    return found
+        equal = tokens == known and output.tokens == expected
+        result.append(Answer(prompt, output, expected, equal, logit_error=error, logit_scale=scale))
+    return result
 
 
 def _apart(original: Original, network: OnnxNetwork, prompt: str) -> tuple[float, float]:
@@ -168,8 +168,8 @@ def largest(values: Iterable[float]) -> float:
 
 def golden_of(answers: Iterable[Answer]) -> dict[str, Any]:
     """What the exported side answered: golden.json of its folder, by which a server proves what it loaded from there."""
-    said = [{"prompt": a.prompt, "completion": a.onnx.text, "tokens": a.onnx.tokens} for a in answers]
-    return {"prompts": said}
+    messages = [{"prompt": a.prompt, "completion": a.onnx.text, "tokens": a.onnx.tokens} for a in answers]
+    return {"prompts": messages}
 
 
 def parity(answers: list[Answer]) -> dict[str, float]:

@@ -96,5 +96,5 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray[Any, Any], np.nda
 def _error(network: Any, session: Any, tokens: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> float:
     """Largest absolute difference of a logit where there is a token."""
     expected = network(input_ids=torch.from_numpy(tokens), attention_mask=torch.from_numpy(mask)).logits.numpy()
-    found = session.run(["logits"], {"input_ids": tokens, "attention_mask": mask})[0]
-    return float(np.abs(found - expected)[mask.astype(bool)].max())
+    result = session.run(["logits"], {"input_ids": tokens, "attention_mask": mask})[0]
+    return float(np.abs(result - expected)[mask.astype(bool)].max())

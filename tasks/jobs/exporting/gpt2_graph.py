@@ -26,8 +26,8 @@ def build_gpt2(checkpoint: Path, output: Path, *, precision: str, cache: str, mo
     """Write the ONNX model, its data, genai_config.json and the tokenizer; `more` are options of the builder."""
     config: Any = GPT2Config.from_pretrained(checkpoint, local_files_only=True)
     config.hidden_act, config.intermediate_size = config.activation_function, config.n_inner or 4 * config.n_embd
-    said = [f"{name}={value}" for name, value in more.items()]
-    options = builder.parse_extra_options("", str(checkpoint), str(output), precision, "cpu", cache, said)
+    messages = [f"{name}={value}" for name, value in more.items()]
+    options = builder.parse_extra_options("", str(checkpoint), str(output), precision, "cpu", cache, messages)
     options |= {"hf_token": False, "hf_remote": False}
     io_dtype = builder.set_io_dtype(precision, "cpu", options)
     with torch.no_grad():

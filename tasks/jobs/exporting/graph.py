@@ -37,7 +37,11 @@ def build(checkpoint: Path, output: Path, *, precision: str, context: int | None
     `context` are the tokens that it declares, by default as many as config.json says. Raises ValueError for a checkpoint that
     cannot be exported; IntegrityError when the graph's data is not all beside it.
     """
-    _require_supported(checkpoint)
+    for name in ("config.json", "tokenizer.json"):
+        if not (checkpoint / name).is_file():
+            raise ValueError(f"the checkpoint {checkpoint} has no {name}: name a Hugging Face folder with tokenizer")
+    if architecture(checkpoint) is None:
+        raise ValueError(f"{checkpoint / 'config.json'} names no architecture: save the model with `save_pretrained`")
     require_positions(checkpoint, context)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache, _with_room(checkpoint, context) as folder:
@@ -113,9 +117,9 @@ def _build(checkpoint: Path, output: Path, *, precision: str, cache: str) -> Non
     """By onnxruntime-genai's own builder. It puts its own folder on sys.path."""
     from onnxruntime_genai.models import builder
 
-    said = ["hf_token=false", *(f"{name}={value}" for name, value in OPTIONS.get(precision, {}).items())]
+    messages = ["hf_token=false", *(f"{name}={value}" for name, value in OPTIONS.get(precision, {}).items())]
     options: dict[str, Any] = builder.parse_extra_options(
-        "", str(checkpoint), str(output), precision, "cpu", cache, said
+        "", str(checkpoint), str(output), precision, "cpu", cache, messages
     )
     try:
         builder.create_model("", str(checkpoint), str(output), precision, "cpu", cache, **options)
@@ -124,11 +128,3 @@ def _build(checkpoint: Path, output: Path, *, precision: str, cache: str) -> Non
             f"the checkpoint's architecture {architecture(checkpoint)} cannot be exported: onnxruntime-genai "
             f"{genai.__version__} does not build it. Use one that it builds, such as LlamaForCausalLM."
         ) from error
-
-
-def _require_supported(checkpoint: Path) -> None:
-    for name in ("config.json", "tokenizer.json"):
-        if not (checkpoint / name).is_file():
-            raise ValueError(f"the checkpoint {checkpoint} has no {name}: name a Hugging Face folder with tokenizer")
-    if architecture(checkpoint) is None:
-        raise ValueError(f"{checkpoint / 'config.json'} names no architecture: save the model with `save_pretrained`")

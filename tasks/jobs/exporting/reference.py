@@ -25,15 +25,15 @@ def reference_of(
     if sample is not None:
         beginnings = map(_beginning, sample.encoded.documents[:prompts])
         asked += [[*generation.opening, *text] for text in beginnings if text]
-    found = []
+    results = []
     for tokens in asked:
         limit = min(max_tokens, generation.context_length - len(tokens))
-        found.append(measures(len(tokens), generation.complete(tokens, limit, measure=True)))
+        results.append(measures(len(tokens), generation.complete(tokens, limit, measure=True)))
     columns = {
-        "length": [one["completion_tokens"] for one in found],
-        **{name: [one[name] for one in found if one[name] is not None] for name in ("entropy", "repetition", "odd")},
+        "length": [one["completion_tokens"] for one in results],
+        **{name: [one[name] for one in results if one[name] is not None] for name in ("entropy", "repetition", "odd")},
     }
-    return summary(columns, prompts=len(found), max_tokens=max_tokens)
+    return summary(columns, prompts=len(results), max_tokens=max_tokens)
 
 
 def _beginning(document: Any) -> list[int]:

@@ -99,32 +99,28 @@ def make_variants(
     against: Measured, config: ExportConfig, rank: Rank, *, threads: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Build each variant below the output, and keep those that pass. What is published of them, and their metrics, speeds too."""
-    told: dict[str, dict[str, Any]] = {}
+    payload: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
     for number, name in enumerate(config.variants):
         rank.progress(number, len(config.variants), f"the variant {name}")
         folder = rank.output / FOLDER / name
         try:
             gc.collect()  # of what the last variant left
-            _build(against.checkpoint, folder, name, context=against.context)
+            if name in KINDS:
+                build(against.checkpoint, folder, precision="fp32", context=against.context)
+                halve(folder, name)
+            else:
+                build(against.checkpoint, folder, precision=name, context=against.context)
+            require_plain_folder(folder)
             gc.collect()  # and the builder
-            told[name], speeds = _measure(folder, against, config, rank, threads=threads)
+            payload[name], speeds = _measure(folder, against, config, rank, threads=threads)
         except REFUSALS as error:
-            told[name], speeds = {"passed": False, "why": f"it does not run here: {_first_line(error)}"}, {}
-        if not told[name]["passed"]:
+            payload[name], speeds = {"passed": False, "why": f"it does not run here: {_first_line(error)}"}, {}
+        if not payload[name]["passed"]:
             shutil.rmtree(folder, ignore_errors=True)
-        numbers = {key: value for key, value in told[name].items() if isinstance(value, int | float)}
+        numbers = {key: value for key, value in payload[name].items() if isinstance(value, int | float)}
         metrics |= {f"{name}.{key}": float(value) for key, value in {**numbers, **speeds}.items()}
-    return {"limit": config.max_loss_of_variant, "variants": told}, metrics
-
-
-def _build(checkpoint: Path, folder: Path, name: str, *, context: int | None) -> None:
-    if name in KINDS:
-        build(checkpoint, folder, precision="fp32", context=context)
-        halve(folder, name)
-    else:
-        build(checkpoint, folder, precision=name, context=context)
-    require_plain_folder(folder)
+    return {"limit": config.max_loss_of_variant, "variants": payload}, metrics
 
 
 def _measure(
@@ -137,7 +133,7 @@ def _measure(
     write_json(folder / "golden.json", golden_of(answers))
     loss = share_worse(bits, against.bits)
     passed = loss <= config.max_loss_of_variant
-    found = {
+    result = {
         "passed": passed,
         "why": "" if passed else f"it needs {loss:.2%} more bits, and may need {config.max_loss_of_variant:.2%}",
         "bits_per_byte": bits_a_byte(bits, against.sample),
@@ -151,7 +147,7 @@ def _measure(
         lambda: len(original.greedy(tokens, config.golden_tokens, ends=exported.generation.end_tokens)),
         seconds=config.speed_seconds / 2,
     ).told()
-    return found, speeds
+    return result, speeds
 
 
 def _first_line(error: Exception) -> str:

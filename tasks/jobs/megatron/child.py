@@ -47,8 +47,8 @@ class Neighbours:
 
     def lost(self) -> bool:
         """Whether one of them has been gone for LOST_SECONDS."""
-        said = [read_json(path) or {} for path in self._ranks.glob("*.json")]
-        mine = [one for one in said if one.get("host") == socket.gethostname()]
+        messages = [read_json(path) or {} for path in self._ranks.glob("*.json")]
+        mine = [one for one in messages if one.get("host") == socket.gethostname()]
         if all(process_started(one["pid"]) == one["started"] for one in mine):
             self._since = math.inf
         else:
@@ -107,9 +107,9 @@ class Child:
         code = self._process.returncode
         with open(self._log, "rb") as file:
             file.seek(max(self._before, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            said = file.read().decode("utf-8", "replace")
-        last = " | ".join(line.strip() for line in said.splitlines()[-3:])[:500]
+            text = file.read().decode("utf-8", "replace")
+        last = " | ".join(line.strip() for line in text.splitlines()[-3:])[:500]
         message = f"{PROGRAM} ended with code {code}: {last or 'it said nothing'}"
-        if _NO_NUMBER.search(said):
+        if _NO_NUMBER.search(text):
             raise FloatingPointError(message)
-        raise MemoryError(message) if _NO_MEMORY.search(said) else RuntimeError(message)
+        raise MemoryError(message) if _NO_MEMORY.search(text) else RuntimeError(message)

@@ -86,28 +86,28 @@ def _saved(save: Path) -> list[Path]:
 
 
 def _step(folder: Path) -> int:
-    found = SAVED.fullmatch(folder.name)
-    assert found
-    return int(found[1])
+    match = SAVED.fullmatch(folder.name)
+    assert match
+    return int(match[1])
 
 
 def _tracked(save: Path) -> int:
     """The newest step that Megatron says is whole; -1 for none."""
     try:
-        said = (save / TRACKER).read_text(encoding="ascii").strip()
+        text = (save / TRACKER).read_text(encoding="ascii").strip()
     except FileNotFoundError:
         return -1
-    return int(said) if said.isdigit() else -1
+    return int(text) if text.isdigit() else -1
 
 
-def link_verified(root: Path, found: Manifest, load: Path) -> None:
+def link_verified(root: Path, result: Manifest, load: Path) -> None:
     """Make the folder that Megatron loads from: links to the files that the manifest names, so a file too many is not seen."""
-    place = place_of(root, found.step, found.attempt)
-    for entry in found.files:
+    place = place_of(root, result.step, result.attempt)
+    for entry in result.files:
         link = load / Path(entry["path"]).relative_to(OWN)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(place.absolute() / entry["path"])
-    (load / TRACKER).write_text(str(found.step), encoding="ascii")
+    (load / TRACKER).write_text(str(result.step), encoding="ascii")
     for folder in load.glob("global_step*"):
         (load / DEEPSPEED_TRACKER).write_text(folder.name, encoding="ascii")
 

@@ -76,11 +76,11 @@ def _run(command: Sequence[str], *, checkpoint: Path, config: Path, output: Path
 
 def require_same_shapes(folder: Path, expected: dict[str, tuple[int, ...]], *, maybe: set[str]) -> None:
     """Whether a folder's safetensors are these tensors; those in `maybe` may be there too. Raises IntegrityError."""
-    found = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(path).items()}
+    result = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(path).items()}
     differing = [
-        f"{name} is {list(found[name]) if name in found else 'missing'}, not {list(expected.get(name, ()))}"
-        for name in sorted(found.keys() | expected.keys())
-        if found.get(name) != expected.get(name) and not (name in maybe and name not in expected)
+        f"{name} is {list(result[name]) if name in result else 'missing'}, not {list(expected.get(name, ()))}"
+        for name in sorted(result.keys() | expected.keys())
+        if result.get(name) != expected.get(name) and not (name in maybe and name not in expected)
     ]
     if differing:
         raise IntegrityError(

@@ -30,7 +30,11 @@ class Following:
                 continue
             if not math.isfinite(one.loss):
                 raise FloatingPointError(f"the loss is {one.loss} at step {one.number}: lower training.learning_rate")
-            self._tell(one, one.seconds)
+            left = one.seconds * (one.total - one.number)
+            values = {**_values(one), **self._speed(one, one.seconds), **self._start(one.seconds)}
+            self._rank.metrics(step=one.number, **values, step_seconds=one.seconds, seconds_left=left)
+            text = f"loss {one.loss:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
+            self._rank.progress(one.number, one.total, text, seconds_left=left)
 
     def _new(self) -> Iterator[Iteration]:
         if not self._log.exists():
@@ -43,13 +47,6 @@ class Following:
         for line in whole.decode("utf-8", "replace").splitlines():
             yield from iterations_of(line)
 
-    def _tell(self, one: Iteration, seconds: float) -> None:
-        left = seconds * (one.total - one.number)
-        values = {**_values(one), **self._speed(one, seconds), **self._start(seconds)}
-        self._rank.metrics(step=one.number, **values, step_seconds=seconds, seconds_left=left)
-        said = f"loss {one.loss:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
-        self._rank.progress(one.number, one.total, said, seconds_left=left)
-
     def _start(self, seconds: float) -> dict[str, float]:
         """On the first step of a process: how long it took to come so far."""
         first, self._first = self._first, False
@@ -58,10 +55,10 @@ class Following:
     def _speed(self, one: Iteration, seconds: float) -> dict[str, float]:
         """TFLOP/s as Megatron counts them (training.py, num_floating_point_operations)."""
         speed = self._config.global_batch_size * self._config.sequence_length / seconds
-        found = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
+        result = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
         tflops = {"tflops_per_rank": one.tflops} if one.tflops else {}
         mfu = {"mfu": one.tflops / self._peak["tflops"]} if one.tflops and self._peak else {}
-        return {**found, **tflops, **mfu}
+        return {**result, **tflops, **mfu}
 
 
 def _values(one: Iteration) -> dict[str, float]:

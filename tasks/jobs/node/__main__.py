@@ -143,9 +143,9 @@ class Node:
     def _await_attempt_after(self, last: int) -> dict[str, Any] | None:
         while not self.stopping:
             self.marks.beat()
-            said = self.marks.attempt()
-            if said and int(said["attempt"]) > last:
-                return said
+            output = self.marks.attempt()
+            if output and int(output["attempt"]) > last:
+                return output
             if self.marks.leader_ended() or self.marks.fenced() or self.marks.silent([0]) or self.probes.found:
                 return None
             time.sleep(LOOK_SECONDS)

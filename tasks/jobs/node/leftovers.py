@@ -37,7 +37,7 @@ def end_leftovers(folder: Path, node_rank: int) -> list[int]:
     A process belongs to a job by the environment that its launcher gave it.
     """
     marks = {f"HEADWAY_JOB={folder}".encode(), f"HEADWAY_NODE_RANK={node_rank}".encode()}
-    found = []
+    results = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment = set((process / "environ").read_bytes().split(b"\0"))
@@ -46,5 +46,5 @@ def end_leftovers(folder: Path, node_rank: int) -> list[int]:
         if marks <= environment and int(process.name) != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(int(process.name), signal.SIGKILL)
-                found.append(int(process.name))
-    return found
+                results.append(int(process.name))
+    return results

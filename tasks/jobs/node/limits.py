@@ -34,17 +34,24 @@ def granted(job: dict[str, Any]) -> dict[str, str]:
     """The GPUs that ranks get, as their environment. Raises Refused when the machine has too few."""
     limited = bool(os.environ.get("HEADWAY_LIMITS"))
     asked = int(job["gpus_per_node"])
-    there = gpus() if asked or limited else ()
-    if asked > len(there):
-        _refuse(asked, len(there), user=limited)
-    return visible(there[:asked]) if limited else {}
+    existing = gpus() if asked or limited else ()
+    if asked > len(existing):
+        _refuse(asked, len(existing), user=limited)
+    return visible(existing[:asked]) if limited else {}
 
 
 def confine(job: dict[str, Any]) -> None:
     """Limit this process, and all that it starts, to the job's cores and memory."""
     if os.environ.get("HEADWAY_LIMITS"):
-        _limit_cores(job["cpus_per_node"])
-        _limit_memory(job["memory_gib"], int(job["ranks_per_node"]))
+        cores = job["cpus_per_node"]
+        may = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        if cores and cores < len(may):
+            os.sched_setaffinity(0, may[:cores])
+        gib = job["memory_gib"]
+        ranks = int(job["ranks_per_node"])
+        if gib:
+            most = int(gib * GIB / ranks)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def gpus() -> tuple[str, ...]:
@@ -68,30 +75,18 @@ def visible(numbers: tuple[str, ...]) -> dict[str, str]:
 
 def out_of_memory(folder: Path, killed: dict[int, str]) -> dict[str, Any] | None:
     """What to report when ranks of this machine are among the processes that the kernel killed for their memory."""
-    said = (read_json(path) or {} for path in (folder / "ranks").glob("*.json"))
-    here = {int(rank["pid"]): int(rank["rank"]) for rank in said if rank.get("host") == socket.gethostname()}
-    ranks = sorted(rank for pid, rank in here.items() if pid in killed)
+    output = (read_json(path) or {} for path in (folder / "ranks").glob("*.json"))
+    local = {int(rank["pid"]): int(rank["rank"]) for rank in output if rank.get("host") == socket.gethostname()}
+    ranks = sorted(rank for pid, rank in local.items() if pid in killed)
     if not ranks:
         return None
     message = f"the kernel killed rank {', '.join(map(str, ranks))} on {socket.gethostname()}: memory was used up"
     return {"type": "OutOfMemory", "message": message, "remedy": "Use a smaller micro batch.", "class": "out_of_memory"}
 
 
-def _refuse(asked: int, there: int, *, user: bool) -> None:
-    message = f"the job asks for {asked} GPUs on a machine, {socket.gethostname()} has {there}"
-    raise Refused(message, f"Set cluster.gpus_per_node to {there} or less.", "user" if user else "node")
-
-
-def _limit_cores(cores: int | None) -> None:
-    may = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if cores and cores < len(may):
-        os.sched_setaffinity(0, may[:cores])
-
-
-def _limit_memory(gib: float | None, ranks: int) -> None:
-    if gib:
-        most = int(gib * GIB / ranks)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+def _refuse(asked: int, existing: int, *, user: bool) -> None:
+    message = f"the job asks for {asked} GPUs on a machine, {socket.gethostname()} has {existing}"
+    raise Refused(message, f"Set cluster.gpus_per_node to {existing} or less.", "user" if user else "node")
 
 
 def _simds(properties: Path) -> int:

@@ -72,14 +72,16 @@ class Marks:
 
     def failed(self, ranks: list[int], attempt: int) -> list[int]:
         """Machines whose launcher failed in an attempt."""
-        said = {rank: self.of(rank) for rank in ranks}
+        output = {rank: self.of(rank) for rank in ranks}
         return [
-            rank for rank, mark in said.items() if mark and mark["attempt"] == attempt and mark["code"] not in (None, 0)
+            rank
+            for rank, mark in output.items()
+            if mark and mark["attempt"] == attempt and mark["code"] not in (None, 0)
         ]
 
     def silent(self, ranks: list[int]) -> list[int]:
         """Machines that gave no new sign of life for too long; one that never gave any has longer."""
-        now, found = time.monotonic(), []
+        now, result = time.monotonic(), []
         if now - self._judged > max(self.silent_seconds / 3, 3.0):  # this machine, or the folder, stood still itself
             self._seen.clear()
         self._judged = now
@@ -89,8 +91,8 @@ class Marks:
             if rank not in self._seen or beat != before:
                 self._seen[rank] = (beat, now)
             elif now - since > (self.join_seconds if beat is None else self.silent_seconds):
-                found.append(rank)
-        return found
+                result.append(rank)
+        return result
 
     def rendezvous(self) -> dict[str, Any] | None:
         """Where the machines of an elastic job meet."""
@@ -100,13 +102,13 @@ class Marks:
         """Whether the leader's parent, or of an elastic job that of the rendezvous store, said how the submission ended."""
         if self.elastic:
             return (self.folder / "rendezvous" / "exit.json").exists()
-        said = read_json(self.folder / "nodes" / "0" / "exit.json") or {}
-        return self.rank != 0 and str(said.get("owner", "")).endswith(f"-{self.submission}")
+        output = read_json(self.folder / "nodes" / "0" / "exit.json") or {}
+        return self.rank != 0 and str(output.get("owner", "")).endswith(f"-{self.submission}")
 
     def fenced(self) -> bool:
         """Whether the folder belongs to another submission by now, or is gone."""
-        said = read_json(self.folder / "job.json")
-        return said is None or int(said["submission"]) != self.submission
+        output = read_json(self.folder / "job.json")
+        return output is None or int(output["submission"]) != self.submission
 
     def report(self, name: str, report: dict[str, Any], *, known: bool = True) -> None:
         """Say what went wrong with a machine; `known` is whether it is the scheduler's name, by which it can be excluded."""
@@ -128,11 +130,11 @@ class Marks:
 
     def _beat_of(self, rank: int) -> dict[str, Any] | None:
         try:
-            said: dict[str, Any] = json.loads((self.folder / "nodes" / str(rank) / "beat").read_bytes())
+            output: dict[str, Any] = json.loads((self.folder / "nodes" / str(rank) / "beat").read_bytes())
         except (OSError, ValueError):
             return None
-        return said if int(said["submission"]) == self.submission else None
+        return output if int(output["submission"]) == self.submission else None
 
     def _of_this_submission(self, path: Path) -> dict[str, Any] | None:
-        said: dict[str, Any] | None = read_json(path)
-        return said if said and said.get("submission") == self.submission else None
+        output: dict[str, Any] | None = read_json(path)
+        return output if output and output.get("submission") == self.submission else None

@@ -57,21 +57,21 @@ class Where:
     """Address of the leader."""
 
 
-def where_we_are(told: Mapping[str, str] = os.environ) -> Where:
+def where_we_are(payload: Mapping[str, str] = os.environ) -> Where:
     """Read the service's variables. A job of one machine may have none of them."""
-    batch = told.get("AZ_BATCHAI_MPI_MASTER_NODE") or told.get("AZ_BATCH_MASTER_NODE", "").partition(":")[0]
+    batch = payload.get("AZ_BATCHAI_MPI_MASTER_NODE") or payload.get("AZ_BATCH_MASTER_NODE", "").partition(":")[0]
     return Where(
-        rank=int(told.get("NODE_RANK") or told.get("OMPI_COMM_WORLD_RANK") or 0),
-        name=told.get("AZ_BATCH_NODE_ID") or socket.gethostname(),
-        leader=told.get("MASTER_ADDR") or batch or "127.0.0.1",
+        rank=int(payload.get("NODE_RANK") or payload.get("OMPI_COMM_WORLD_RANK") or 0),
+        name=payload.get("AZ_BATCH_NODE_ID") or socket.gethostname(),
+        leader=payload.get("MASTER_ADDR") or batch or "127.0.0.1",
     )
 
 
-def environment(where: Where, told: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(where: Where, payload: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What the node agent gets: the service's launch is over, ours has variables of its own."""
-    kept = {key: value for key, value in told.items() if key not in OF_THE_LAUNCH and not key.startswith(OF_MPI)}
+    kept = {key: value for key, value in payload.items() if key not in OF_THE_LAUNCH and not key.startswith(OF_MPI)}
     ours = {"HEADWAY_NODE_RANK": str(where.rank), "HEADWAY_NODE_NAME": where.name, "HEADWAY_LEADER": where.leader}
-    hosts = {"HEADWAY_MPI_HOSTS": told["AZ_BATCH_HOST_LIST"]} if told.get("AZ_BATCH_HOST_LIST") else {}
+    hosts = {"HEADWAY_MPI_HOSTS": payload["AZ_BATCH_HOST_LIST"]} if payload.get("AZ_BATCH_HOST_LIST") else {}
     return {**kept, **ours, **hosts}
 
 
@@ -110,10 +110,10 @@ class Mirror:
 
     def begin(self) -> None:
         """Bring the folder as it is there, and the inputs. Raises Missing, IntegrityError, ValueError."""
-        found = self.container.get(f"{self.folder.prefix}job.json")
-        if found is None:
+        result = self.container.get(f"{self.folder.prefix}job.json")
+        if result is None:
             raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
-        job = json.loads(found.data)
+        job = json.loads(result.data)
         self.submission = int(job["submission"])
         store = BlobStore(self.container, self.base)
         for name, ref in job["artifacts"].items():
@@ -155,9 +155,9 @@ class Mirror:
         ranks = int((read_json(self.local / "job.json") or {}).get("ranks_per_node", 1))
         kinds = {5: "integrity", 6: "missing"}
         kind = kinds.get(error.exit_code, "infrastructure") if isinstance(error, HeadwayError) else "user"
-        said = {"type": type(error).__name__, "message": str(error), "remedy": getattr(error, "remedy", "")}
+        output = {"type": type(error).__name__, "message": str(error), "remedy": getattr(error, "remedy", "")}
         name = f"errors/rank-{self.where.rank * ranks}.json"
-        write_json(self.local / name, {**said, "class": kind, "attempt": 1, "nodes": [self.where.name]})
+        write_json(self.local / name, {**output, "class": kind, "attempt": 1, "nodes": [self.where.name]})
         with suppress(HeadwayError):  # it was said on the machine's own log
             self.folder.push(lambda each: each == name, settled=True)
 
@@ -198,8 +198,8 @@ def run(mirror: Mirror, command: list[str]) -> int:
     It is told which store the folder comes from, to measure the way there (tasks/jobs/qualify/storage_blob.py); no secret is.
     """
     words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
-    told = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
-    child = subprocess.Popen(words, cwd=mirror.local, env=told, preexec_fn=die_with_parent)
+    payload = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
+    child = subprocess.Popen(words, cwd=mirror.local, env=payload, preexec_fn=die_with_parent)
     while _attended(child, mirror):
         mirror.step()
         if mirror.fenced():
@@ -231,10 +231,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--credential", default="managed_identity")
     parser.add_argument("--secret", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    said = parser.parse_args(arguments)
-    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if said.credential == "managed_identity" else ""
-    store = StoreConfig(uri=said.store, credential=said.credential, secret=said.secret, client=client)
-    mirror = Mirror(store, said.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
+    output = parser.parse_args(arguments)
+    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if output.credential == "managed_identity" else ""
+    store = StoreConfig(uri=output.store, credential=output.credential, secret=output.secret, client=client)
+    mirror = Mirror(store, output.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
         mirror.begin()
@@ -242,7 +242,7 @@ def main(arguments: list[str]) -> int:
         print(f"mirror: {error}", file=sys.stderr, flush=True)
         mirror.report(error)
         return 1
-    return run(mirror, [word for word in said.command if word != "--"])
+    return run(mirror, [word for word in output.command if word != "--"])
 
 
 if __name__ == "__main__":

@@ -68,33 +68,33 @@ class Probes:
 
     def look(self) -> list[Finding]:
         """Everything that is wrong with the machine now."""
-        return [*self._gpus(), *self._kernel_log(), *gpu_health.port_findings(self._first_ports(), ports(), self.rules)]
+        return [
+            *self._gpus(),
+            *self._kernel_log(),
+            *gpu_health.port_findings(
+                {name: Port(**port) for name, port in self._first["ports"].items()}, ports(), self.rules
+            ),
+        ]
 
     def _run(self) -> None:
         self._first = self._baseline()
         while self.found is None:
             asked = self._now.is_set()
             self._now.clear()
-            self._judge(self.look())
+            findings = self.look()
+            for finding in findings:
+                if finding.level == "warn" and finding.message not in self._told:
+                    self._told.add(finding.message)
+                    self._write(finding)
+            fault = next((finding for finding in findings if finding.level == "fail"), None)
+            if fault:
+                seen = "; ".join(finding.message for finding in findings if finding.level == "fail")
+                message = f"machine {self.name}: {seen}"
+                self._write(fault)
+                self.found = {"type": "HealthCheckFailed", "message": message, "remedy": fault.remedy, "class": "node"}
             if asked:
                 self._looked.set()
             self._now.wait(self.every)
-
-    def _judge(self, findings: list[Finding]) -> None:
-        for finding in findings:
-            if finding.level == "warn":
-                self._warn(finding)
-        fault = next((finding for finding in findings if finding.level == "fail"), None)
-        if fault:
-            seen = "; ".join(finding.message for finding in findings if finding.level == "fail")
-            message = f"machine {self.name}: {seen}"
-            self._write(fault)
-            self.found = {"type": "HealthCheckFailed", "message": message, "remedy": fault.remedy, "class": "node"}
-
-    def _warn(self, finding: Finding) -> None:
-        if finding.message not in self._told:
-            self._told.add(finding.message)
-            self._write(finding)
 
     def _write(self, finding: Finding) -> None:
         self.place.mkdir(parents=True, exist_ok=True)
@@ -111,23 +111,23 @@ class Probes:
     def _gpus(self) -> list[Finding]:
         if shutil.which("nvidia-smi") is None:
             return self._could_not("GPUs: there is no nvidia-smi") if self.needs_gpus else []
-        found: list[Finding] = []
+        results: list[Finding] = []
         for table in ("gpu", "remapped-rows"):
             try:
-                code, said = self._query(table)
+                code, output = self._query(table)
             except Hangs as hangs:
                 return [Finding("smi", "fail", str(hangs), "Restart the machine.")]
             if code in NOT_RUNNING and not self.needs_gpus:
                 return self._could_not(f"GPUs: nvidia-smi ended with {code}")
             if code in gpu_health.ENDED_BY_SOMEBODY:
                 return []  # the agent ended it with what was left of an attempt; the next look asks again
-            finding = gpu_health.smi_finding(code, said, self.rules)
+            finding = gpu_health.smi_finding(code, output, self.rules)
             if finding:
                 return [finding]
-            answers = gpu_health.rows(said, tuple(self._asked[table]))
+            answers = gpu_health.rows(output, tuple(self._asked[table]))
             for gpu in answers:
-                found += gpu_health.gpu_findings(gpu, self.rules) if table == "gpu" else gpu_health.row_findings(gpu)
-        return found
+                results += gpu_health.gpu_findings(gpu, self.rules) if table == "gpu" else gpu_health.row_findings(gpu)
+        return results
 
     def _query(self, table: str) -> tuple[int, str]:
         return query_smi(
@@ -138,20 +138,20 @@ class Probes:
         )
 
     def _kernel_log(self) -> list[Finding]:
-        said, since = self._dmesg(), float(self._first["since"])
-        self.killed = gpu_health.killed_for_memory(said, since=since)
-        errors = gpu_health.xid_findings(gpu_health.xids(said, since=since), self.rules)
-        return [*errors, *gpu_health.flap_findings(said, self.rules, since=since)]
+        output, since = self._dmesg(), float(self._first["since"])
+        self.killed = gpu_health.killed_for_memory(output, since=since)
+        errors = gpu_health.xid_findings(gpu_health.xids(output, since=since), self.rules)
+        return [*errors, *gpu_health.flap_findings(output, self.rules, since=since)]
 
     def _dmesg(self) -> str:
         """The kernel log; empty where it may not be read."""
         try:
-            code, said = self._ask("dmesg") if shutil.which("dmesg") else (127, "there is no dmesg")
+            code, output = self._ask("dmesg") if shutil.which("dmesg") else (127, "there is no dmesg")
         except Hangs as hangs:
-            code, said = 124, str(hangs)
+            code, output = 124, str(hangs)
         if code != 0:
-            self._could_not(f"the kernel log: {said.strip() or code}")
-        return said if code == 0 else ""
+            self._could_not(f"the kernel log: {output.strip() or code}")
+        return output if code == 0 else ""
 
     def _ask(self, *command: str) -> tuple[int, str]:
         return ask(*command, seconds=self.rules.command_seconds)
@@ -159,22 +159,19 @@ class Probes:
     def _baseline(self) -> dict[str, Any]:
         """What was so when this submission began here: earlier errors of the machine are not this job's."""
         path = self.place / "baseline.json"
-        said: dict[str, Any] = read_json(path) or {}
-        if said.get("submission") == self.submission and said.get("boot_id") == boot_id():
-            return said
+        output: dict[str, Any] = read_json(path) or {}
+        if output.get("submission") == self.submission and output.get("boot_id") == boot_id():
+            return output
         seen = {name: asdict(port) for name, port in ports().items()}
         since = gpu_health.newest(self._dmesg())
         first = {"submission": self.submission, "boot_id": boot_id(), "since": since, "ports": seen}
         write_json(path, first)
         return first
 
-    def _first_ports(self) -> dict[str, Port]:
-        return {name: Port(**port) for name, port in self._first["ports"].items()}
-
 
 def ports(root: Path = INFINIBAND) -> dict[str, Port]:
     """InfiniBand ports of this machine, as DEVICE:PORT."""
-    found = {}
+    result = {}
     for place in sorted(root.glob("*/ports/*")):
         if _text(place / "link_layer") not in (
             "",
@@ -183,8 +180,8 @@ def ports(root: Path = INFINIBAND) -> dict[str, Port]:
             continue
         names = {"state": "state", "phys_state": "phys_state", "rate": "rate", "link_downed": "counters/link_downed"}
         files = {key: text for key, name in names.items() if (text := _text(place / name))}
-        found[f"{place.parts[-3]}:{place.name}"] = gpu_health.port_of(files)
-    return found
+        result[f"{place.parts[-3]}:{place.name}"] = gpu_health.port_of(files)
+    return result
 
 
 def _text(path: Path) -> str:

@@ -56,7 +56,7 @@ def closed(store: TCPStore, run: str) -> bool:
         operations = list(pickletools.genops(base64.b64decode(store.get(key))))
     except ValueError:  # the sentinel before the first state
         return False
-    after = next((place for place, (_, said, _) in enumerate(operations) if said == "closed"), len(operations))
+    after = next((place for place, (_, value, _) in enumerate(operations) if value == "closed"), len(operations))
     flags = [code.name for code, _, _ in operations[after:] if code.name in ("NEWTRUE", "NEWFALSE")]
     return flags[:1] == ["NEWTRUE"]
 
@@ -79,8 +79,8 @@ class Watching:
             return 0
         if (self.folder / "rendezvous" / "over.json").exists():
             return GIVEN_UP
-        said = read_json(self.folder / "job.json")
-        if said is None or said["submission"] != self.job["submission"]:
+        output = read_json(self.folder / "job.json")
+        if output is None or output["submission"] != self.job["submission"]:
             return GIVEN_UP
         self._count()
         if self.failures > int(self.job["restarts"]) or self._hopeless():
@@ -128,15 +128,15 @@ def main(folder: Path) -> int:
     mine = before.get("submission") == job["submission"]
     store = open_store(int(before["port"]) if mine else 0)
     host = job["elastic"].get("address") or host_name()
-    said = {"host": host, "port": store.port, "submission": job["submission"]}
+    output = {"host": host, "port": store.port, "submission": job["submission"]}
     opening = int(before["opening"]) + 1 if mine else 1
-    write_json(place, {**said, "opening": opening})
+    write_json(place, {**output, "opening": opening})
     watching = Watching(folder, job)
     while (code := watching.ended()) is None:
         watching.machines()
         if closed(store, run_id(job, opening)):
             opening += 1
-            write_json(place, {**said, "opening": opening})
+            write_json(place, {**output, "opening": opening})
         time.sleep(POLL_SECONDS)
     began = time.monotonic()
     while code == 0 and watching.machines() and time.monotonic() - began < FAREWELL_SECONDS:

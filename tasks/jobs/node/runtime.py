@@ -68,8 +68,8 @@ class Rank:
     def progress(self, done: float, total: float, text: str = "", *, seconds_left: float | None = None) -> None:
         """Say how far the job is; shown to people, never used for decisions. Without `seconds_left` it is estimated."""
         if self.rank == 0:
-            said = {"done": done, "total": total, "text": text, "seconds_left": seconds_left}
-            write_json(self.folder / "progress.json", said)
+            output = {"done": done, "total": total, "text": text, "seconds_left": seconds_left}
+            write_json(self.folder / "progress.json", output)
 
 
 def open_rank() -> Rank:
@@ -116,7 +116,18 @@ def main(run: Callable[[Rank], dict[str, Any] | None]) -> int:
     try:
         result = run(rank)
     except Exception as error:
-        _report(rank, error)
+        # Write what went wrong, classed: the launcher does not restart a user's error or a broken artifact.
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        (rank.folder / "errors").mkdir(exist_ok=True)
+        report = {
+            "type": type(error).__name__,
+            "message": redact(str(error)),
+            "remedy": error.remedy if isinstance(error, HeadwayError) else "",
+            "class": failure_class(error),
+            "attempt": rank.attempt,
+            **({"nodes": list(error.nodes)} if isinstance(error, Ended) else {}),
+        }
+        write_json(rank.folder / "errors" / f"rank-{rank.rank}.json", report)
         return 1
     if rank.rank == 0:
         write_json(rank.folder / "result.json", result or {})
@@ -139,21 +150,6 @@ def redirect(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def _report(rank: Rank, error: Exception) -> None:
-    """Write what went wrong, classed: the launcher does not restart a user's error or a broken artifact."""
-    print(redact(traceback.format_exc()), file=sys.stderr)
-    (rank.folder / "errors").mkdir(exist_ok=True)
-    report = {
-        "type": type(error).__name__,
-        "message": redact(str(error)),
-        "remedy": error.remedy if isinstance(error, HeadwayError) else "",
-        "class": failure_class(error),
-        "attempt": rank.attempt,
-        **({"nodes": list(error.nodes)} if isinstance(error, Ended) else {}),
-    }
-    write_json(rank.folder / "errors" / f"rank-{rank.rank}.json", report)
 
 
 def _no_memory(error: Exception) -> bool:

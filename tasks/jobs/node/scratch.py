@@ -61,7 +61,11 @@ def stage(job: dict[str, Any], folder: Path, *, rank: int, meanwhile: Callable[[
         sweep(Path(job["scratch"]["path"]))
     if not (place / COPIED).exists():
         if shared(job) and rank != 0:
-            _await(place / COPIED, meanwhile)
+            mark = place / COPIED
+            while not mark.exists():
+                if not meanwhile():
+                    raise Refused("scratch: it was stopped while the leader copied the inputs", "")
+                time.sleep(POLL_SECONDS)
         else:
             _copy_all(job, place, meanwhile)
     return {
@@ -134,7 +138,7 @@ def _copy_all(job: dict[str, Any], place: Path, meanwhile: Callable[[], bool]) -
 
 
 def _run(copies: list[Copy], total: int, meanwhile: Callable[[], bool], place: Path) -> None:
-    said = time.monotonic()
+    output = time.monotonic()
     with ThreadPoolExecutor(COPIES) as pool:
         under_way: set[Future[None]] = {pool.submit(_copy, copy) for copy in copies}
         while under_way:
@@ -145,8 +149,8 @@ def _run(copies: list[Copy], total: int, meanwhile: Callable[[], bool], place: P
                 if failed:
                     failed.result()
                 raise OSError("it was stopped")
-            if time.monotonic() - said > SAY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - output > SAY_SECONDS:
+                output = time.monotonic()
                 done = sum(copy.target.stat().st_size for copy in copies if copy.target.exists())
                 print(f"scratch: {done / GIB:.2f} of {total / GIB:.2f} GiB are in {place}", flush=True)
 
@@ -181,13 +185,6 @@ def _check_room(job: dict[str, Any], total: int) -> None:
 
 def _remedy(job: dict[str, Any]) -> str:
     return f"Free room in {job['scratch']['path']}, or set cluster.scratch to another disk."
-
-
-def _await(mark: Path, meanwhile: Callable[[], bool]) -> None:
-    while not mark.exists():
-        if not meanwhile():
-            raise Refused("scratch: it was stopped while the leader copied the inputs", "")
-        time.sleep(POLL_SECONDS)
 
 
 def main(folder: Path, rank: int) -> None:

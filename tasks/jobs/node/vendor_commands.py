@@ -24,9 +24,9 @@ def ask(*command: str, seconds: float) -> tuple[int, str]:
 
     What does not end, even when killed with all that it started (state D), is left alone.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             child.wait(seconds)
@@ -34,8 +34,8 @@ def ask(*command: str, seconds: float) -> tuple[int, str]:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             raise Hangs(f"{command[0]} gave no answer within {seconds:g} s") from None
-        said.seek(0)
-        return child.returncode, said.read().decode(errors="replace")
+        output.seek(0)
+        return child.returncode, output.read().decode(errors="replace")
 
 
 def query_smi(
@@ -46,11 +46,13 @@ def query_smi(
     A field that this driver does not know is asked for by its old name, or no more: then `unknown` is told.
     """
     while True:
-        code, said = asks("nvidia-smi", f"--query-{table}={','.join(asked.values())}", "--format=csv,noheader,nounits")
-        refused = gpu_health.unknown_field(said) if code else None
+        code, output = asks(
+            "nvidia-smi", f"--query-{table}={','.join(asked.values())}", "--format=csv,noheader,nounits"
+        )
+        refused = gpu_health.unknown_field(output) if code else None
         field = next((field for field, name in asked.items() if name == refused), None)
         if field is None:
-            return code, said
+            return code, output
         if refused == field and field in gpu_health.OLD_NAMES:
             asked[field] = gpu_health.OLD_NAMES[field]
         else:

@@ -34,10 +34,10 @@ def agree(bench: Bench, name: str, value: Any, *, among: Collection[int], second
     deadline = time.monotonic() + seconds
     if bench.local_rank == 0:
         _say(bench, name, value, among, deadline)
-    said = _agreed(bench, name, deadline - time.monotonic() + LISTEN_SECONDS)
-    if bench.node_rank not in said:
+    output = _agreed(bench, name, deadline - time.monotonic() + LISTEN_SECONDS)
+    if bench.node_rank not in output:
         raise LeftOut(f"{name}: the others went on without {bench.node}, which did not answer within {seconds:.0f} s")
-    return said
+    return output
 
 
 def recall(bench: Bench, name: str) -> dict[int, Any] | None:
@@ -54,8 +54,10 @@ def _say(bench: Bench, name: str, value: Any, among: Collection[int], deadline: 
             return
         except DistStoreError:
             print(f"{name}: not all of {len(among)} machines answered in time", flush=True)
-    said = {node: json.loads(store.get(f"{name}/{node}")) for node in sorted(among) if store.check([f"{name}/{node}"])}
-    store.compare_set(f"{name}/agreed", "", json.dumps(said))
+    output = {
+        node: json.loads(store.get(f"{name}/{node}")) for node in sorted(among) if store.check([f"{name}/{node}"])
+    }
+    store.compare_set(f"{name}/agreed", "", json.dumps(output))
 
 
 def _agreed(bench: Bench, name: str, seconds: float) -> dict[int, Any]:

@@ -47,12 +47,12 @@ class Bench:
     """State: what this rank found so far, and its connection to the store."""
 
     def __init__(self, rank: Rank) -> None:
-        told = rank.settings
+        payload = rank.settings
         self.rank = rank
-        self.config = BenchmarkConfig.model_validate(told["benchmark"])
-        self.sku = Sku.model_validate(told["sku"])
-        self.training = TrainingConfig.model_validate(told["training"])
-        self.threads = int(told["threads"])
+        self.config = BenchmarkConfig.model_validate(payload["benchmark"])
+        self.sku = Sku.model_validate(payload["sku"])
+        self.training = TrainingConfig.model_validate(payload["training"])
+        self.threads = int(payload["threads"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.node_rank = rank.rank // self.ranks_per_node
@@ -123,21 +123,24 @@ class Bench:
         keys = {rank: f"{name}/{rank}" for rank in range(self.world_size)}
         awaited = [key for rank, key in keys.items() if rank not in self._absent or rank == self.rank.rank]
         store.set(keys[self.rank.rank], json.dumps(value))
-        said = store.add(f"{name}/count", 1)
-        while (said < len(awaited) or not store.check(awaited)) and time.monotonic() < deadline:
+        output = store.add(f"{name}/count", 1)
+        while (output < len(awaited) or not store.check(awaited)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS * max(1.0, self.world_size / RANKS_AT_FULL_POLL))
-            said = store.add(f"{name}/count", 0)
-        there = keys if said == len(keys) else {rank: key for rank, key in keys.items() if store.check([key])}
-        self._absent = set(keys) - set(there)
-        return {rank: json.loads(text) for rank, text in zip(there, store.multi_get(list(there.values())), strict=True)}
+            output = store.add(f"{name}/count", 0)
+        existing = keys if output == len(keys) else {rank: key for rank, key in keys.items() if store.check([key])}
+        self._absent = set(keys) - set(existing)
+        return {
+            rank: json.loads(text)
+            for rank, text in zip(existing, store.multi_get(list(existing.values())), strict=True)
+        }
 
     def leave(self, *, seconds: float) -> None:
         """Meet for the last time. Rank 0 goes last: without torchrun the store ends with its process."""
-        there = self.share("end", True, seconds=seconds)
+        existing = self.share("end", True, seconds=seconds)
         if self.world_size == 1:
             return
         deadline, gone = time.monotonic() + LEAVE_SECONDS, self.store.add("gone", 1)
-        while self.rank.rank == 0 and gone < len(there) and time.monotonic() < deadline:
+        while self.rank.rank == 0 and gone < len(existing) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             gone = self.store.add("gone", 0)
 
@@ -145,8 +148,8 @@ class Bench:
     def store(self) -> distributed.Store:
         """The launcher's store, under a prefix of its own; process groups are made on it too."""
         if self._store is None:
-            found, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=self.config.check_seconds)))
-            self._store = distributed.PrefixStore("headway-qualify", found)
+            result, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=self.config.check_seconds)))
+            self._store = distributed.PrefixStore("headway-qualify", result)
         return self._store
 
     def _piece(self, folder: str, name: str, value: dict[str, Any]) -> None:

@@ -52,10 +52,10 @@ def _windows(size: int, seconds: float) -> list[Rate]:
 
 def _on_gpus(together: Together) -> None:
     devices, seconds = gpus.own(together.bench), together.bench.config.seconds
-    said = f"the better of {' and '.join(map(str, GPU_SIZES))}, all GPUs at the same time"
+    text = f"the better of {' and '.join(map(str, GPU_SIZES))}, all GPUs at the same time"
     for check in formats_of(devices[0]):
         outcome = together.best(check, partial(_both_sizes, devices, check, seconds))
-        together.note(check, "TFLOP/s", outcome, where=gpus.names(devices), per=TERA, said=said)
+        together.note(check, "TFLOP/s", outcome, where=gpus.names(devices), per=TERA, text=text)
 
 
 def formats_of(device: int) -> list[str]:

@@ -130,19 +130,16 @@ def _write(file: int, source: mmap.mmap, blocks: int, until: float, direct: bool
     """Blocks that are on the disk."""
     done = 0
     while done < blocks and (time.perf_counter() < until or not done):
-        _write_block(file, source, done * BLOCK)
+        offset = done * BLOCK
+        written = 0
+        with memoryview(source) as view:
+            while written < BLOCK:
+                written += os.pwrite(file, view[written:], offset + written)
         done += 1
         if not direct and done % SYNC_EVERY == 0:
             os.fsync(file)
     os.fsync(file)
     return done
-
-
-def _write_block(file: int, source: mmap.mmap, offset: int) -> None:
-    written = 0
-    with memoryview(source) as view:
-        while written < BLOCK:
-            written += os.pwrite(file, view[written:], offset + written)
 
 
 def _read(file: int, blocks: int, until: float) -> int:

@@ -76,8 +76,8 @@ def beside(device: int) -> Iterator[None]:
 
 def cores_beside(device: int, root: Path = PCI_DEVICES) -> set[int]:
     """Cores that Linux names as near to a device (`local_cpulist`, as 0-23,48-71)."""
-    said = torch.cuda.get_device_properties(device)
-    address = [int(getattr(said, f"pci_{part}_id", -1)) for part in ("domain", "bus", "device")]
+    output = torch.cuda.get_device_properties(device)
+    address = [int(getattr(output, f"pci_{part}_id", -1)) for part in ("domain", "bus", "device")]
     try:
         text = (root / "{:04x}:{:02x}:{:02x}.0".format(*address) / "local_cpulist").read_text()
     except OSError:

@@ -61,8 +61,15 @@ def backend(bench: Bench) -> str:
 @contextmanager
 def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: float) -> Iterator[Communicator]:
     """Open one over `ranks`, of which this is one. Each of its operations raises RuntimeError after `seconds`."""
-    _prepare(bench)
-    _all_come(bench, name, len(ranks), seconds)
+    if bench.cuda:
+        cuda.set_device(_gpu(bench))
+        os.environ.update(LOUD, NCCL_DEBUG_FILE=str(_log(bench, bench.rank.rank)))
+    # Wait for the others at the store. NCCL waits for ever for a rank that does not come to its start. Raises
+    # RuntimeError.
+    count = len(ranks)
+    if bench.store.add(f"{name}/come", 1) == count:
+        bench.store.set(f"{name}/all", "")
+    bench.store.wait([f"{name}/all"], timedelta(seconds=seconds))
     overdue = threading.Timer(STARTS * seconds, os._exit, (1,))
     overdue.daemon = True
     overdue.start()
@@ -76,44 +83,25 @@ def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: floa
         )
         yield Communicator(bench, ranks)
     except BaseException:
-        _throw_away(bench)
+        # Without waiting for what still hangs in it. torch puts the count of default groups into their names, by
+        # which ranks find each other, and starts anew only when one is destroyed: of one that did not come up it
+        # would stay, and the next group's ranks would look for different names.
+        if distributed.is_initialized():
+            with suppress(RuntimeError):
+                if bench.cuda:
+                    distributed.distributed_c10d._abort_process_group()
+                else:
+                    distributed.destroy_process_group()
+        distributed.distributed_c10d._world.group_count = 0
         raise
     finally:
         overdue.cancel()
     distributed.destroy_process_group()
 
 
-def _all_come(bench: Bench, name: str, count: int, seconds: float) -> None:
-    """Wait for the others at the store. NCCL waits for ever for a rank that does not come to its start. Raises RuntimeError."""
-    if bench.store.add(f"{name}/come", 1) == count:
-        bench.store.set(f"{name}/all", "")
-    bench.store.wait([f"{name}/all"], timedelta(seconds=seconds))
-
-
 def _gpu(bench: Bench) -> int:
     """The rank's GPU; where the scheduler shows each rank only its own, that is number 0."""
     return bench.local_rank % cuda.device_count()
-
-
-def _prepare(bench: Bench) -> None:
-    if bench.cuda:
-        cuda.set_device(_gpu(bench))
-        os.environ.update(LOUD, NCCL_DEBUG_FILE=str(_log(bench, bench.rank.rank)))
-
-
-def _throw_away(bench: Bench) -> None:
-    """Without waiting for what still hangs in it.
-
-    torch puts the count of default groups into their names, by which ranks find each other, and starts anew only when one is
-    destroyed: of one that did not come up it would stay, and the next group's ranks would look for different names.
-    """
-    if distributed.is_initialized():
-        with suppress(RuntimeError):
-            if bench.cuda:
-                distributed.distributed_c10d._abort_process_group()
-            else:
-                distributed.destroy_process_group()
-    distributed.distributed_c10d._world.group_count = 0
 
 
 class Transports:
@@ -122,7 +110,9 @@ class Transports:
     def __init__(self, bench: Bench) -> None:
         self.cuda = bench.cuda
         mine = range(bench.node_rank * bench.ranks_per_node, (bench.node_rank + 1) * bench.ranks_per_node)
-        self.began = {path: _size(path) for path in (_log(bench, rank) for rank in mine)}
+        self.began = {
+            path: (path.stat().st_size if path.exists() else 0) for path in (_log(bench, rank) for rank in mine)
+        }
 
     def used(self) -> tuple[str, ...]:
         """By NCCL's logs since the beginning; of gloo, TCP and the interface that it was told."""
@@ -134,10 +124,6 @@ class Transports:
 
 def _log(bench: Bench, rank: int) -> Path:
     return bench.rank.folder / "logs" / f"nccl-{rank}.log"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _since(path: Path, began: int) -> str:

@@ -32,9 +32,9 @@ REMOTE_DISK = "MSFT NVMe Accelerator"
 
 def memory(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """All of it, as the kernel counts it: without what the firmware took."""
-    said = dict(line.split(":", 1) for line in machine.text("proc/meminfo").splitlines() if ":" in line)
-    if "MemTotal" in said:
-        bytes_ = int(said["MemTotal"].split()[0]) * 2**10
+    output = dict(line.split(":", 1) for line in machine.text("proc/meminfo").splitlines() if ":" in line)
+    if "MemTotal" in output:
+        bytes_ = int(output["MemTotal"].split()[0]) * 2**10
     elif machine.is_this:  # no Linux
         bytes_ = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     else:
@@ -74,20 +74,20 @@ def nvme(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Active ports, and the rate of each; not said where there is none and none is asked for."""
-    found = ports(machine.root / "sys/class/infiniband")
-    if not found and "ib_ports_active" not in bench.sku.limits:
+    result = ports(machine.root / "sys/class/infiniband")
+    if not result and "ib_ports_active" not in bench.sku.limits:
         return
-    active = sum(port.active for port in found.values())
-    down = ", ".join(f"{name} is {port.state}" for name, port in found.items() if not port.active)
+    active = sum(port.active for port in result.values())
+    down = ", ".join(f"{name} is {port.state}" for name, port in result.items() if not port.active)
     yield Probe(
         check="ib_ports_active",
         measured=float(active),
-        said=down or ("" if found else "/sys/class/infiniband has no port"),
+        said=down or ("" if result else "/sys/class/infiniband has no port"),
         remedy="Check cable and switch port." if down else "",
     )
-    for name, port in found.items():
+    for name, port in result.items():
         yield _rate(name, port)
-    if not found:
+    if not result:
         yield Probe(check="ib_rate", measured=0.0, unit="Gbit/s", said="there is no port")
 
 
@@ -109,25 +109,25 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
     A counter has no times: what all ports of the machine had together is its start, or that of a switch.
     """
-    found = ports(machine.root / "sys/class/infiniband")
-    if not found and "link_flaps" not in bench.sku.limits:
+    result = ports(machine.root / "sys/class/infiniband")
+    if not result and "link_flaps" not in bench.sku.limits:
         return
     uptime = machine.uptime
     times: Counter[str] = Counter()
     logs, unread = _logs(machine)
-    if not (logs or found):
+    if not (logs or result):
         raise Missing(unread)
     for log in logs:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
-    at_once = min((port.downed for port in found.values()), default=0)
-    for name, port in found.items():
+    at_once = min((port.downed for port in result.values()), default=0)
+    for name, port in result.items():
         times[name] = max(times[name], round(links.per_day(port.downed - at_once, uptime)))
-    said = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
+    text = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
         f", by the ports' counters alone: {unread}" if unread else ""
     )
     flapped = {name: count for name, count in sorted(times.items()) if count}
     for name, count in (flapped or {"": 0}).items():
-        yield Probe(check="link_flaps", measured=float(count), unit="per 24 h", where=name, said=said)
+        yield Probe(check="link_flaps", measured=float(count), unit="per 24 h", where=name, said=text)
 
 
 def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:

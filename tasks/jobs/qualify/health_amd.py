@@ -19,13 +19,13 @@ def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """GPUs that answer, to the first tool that is there."""
     for command in LISTS:
         try:
-            code, said = machine.ask(*command)
+            code, output = machine.ask(*command)
         except Missing:
             continue
         ended = f"{command[0]} ended with {code}"
-        told = " ".join(said.split())[:200] if code else ""
-        yield Probe(check="gpu_smi", measured=ended, finding="fail" if code else None, said=told, source=command[0])
-        yield Probe(check="gpu_count", measured=float(rocm.cards(said)))
+        payload = " ".join(output.split())[:200] if code else ""
+        yield Probe(check="gpu_smi", measured=ended, finding="fail" if code else None, said=payload, source=command[0])
+        yield Probe(check="gpu_count", measured=float(rocm.cards(output)))
         return
     raise Missing("there is neither rocm-smi nor amd-smi")
 
@@ -56,10 +56,10 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def throttled(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """GPUs that say that they are throttled. Raises Missing without amd-smi."""
-    found = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
-    for gpu, state in found.items():
+    result = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
+    for gpu, state in result.items():
         yield Probe(check="throttle", measured=1.0, where=f"GPU {gpu}", finding="warn", said=state, source="amd-smi")
-    if not found:
+    if not result:
         yield Probe(check="throttle", measured=0.0)
 
 
@@ -86,7 +86,7 @@ def clocks(bench: Bench, machine: Machine) -> Iterator[Probe]:
 def _devices(machine: Machine) -> list[tuple[str, Path]]:
     """AMD's cards under /sys, numbered in their order. Raises Missing where there is none."""
     cards = sorted(machine.places("sys/class/drm/card[0-9]*/device"), key=lambda path: int(path.parts[-2][4:] or 0))
-    found = [card for card in cards if machine.text(card / "vendor") == AMD]
-    if not found:
+    results = [card for card in cards if machine.text(card / "vendor") == AMD]
+    if not results:
         raise Missing("/sys/class/drm has no card of AMD's")
-    return [(f"GPU {number}", card) for number, card in enumerate(found)]
+    return [(f"GPU {number}", card) for number, card in enumerate(results)]

@@ -53,9 +53,12 @@ def checks(bench: Bench, machine: Machine) -> Iterator[Probe]:
             yield Probe(check="aznhc", status="skipped", said=str(error))
             return
         if command:
-            said = _run(command, machine, log, seconds=limit(bench))
-            _keep(bench, said)
-            yield from read(said)
+            output = _run(command, machine, log, seconds=limit(bench))
+            name = re.sub(r"[^\w.-]", "_", bench.node)
+            place = bench.rank.output / "health" / f"{name}.aznhc.log"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(output, encoding="utf-8")
+            yield from read(output)
 
 
 def command_of(vendor: str, machine: Machine, log: Path) -> Command | None:
@@ -85,10 +88,10 @@ def _inside(vendor: str, machine: Machine, log: Path) -> Command | None:
 def _by_docker(vendor: str, machine: Machine, log: Path) -> Command | None:
     image = IMAGES[vendor]
     try:
-        there = machine.ask("docker", "image", "inspect", "--format", "{{.Id}}", image)[0] == 0
+        exists = machine.ask("docker", "image", "inspect", "--format", "{{.Id}}", image)[0] == 0
     except Missing:
         return None
-    if not there:
+    if not exists:
         return None
     gpus = ("--gpus", "all") if vendor == "nvidia" else ()
     kernel_log = next((f"/{log}" for log in LOGS if (machine.root / log).exists()), "")
@@ -102,10 +105,10 @@ def _by_docker(vendor: str, machine: Machine, log: Path) -> Command | None:
 
 def _by_enroot(vendor: str, machine: Machine, log: Path) -> Command | None:
     try:
-        code, said = machine.ask("enroot", "list")
+        code, output = machine.ask("enroot", "list")
     except Missing:
         return None
-    name = re.search(r"^\S*aznhc\S*$", said, re.MULTILINE)
+    name = re.search(r"^\S*aznhc\S*$", output, re.MULTILINE)
     if code or not name:
         return None
     inside = ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", f"/{INSIDE}")
@@ -126,18 +129,11 @@ def _run(command: Command, machine: Machine, log: Path, *, seconds: float) -> st
         return printed
 
 
-def _keep(bench: Bench, said: str) -> None:
-    name = re.sub(r"[^\w.-]", "_", bench.node)
-    place = bench.rank.output / "health" / f"{name}.aznhc.log"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(said, encoding="utf-8")
-
-
-def read(said: str) -> Iterator[Probe]:
+def read(message: str) -> Iterator[Probe]:
     """What a log says: silence is not health."""
-    runs = read_aznhc(said)
+    runs = read_aznhc(message)
     if not runs:
-        text = " ".join(said.split())[:200] or "nothing"
+        text = " ".join(message.split())[:200] or "nothing"
         yield Probe(check="aznhc", status="failed", said=f"it ran, and its log says {text}")
     for run in runs:
         yield from probes_of(run)

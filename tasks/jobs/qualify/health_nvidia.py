@@ -41,16 +41,16 @@ def clock_probes(bench: Bench, gpu: Mapping[str, str], was_set: str) -> Iterator
         if clock is None:
             continue
         below = _below(gpu, kind)
-        told = [f"its maximum is {clock.maximum:.0f}"]
-        told += ["this driver has no application clocks"] if clock.application is None else []
-        told += [f"benchmark.set_clocks {'did not hold' if below else 'set it'}: {was_set}"] if was_set else []
+        entries = [f"its maximum is {clock.maximum:.0f}"]
+        entries += ["this driver has no application clocks"] if clock.application is None else []
+        entries += [f"benchmark.set_clocks {'did not hold' if below else 'set it'}: {was_set}"] if was_set else []
         yield Probe(
             check=check,
             measured=clock.in_force,
             unit="MHz",
             where=smi.name(gpu),
             finding="warn" if below and check not in bench.sku.limits else None,
-            said="; ".join(told),
+            said="; ".join(entries),
             remedy=_remedy(gpu, tried=bool(was_set)) if below else "",
             source="the GPU's own maximum",
         )
@@ -71,16 +71,16 @@ def _below(gpu: Mapping[str, str], kind: str) -> bool:
 def _set(machine: Machine, gpu: Mapping[str, str]) -> str:
     """What the command said; as root where sudo asks for no password."""
     command = smi.set_clocks_command(gpu)
-    code, said = machine.ask(*command)
-    if code and _refused(said):
+    code, output = machine.ask(*command)
+    if code and _refused(output):
         with suppress(Missing):
-            code, said = machine.ask("sudo", "-n", *command)
-    words = " ".join(said.split())[:200]
-    return f"{'there are no rights' if _refused(said) else 'it failed'}: {words}" if code else words
+            code, output = machine.ask("sudo", "-n", *command)
+    words = " ".join(output.split())[:200]
+    return f"{'there are no rights' if _refused(output) else 'it failed'}: {words}" if code else words
 
 
-def _refused(said: str) -> bool:
-    return any(mark in said.lower() for mark in NO_RIGHTS)
+def _refused(text: str) -> bool:
+    return any(mark in text.lower() for mark in NO_RIGHTS)
 
 
 SOURCE = "tasks/hardware/health.json"
@@ -93,36 +93,36 @@ READ = {
 
 def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """GPUs that answer."""
-    code, said = machine.ask("nvidia-smi", "--list-gpus")
-    gpus = smi.listed(said)
+    code, output = machine.ask("nvidia-smi", "--list-gpus")
+    gpus = smi.listed(output)
     if code and not gpus:
-        raise failure(code, said, "nvidia-smi --list-gpus")
-    lost = "; ".join(line.strip() for line in said.splitlines() if line.strip() and not smi.GPU.match(line))
+        raise failure(code, output, "nvidia-smi --list-gpus")
+    lost = "; ".join(line.strip() for line in output.splitlines() if line.strip() and not smi.GPU.match(line))
     yield Probe(check="gpu_count", measured=float(gpus), said=lost[:400])
 
 
 def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """How nvidia-smi ends, and of each GPU errors of its memory, throttling, clocks and persistence."""
     were_set = set_to_maximum(bench, machine)
-    code, said, rows = ask_gpus(machine)
-    bad = gpu_health.smi_finding(code, said, machine.rules)
+    code, output, rows = ask_gpus(machine)
+    bad = gpu_health.smi_finding(code, output, machine.rules)
     wants = "; ".join(f"{smi.name(gpu)}: the driver asks for {asked}" for gpu in rows if (asked := smi.recovery(gpu)))
-    told = "; ".join(part for part in (bad.message if bad else "", wants) if part)
+    text = "; ".join(part for part in (bad.message if bad else "", wants) if part)
     yield Probe(
         check="gpu_smi",
         measured=f"ended with {code}",
         finding="fail" if wants else bad.level if bad else None,
-        said=told,
-        remedy="Do what the driver asks for, or replace the GPU." if told else "",
-        source=SOURCE if told else "",
+        said=text,
+        remedy="Do what the driver asks for, or replace the GPU." if text else "",
+        source=SOURCE if text else "",
     )
-    found = [finding for gpu in rows for finding in _findings(gpu, machine)]
-    yield from map(probe_of, found)
+    results = [finding for gpu in rows for finding in _findings(gpu, machine)]
+    yield from map(probe_of, results)
     for check, what in READ.items():
         unread = [smi.name(gpu) for gpu in rows if not any(smi.is_read(gpu.get(field)) for field in what)]
         if unread:
             yield Probe(check=check, status="missing", where=", ".join(unread), said="nvidia-smi says nothing of it")
-        elif rows and not any(finding.check == check for finding in found):
+        elif rows and not any(finding.check == check for finding in results):
             yield Probe(check=check, measured=0.0)
     for gpu in rows:
         yield from clock_probes(bench, gpu, were_set.get(gpu["index"], ""))
@@ -131,14 +131,14 @@ def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Rows of memory that wait to be remapped or could not be; the retired pages of older GPUs are with gpus()."""
-    code, said, rows = ask_rows(machine)
+    code, output, rows = ask_rows(machine)
     if code and not rows:
-        raise failure(code, said)
-    found = [f for row in rows for f in (*gpu_health.row_findings(row), *smi.row_findings(row, machine.rules))]
-    yield from map(probe_of, found)
+        raise failure(code, output)
+    results = [f for row in rows for f in (*gpu_health.row_findings(row), *smi.row_findings(row, machine.rules))]
+    yield from map(probe_of, results)
     if not any(smi.is_read(value) for row in rows for field, value in row.items() if field != "gpu_bus_id"):
         yield Probe(check="rows", status="skipped", said="these GPUs remap no rows; retired pages are looked at")
-    elif not found:
+    elif not results:
         yield Probe(check="rows", measured=0.0)
 
 
@@ -165,16 +165,16 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Inactive NVLinks of all GPUs; not said where there is none and none is asked for."""
-    code, said = machine.ask("nvidia-smi", "nvlink", "--status")
-    found = smi.links(said)
+    code, output = machine.ask("nvidia-smi", "nvlink", "--status")
+    result = smi.links(output)
     if code:
-        raise failure(code, said, "nvidia-smi nvlink")
-    asked_for, any_active = "nvlink_down" in bench.sku.limits, any(links.active for links in found.values())
-    if not found and asked_for:
-        raise ValueError(f"nvidia-smi nvlink --status names no link: {' '.join(said.split())[:200]}")
+        raise failure(code, output, "nvidia-smi nvlink")
+    asked_for, any_active = "nvlink_down" in bench.sku.limits, any(links.active for links in result.values())
+    if not result and asked_for:
+        raise ValueError(f"nvidia-smi nvlink --status names no link: {' '.join(output.split())[:200]}")
     if not asked_for and not any_active:
         return
-    down = {gpu: links for gpu, links in smi.down(found).items() if links}
+    down = {gpu: links for gpu, links in smi.down(result).items() if links}
     yield Probe(
         check="nvlink_down",
         measured=float(sum(down.values())),

@@ -37,9 +37,9 @@ REMEDY = (
 def of_kernel(machine: Machine) -> str:
     """What the kernel said. Raises Missing where neither it nor a log file can be read."""
     try:
-        said = machine.says("dmesg")
-        if gpu_health.has_lines(said):
-            return said
+        output = machine.says("dmesg")
+        if gpu_health.has_lines(output):
+            return output
         why = "dmesg says nothing"
     except Missing as error:
         why = str(error)
@@ -52,9 +52,9 @@ def of_kernel(machine: Machine) -> str:
 def of_file(machine: Machine, *, speaker: str = KERNEL) -> str | None:
     """What matters of the machine's log file; None where there is none in which this one speaks. Empty: anybody."""
     for name in LOGS:
-        said = _end(machine, f"{name}.1") + _end(machine, name)
-        if said and speaker in said:
-            lines = "\n".join(line for line in said.splitlines() if WANTED.search(line))
+        output = _end(machine, f"{name}.1") + _end(machine, name)
+        if output and speaker in output:
+            lines = "\n".join(line for line in output.splitlines() if WANTED.search(line))
             return kernel_log.as_dmesg(lines, now=machine.clock(), uptime=machine.uptime)
     return None
 
@@ -83,13 +83,13 @@ def ask_rows(machine: Machine) -> tuple[int, str, list[dict[str, str]]]:
 
 def _asked(machine: Machine, table: str, fields: tuple[str, ...]) -> tuple[int, str, list[dict[str, str]]]:
     asked = {field: field for field in fields}
-    code, said = query_smi(table, asked, machine.ask, lambda field: None)
-    return code, said, gpu_health.rows(said, tuple(asked))
+    code, output = query_smi(table, asked, machine.ask, lambda field: None)
+    return code, output, gpu_health.rows(output, tuple(asked))
 
 
-def failure(code: int, said: str, what: str = "nvidia-smi") -> ValueError:
+def failure(code: int, text: str, what: str = "nvidia-smi") -> ValueError:
     """Of a call whose answer cannot be read."""
-    return ValueError(f"{what} ended with {code}: {' '.join(said.split())[:200]}")
+    return ValueError(f"{what} ended with {code}: {' '.join(text.split())[:200]}")
 
 
 class Missing(Exception):
@@ -135,15 +135,15 @@ class Machine:
 
     def says(self, *command: str) -> str:
         """The output of a command that ended well. Raises Missing when it did not: it was no way to look."""
-        code, said = self.ask(*command)
+        code, output = self.ask(*command)
         if code:
-            raise Missing(f"{command[0]} ended with {code}: {' '.join(said.split())[:200]}")
-        return said
+            raise Missing(f"{command[0]} ended with {code}: {' '.join(output.split())[:200]}")
+        return output
 
     @property
     def uptime(self) -> float:
         """Seconds since the machine's start. Raises Missing where /proc/uptime says nothing."""
-        said = self.text("proc/uptime").split()
-        if not said:
+        messages = self.text("proc/uptime").split()
+        if not messages:
             raise Missing("/proc/uptime says nothing")
-        return float(said[0])
+        return float(messages[0])

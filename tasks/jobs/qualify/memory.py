@@ -45,8 +45,8 @@ def measure(bench: Bench) -> None:
     outcome = together.best(
         "memory_bandwidth", lambda: gpus.measure_all(devices, _copy_within, 2.0 * GPU_BYTES, bench.config.seconds)
     )
-    said = f"copies of {GPU_BYTES >> 20} MiB, read and written bytes"
-    together.note("memory_bandwidth", "GB/s", outcome, where=gpus.names(devices), per=GIGA, said=said)
+    text = f"copies of {GPU_BYTES >> 20} MiB, read and written bytes"
+    together.note("memory_bandwidth", "GB/s", outcome, where=gpus.names(devices), per=GIGA, text=text)
     together.meet("before copies")
     if bench.local_rank == 0:
         _between_memories(together)
@@ -63,12 +63,12 @@ def _on_cpu(together: Together) -> None:
 
     outcome = together.best("memory_bandwidth", once)
     copy = max((rate for rate, _ in copies), default=0.0) / GIGA
-    said = (
+    text = (
         f"triad of arrays of {size >> 20} MiB, all ranks at the same time, read and written bytes; copy {copy:.4g} GB/s"
     )
     where = (f"rank {bench.rank.rank}",)
     # The ranks share the machine's memory: without the time that others had the core, their rates say nothing.
-    together.note("memory_bandwidth", "GB/s", outcome, where=where, per=GIGA, said=said, compared=False)
+    together.note("memory_bandwidth", "GB/s", outcome, where=where, per=GIGA, text=text, compared=False)
 
 
 def triad_and_copy(size: int, seconds: float) -> tuple[Rate, Rate]:

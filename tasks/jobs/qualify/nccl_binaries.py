@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks.common.names import Collective
 from tasks.formats.nccl_log import transports
-from tasks.formats.nccl_run import NcclRun, TestRow
+from tasks.formats.nccl_run import TestRow
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.qualification.measured import Row
 
@@ -48,22 +48,22 @@ class Ran:
 def binary(collective: Collective, search: str | None = None) -> Path | None:
     """The program of a collective; None where there is none."""
     path = search if search is not None else os.pathsep.join((os.environ.get("PATH", ""), *PLACES))
-    found = shutil.which(f"{collective}_perf", path=path)
-    return Path(found) if found else None
+    result = shutil.which(f"{collective}_perf", path=path)
+    return Path(result) if result else None
 
 
 def run_binary(program: Path, sizes: Sequence[int], *, gpus: int, seconds: float) -> Ran:
     """Run it on all GPUs of this machine: from the smallest to the largest size by factor 2, every element checked."""
     command = [str(program), "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-g", str(gpus), "-c", "1"]
-    said, why = _said(command, seconds)
-    print(said, flush=True)
-    runs = read_nccl_tests(said, program.name)
+    output, why = _said(command, seconds)
+    print(output, flush=True)
+    runs = read_nccl_tests(output, program.name)
     if not runs:
         return Ran(failed=why or "it printed no table")
     run = runs[-1]
     rows = tuple(_row(row) for row in run.rows)
     failed = why or "; ".join(run.failures) or ("" if rows else "it printed no rows")
-    return Ran(_tool(run), rows, transports(said), failed)
+    return Ran(f"{run.tool} {run.version}".strip(), rows, transports(output), failed)
 
 
 def _said(command: list[str], seconds: float) -> tuple[str, str]:
@@ -72,15 +72,15 @@ def _said(command: list[str], seconds: float) -> tuple[str, str]:
         command, env=alone(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        text, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         try:
-            said, _ = process.communicate(timeout=LAST_SECONDS)
+            text, _ = process.communicate(timeout=LAST_SECONDS)
         except subprocess.TimeoutExpired:  # it hangs in the driver, or a child holds the pipe
-            said = ""
-        return said, f"timed out: {command[0]} took longer than {seconds:.0f} s"
-    return said, "" if process.returncode == 0 else f"{command[0]} ended with exit code {process.returncode}"
+            text = ""
+        return text, f"timed out: {command[0]} took longer than {seconds:.0f} s"
+    return text, "" if process.returncode == 0 else f"{command[0]} ended with exit code {process.returncode}"
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
@@ -88,10 +88,6 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in environment.items() if not name.startswith(OF_A_LAUNCHER)}
     kept.pop("NCCL_DEBUG_FILE", None)
     return {**kept, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
-
-
-def _tool(run: NcclRun) -> str:
-    return f"{run.tool} {run.version}".strip()
 
 
 def _row(row: TestRow) -> Row:

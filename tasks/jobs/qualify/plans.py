@@ -143,11 +143,9 @@ def collectives_plan(nodes: Sequence[int], standard: Standard, *, ranks_per_node
 def _until_sound(first: Step, standard: Standard) -> Plan[tuple[int, ...]]:
     """A step, and what was slow in it again, at most config.rounds times; who still answers. What failed is not tried again."""
     answer = yield replace(first, name=f"{first.name}/0")
-    best = {collective: dict(found) for collective, found in answer.outcomes.items()}
+    best = {collective: dict(item) for collective, item in answer.outcomes.items()}
     for number in range(1, standard.config.rounds):
-        slow = {
-            collective: _slow_groups(found, collective, first.scope, standard) for collective, found in best.items()
-        }
+        slow = {collective: _slow_groups(item, collective, first.scope, standard) for collective, item in best.items()}
         groups = tuple(
             sorted({group for groups in slow.values() for group in groups if set(group) <= set(answer.living)})
         )
@@ -155,14 +153,14 @@ def _until_sound(first: Step, standard: Standard) -> Plan[tuple[int, ...]]:
             break
         collectives = tuple(collective for collective, slow_groups in slow.items() if slow_groups)
         answer = yield Step(f"{first.name}/{number}", first.scope, groups, collectives, round=number)
-        for collective, found in answer.outcomes.items():
-            for group, outcome in found.items():
+        for collective, item in answer.outcomes.items():
+            for group, outcome in item.items():
                 best[collective][group] = better(best[collective].get(group), outcome)
     return answer.living
 
 
-def _slow_groups(found: Found, collective: Collective, scope: Scope, standard: Standard) -> list[Group]:
-    measured = {group: outcome for group, outcome in found.items() if outcome.status == "measured"}
+def _slow_groups(result: Found, collective: Collective, scope: Scope, standard: Standard) -> list[Group]:
+    measured = {group: outcome for group, outcome in result.items() if outcome.status == "measured"}
     return [
         group
         for group, outcome in measured.items()
@@ -230,7 +228,7 @@ class Pairs:
         for pair, outcome in self.best.items():
             for size, rate in outcome.judged.items():
                 rates.setdefault(size, {})[pair] = rate
-        return {size: max(self._fastest(found), sound_rate(found)) for size, found in rates.items()}
+        return {size: max(self._fastest(item), sound_rate(item)) for size, item in rates.items()}
 
     def _fastest(self, rates: Mapping[Group, float]) -> float:
         allowed = tolerances(self.standard.sku)
@@ -260,15 +258,15 @@ class Pairs:
         """Pairs of machines from groups that have no pair between them yet, no machine twice: are they one group, is the
         network bad between them, or is a machine bad with all? Large groups first. Where no pair is sound there is nothing to
         find."""
-        found = self.groups(living)
-        if all(len(group) == 1 for group in found):
+        result = self.groups(living)
+        if all(len(group) == 1 for group in result):
             return []
-        group_of = {node: number for number, group in enumerate(found) for node in group}
+        group_of = {node: number for number, group in enumerate(result) for node in group}
         met = {frozenset(group_of[node] for node in pair) for pair in self.best if set(pair) <= set(living)}
-        free = [[node for node in group if self.strikes.get(node, 0) < STRIKES] for group in found]
+        free = [[node for node in group if self.strikes.get(node, 0) < STRIKES] for group in result]
         free = [sorted(nodes, key=lambda node: (self.met.get(node, 0), node)) for nodes in free]
         chosen: list[Group] = []
-        for one, other in itertools.combinations(range(len(found)), 2):
+        for one, other in itertools.combinations(range(len(result)), 2):
             if free[one] and free[other] and frozenset((one, other)) not in met:
                 a, b = free[one].pop(0), free[other].pop(0)
                 chosen.append((min(a, b), max(a, b)))
@@ -286,8 +284,8 @@ class Pairs:
         """By a vote over all pairs but those between two groups, which are the network's; of a machine that was measured
         afresh, over its fresh pairs alone."""
         sound = [pair for pair in self.best if pair not in slow]
-        found = [group for group in groups({node for pair in self.best for node in pair}, sound) if len(group) > 1]
-        group_of = {node: number for number, group in enumerate(found) for node in group}
+        results = [group for group in groups({node for pair in self.best for node in pair}, sound) if len(group) > 1]
+        group_of = {node: number for number, group in enumerate(results) for node in group}
         inside = {pair for pair in slow if len({group_of.get(node, -1) for node in pair} - {-1}) < 2}
         everywhere = suspects(inside, sound)
         cleared = {node for node in everywhere if self._votes(node, inside) <= 0}
@@ -342,8 +340,8 @@ def _bisect(living: Group, sound: Mapping[int, float], standard: Standard) -> Pl
     parts, number = [living], 0
     while smaller := tuple(half for part in parts for half in halves(part)):
         answer = yield Step(f"part/{number}", "part", smaller, PAIRS, round=number)
-        found = answer.outcomes[PAIRS[0]]
-        parts = [half for half in smaller if _slow_together(found[half], len(half), sound, standard)]
+        result = answer.outcomes[PAIRS[0]]
+        parts = [half for half in smaller if _slow_together(result[half], len(half), sound, standard)]
         parts = [part for part in parts if set(part) <= set(answer.living)]
         number += 1
 

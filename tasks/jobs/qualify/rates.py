@@ -104,7 +104,7 @@ class Together:
         *,
         where: Sequence[str],
         per: float,
-        said: str = "",
+        text: str = "",
         compared: bool = True,
     ) -> None:
         """Write a probe a part; `per` are the amounts of one unit. `compared`: with the same part of other machines."""
@@ -114,7 +114,7 @@ class Together:
             peers = on_core / per if on_core and compared else None
             each = tuple(rates[number].on_core / per for rates in outcome.each) if peers else ()
             self.bench.note(
-                Probe(check=check, measured=rate / per, peers=peers, each=each, unit=unit, where=part, said=said)
+                Probe(check=check, measured=rate / per, peers=peers, each=each, unit=unit, where=part, said=text)
             )
 
 

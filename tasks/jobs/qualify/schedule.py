@@ -54,12 +54,12 @@ def _pair(a: int, b: int) -> Group:
 def _once(rounds: Rounds) -> Rounds:
     """Without pairs that were there before, and pairs of one."""
     seen: set[Group] = set()
-    found: Rounds = []
+    result: Rounds = []
     for groups in rounds:
         fresh = [group for group in groups if group[0] != group[1] and group not in seen]
         seen.update(fresh)
-        found.append(fresh)
-    return [groups for groups in found if groups]
+        result.append(fresh)
+    return [groups for groups in result if groups]
 
 
 def disjoint(groups: Iterable[Group], most: int) -> Rounds:

@@ -38,7 +38,7 @@ def note(bench: Bench, clock: Callable[[], float] = time.time) -> None:
         return
     store, mine = bench.store, bench.node_rank
     try:
-        found = (
+        result = (
             ask_all(store, bench.nodes, clock, seconds=bench.config.check_seconds)
             if mine == 0
             else answer(store, mine, clock, seconds=bench.config.check_seconds)
@@ -46,16 +46,16 @@ def note(bench: Bench, clock: Callable[[], float] = time.time) -> None:
     except RuntimeError as error:  # the store's own, of a key that did not come in time
         bench.note(Probe(check="time_skew", status="timed out", said=str(error).splitlines()[0][:200]))
         return
-    bench.note(_probe(found, mine))
+    bench.note(_probe(result, mine))
 
 
 def ask_all(store: distributed.Store, nodes: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
     """What the first machine does: offsets of all machines that answer, its own included; all can read them."""
-    there = _come(store, nodes, seconds)
-    asked = {node: _ask(store, node, clock) for node in there}
-    found = {0: Offset(0.0, 0.0)} | {node: offset for node, offset in asked.items() if offset}
-    store.set("skew/offsets", json.dumps(found))
-    return found
+    existing = _come(store, nodes, seconds)
+    asked = {node: _ask(store, node, clock) for node in existing}
+    result = {0: Offset(0.0, 0.0)} | {node: offset for node, offset in asked.items() if offset}
+    store.set("skew/offsets", json.dumps(result))
+    return result
 
 
 def answer(store: distributed.Store, node: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
@@ -110,5 +110,5 @@ def _probe(offsets: dict[int, Offset], node: int) -> Probe:
         return Probe(check="time_skew", status="timed out", said="no other machine answered in time")
     off = apart(offsets, node)
     surely = max(0.0, abs(off.seconds) - off.bound)
-    said = f"{off.seconds * 1000:+.1f} ms from the median of the others, known to {off.bound * 1000:.1f} ms"
-    return Probe(check="time_skew", measured=surely, unit="s", said=said)
+    text = f"{off.seconds * 1000:+.1f} ms from the median of the others, known to {off.bound * 1000:.1f} ms"
+    return Probe(check="time_skew", measured=surely, unit="s", said=text)

@@ -47,13 +47,13 @@ def of_gpus() -> dict[str, float]:
 
 def of_zones(root: Path = ZONES) -> dict[str, float]:
     """Degrees Celsius by thermal zone, under the zone's type (x86_pkg_temp); virtual machines have none."""
-    found = {}
+    result = {}
     for zone in sorted(root.glob("thermal_zone*")):
         try:
-            found[(zone / "type").read_text().strip()] = int((zone / "temp").read_text()) / 1000
+            result[(zone / "type").read_text().strip()] = int((zone / "temp").read_text()) / 1000
         except (OSError, ValueError):
             continue
-    return found
+    return result
 
 
 def read_nvidia(text: str) -> dict[str, float]:
@@ -68,12 +68,12 @@ def read_amd(text: str) -> dict[str, float]:
         cards = json.loads(text)
     except ValueError:
         return {}
-    found = {}
-    for card, said in cards.items():
-        degrees = [float(value) for key, value in said.items() if "Temperature" in key and _is_number(value)]
+    result = {}
+    for card, output in cards.items():
+        degrees = [float(value) for key, value in output.items() if "Temperature" in key and _is_number(value)]
         if degrees and card.startswith("card"):
-            found[f"GPU {card.removeprefix('card')}"] = max(degrees)
-    return found
+            result[f"GPU {card.removeprefix('card')}"] = max(degrees)
+    return result
 
 
 def _is_number(text: str) -> bool:
@@ -143,14 +143,14 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(EVERY_SECONDS):
             try:
-                found = self._look(self._machine)
+                result = self._look(self._machine)
             except (Missing, Hangs, ValueError) as error:
                 status = "timed out" if isinstance(error, Hangs) else "missing"
                 self.unseen = Probe.model_validate({"check": "throttle", "status": status, "said": str(error)})
                 return
             self.looks += 1
-            self.times.update(found.keys())
-            self.why.update(found)
+            self.times.update(result.keys())
+            self.why.update(result)
 
 
 @contextmanager
@@ -171,18 +171,18 @@ def watched(bench: Bench, group: str, machine: Machine | None = None) -> Iterato
 
 def nvidia(machine: Machine) -> dict[str, str]:
     """Why each GPU is throttled now, where it is. Raises ValueError when nvidia-smi does not end well."""
-    code, said, gpus = ask_gpus(machine, FIELDS)
+    code, output, gpus = ask_gpus(machine, FIELDS)
     if code:
-        raise failure(code, said)
-    found = [finding for gpu in gpus for finding in gpu_health.gpu_findings(gpu, machine.rules)]
-    parts = [finding.message.partition(" is throttled: ") for finding in found]
+        raise failure(code, output)
+    results = [finding for gpu in gpus for finding in gpu_health.gpu_findings(gpu, machine.rules)]
+    parts = [finding.message.partition(" is throttled: ") for finding in results]
     return {name: reasons for name, _, reasons in parts}
 
 
 def amd(machine: Machine) -> dict[str, str]:
     """The same of AMD's."""
-    found = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
-    return {f"GPU {gpu}": state for gpu, state in found.items()}
+    result = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
+    return {f"GPU {gpu}": state for gpu, state in result.items()}
 
 
 PARTS = 10
@@ -225,29 +225,29 @@ def _middle(windows: Sequence[Rate]) -> Rate:
 def _drops(tenths: Sequence[Outcome], where: Sequence[str], late: str) -> list[Probe]:
     failed = next((tenth for tenth in tenths if not tenth.rates), None)
     if failed or len(tenths) < PARTS:
-        status, said = (failed.status, failed.said) if failed else ("timed out", late)
-        return [Probe(check="soak_drop", status=status, said=said)]
-    found = []
+        status, text = (failed.status, failed.said) if failed else ("timed out", late)
+        return [Probe(check="soak_drop", status=status, said=text)]
+    results = []
     for number, part in enumerate(where):
         rates = [tenth.rates[number].on_core for tenth in tenths]
         unknown = [tenth for tenth, rate in enumerate(rates, start=1) if not rate]
         if unknown:  # the rank had its core for less than the clock can tell
-            said = f"the rate of tenth {unknown[0]} of {PARTS} is unknown: other work had the core all the time"
-            found.append(Probe(check="soak_drop", status="failed", where=part, said=said))
+            text = f"the rate of tenth {unknown[0]} of {PARTS} is unknown: other work had the core all the time"
+            results.append(Probe(check="soak_drop", status="failed", where=part, said=text))
         else:
-            found.append(_drop(part, rates))
-    return found
+            results.append(_drop(part, rates))
+    return results
 
 
 def _drop(part: str, rates: Sequence[float]) -> Probe:
-    said = "rate of each tenth against the first: " + ", ".join(f"{rate / rates[0]:.3f}" for rate in rates)
-    return Probe(check="soak_drop", measured=1 - rates[-1] / rates[0], where=part, said=said)
+    text = "rate of each tenth against the first: " + ", ".join(f"{rate / rates[0]:.3f}" for rate in rates)
+    return Probe(check="soak_drop", measured=1 - rates[-1] / rates[0], where=part, said=text)
 
 
 def _temperatures(bench: Bench, hottest: dict[str, float]) -> list[Probe]:
     if bench.cuda and bench.local_rank == 0 and not hottest:
-        said = "neither nvidia-smi nor rocm-smi says one"
-        return [Probe(check="temperature", status="missing", unit="C", said=said)]
+        text = "neither nvidia-smi nor rocm-smi says one"
+        return [Probe(check="temperature", status="missing", unit="C", said=text)]
     return [
         Probe(check="temperature", measured=degrees, unit="C", where=part) for part, degrees in sorted(hottest.items())
     ]

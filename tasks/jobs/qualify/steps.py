@@ -52,8 +52,8 @@ def line(collective: Collective, row: Row, ranks: int) -> str:
     count = row.bytes // ELEMENT_BYTES // (ranks if collective in DIVIDED else 1)
     redop, root = "sum" if collective in REDUCED else "none", "0" if collective == "broadcast" else "-1"
     out = _cells(row.microseconds, row.algbw, row.busbw, row.wrong)
-    here = _cells(row.microseconds_in_place, row.algbw_in_place, row.busbw_in_place, row.wrong_in_place)
-    return COLUMNS.replace("#{:>12}", "{:>13}").format(row.bytes, count, "float", redop, root, *out, *here)
+    local = _cells(row.microseconds_in_place, row.algbw_in_place, row.busbw_in_place, row.wrong_in_place)
+    return COLUMNS.replace("#{:>12}", "{:>13}").format(row.bytes, count, "float", redop, root, *out, *local)
 
 
 def ended(collective: Collective, rows: Sequence[Row]) -> str:
@@ -87,7 +87,30 @@ def run(bench: Bench, group: str, plan: Plan[None], names: dict[int, str]) -> No
     try:
         step = next(plan)
         while True:
-            answer = _perform(bench, group, step, living, names)
+            mine = next((nodes for nodes in step.groups if bench.node_rank in nodes), None)
+            sweeps: dict[Collective, Sweep] = {}
+            if mine is not None and bench.rank.rank in participants(bench, step, mine):
+                sweeps = _measure(bench, f"{group}/{step.name}", step, mine, names)
+            seconds = bench.config.collective_seconds * len(step.collectives) + GRACE_SECONDS
+            # What the others need of it: status, bus bandwidth by size, and what this machine's part went over.
+            payload = {
+                collective: [
+                    item.status,
+                    {row.bytes: row.busbw for row in item.rows if row.busbw is not None},
+                    item.transport,
+                ]
+                for collective, item in sweeps.items()
+            }
+            output = agree(bench, f"{group}/{step.name}", payload, among=living, seconds=seconds)
+            outcomes: dict[Collective, Found] = {
+                collective: {
+                    nodes: _together([output.get(node, {}).get(collective) for node in nodes]) for nodes in step.groups
+                }
+                for collective in step.collectives
+            }
+            if bench.local_rank == 0:
+                _write(bench, step, outcomes, sweeps, output, names)
+            answer = Answer(outcomes, tuple(output))
             living = answer.living
             step = plan.send(answer)
     except StopIteration:
@@ -110,10 +133,10 @@ def remembered(bench: Bench, group: str, name: str, nodes: Group, collective: Co
     """The best that an earlier group of checks found over some machines in its steps `name`/N; None where it did not look."""
     best: Outcome | None = None
     for number in range(bench.config.rounds):
-        said = recall(bench, f"{group}/{name}/{number}")
-        if said is None or not set(nodes) <= set(said):
+        output = recall(bench, f"{group}/{name}/{number}")
+        if output is None or not set(nodes) <= set(output):
             break
-        best = better(best, _together([said[node].get(collective) for node in nodes]))
+        best = better(best, _together([output[node].get(collective) for node in nodes]))
     return best
 
 
@@ -122,23 +145,6 @@ def note_left_out(bench: Bench, group: str, left: LeftOut) -> None:
     print(left, flush=True)
     if bench.local_rank == 0:
         bench.note(Probe(check=group, status="timed out", said=str(left)))
-
-
-def _perform(bench: Bench, group: str, step: Step, living: Group, names: dict[int, str]) -> Answer:
-    mine = next((nodes for nodes in step.groups if bench.node_rank in nodes), None)
-    sweeps: dict[Collective, Sweep] = {}
-    if mine is not None and bench.rank.rank in participants(bench, step, mine):
-        sweeps = _measure(bench, f"{group}/{step.name}", step, mine, names)
-    seconds = bench.config.collective_seconds * len(step.collectives) + GRACE_SECONDS
-    told = {collective: _told(found) for collective, found in sweeps.items()}
-    said = agree(bench, f"{group}/{step.name}", told, among=living, seconds=seconds)
-    outcomes: dict[Collective, Found] = {
-        collective: {nodes: _together([said.get(node, {}).get(collective) for node in nodes]) for nodes in step.groups}
-        for collective in step.collectives
-    }
-    if bench.local_rank == 0:
-        _write(bench, step, outcomes, sweeps, said, names)
-    return Answer(outcomes, tuple(said))
 
 
 def participants(bench: Bench, step: Step, nodes: Group) -> list[int]:
@@ -150,20 +156,20 @@ def participants(bench: Bench, step: Step, nodes: Group) -> list[int]:
 def _measure(bench: Bench, name: str, step: Step, nodes: Group, names: dict[int, str]) -> dict[Collective, Sweep]:
     """All sweeps of a step over one group of machines; what comes after a failure is not tried in this group."""
     how = sweeping(bench.config, bench.sku, gpu=bench.cuda, every_size=step.scope != "pair")
-    ranks, found = participants(bench, step, nodes), {}
+    ranks, result = participants(bench, step, nodes), {}
     for collective in step.collectives:
-        found[collective] = _blank(bench, step, collective, nodes, names, ranks=len(ranks))
-    left = _by_binaries(bench, name, step, found, how) if bench.cuda and step.scope == "node" else step.collectives
+        result[collective] = _blank(bench, step, collective, nodes, names, ranks=len(ranks))
+    left = _by_binaries(bench, name, step, result, how) if bench.cuda and step.scope == "node" else step.collectives
     if left:
-        _by_torch(bench, name, left, found, how, ranks)
-    return found
+        _by_torch(bench, name, left, result, how, ranks)
+    return result
 
 
 def _by_torch(
     bench: Bench,
     name: str,
     collectives: Sequence[Collective],
-    found: dict[Collective, Sweep],
+    result: dict[Collective, Sweep],
     how: Sweeping,
     ranks: Sequence[int],
 ) -> None:
@@ -174,15 +180,15 @@ def _by_torch(
             for collective in collectives:
                 rows: list[Row] = []
                 try:
-                    rows.extend(_printed(collective, how, comm, bench, found[collective]))
+                    rows.extend(_printed(collective, how, comm, bench, result[collective]))
                 finally:
                     status: dict[str, Any] = {"rows": tuple(rows), "transport": heard.used()}
-                    found[collective] = found[collective].model_copy(update=status)
+                    result[collective] = result[collective].model_copy(update=status)
                 done.append(collective)
     except RuntimeError as error:
-        _failed(collectives, done, found, error)
+        _failed(collectives, done, result, error)
     for collective in done:
-        found[collective] = found[collective].model_copy(update={"status": "measured"})
+        result[collective] = result[collective].model_copy(update={"status": "measured"})
 
 
 def _printed(collective: Collective, how: Sweeping, comm: Communicator, bench: Bench, about: Sweep) -> Iterator[Row]:
@@ -200,7 +206,7 @@ def _printed(collective: Collective, how: Sweeping, comm: Communicator, bench: B
 
 
 def _failed(
-    collectives: Sequence[Collective], done: Sequence[Collective], found: dict[Collective, Sweep], error: RuntimeError
+    collectives: Sequence[Collective], done: Sequence[Collective], result: dict[Collective, Sweep], error: RuntimeError
 ) -> None:
     print(error, flush=True)
     text = str(error)
@@ -208,12 +214,12 @@ def _failed(
     first = next(collective for collective in collectives if collective not in done)
     for collective in collectives:
         if collective not in done:
-            said = text if collective == first else f"not tried: {first} before it: {text}"
-            found[collective] = found[collective].model_copy(update={"status": status, "said": said[:1000]})
+            output = text if collective == first else f"not tried: {first} before it: {text}"
+            result[collective] = result[collective].model_copy(update={"status": status, "said": output[:1000]})
 
 
 def _by_binaries(
-    bench: Bench, name: str, step: Step, found: dict[Collective, Sweep], how: Sweeping
+    bench: Bench, name: str, step: Step, results: dict[Collective, Sweep], how: Sweeping
 ) -> tuple[Collective, ...]:
     """What nccl-tests' programs measure; the rest is left, also where a program printed nothing of use."""
     programs = {collective: binary(collective) for collective in step.collectives}
@@ -223,11 +229,11 @@ def _by_binaries(
         ran = _ran(bench, f"{name}/{bench.node_rank}/{collective}", program, how) if program else Ran()
         if not ran.rows:
             left.append(collective)
-            found[collective] = found[collective].model_copy(update={"said": ran.failed})
+            results[collective] = results[collective].model_copy(update={"said": ran.failed})
             continue
         status = "timed out" if ran.failed.startswith("timed out") else "failed" if ran.failed else "measured"
         result = {"tool": ran.tool, "rows": ran.rows, "transport": ran.transport, "status": status, "said": ran.failed}
-        found[collective] = found[collective].model_copy(update=result)
+        results[collective] = results[collective].model_copy(update=result)
     return tuple(left)
 
 
@@ -237,8 +243,8 @@ def _ran(bench: Bench, name: str, program: Any, how: Sweeping) -> Ran:
         ran = run_binary(program, how.sizes, gpus=bench.ranks_per_node, seconds=how.limit)
         bench.store.set(name, "rows" if ran.rows else "nothing")
         return ran
-    said = bench.store.get(name)  # waits; the store's own limit is config.check_seconds
-    return Ran(rows=(Row(bytes=0),)) if said == b"rows" else Ran()
+    output = bench.store.get(name)  # waits; the store's own limit is config.check_seconds
+    return Ran(rows=(Row(bytes=0),)) if output == b"rows" else Ran()
 
 
 def _blank(
@@ -257,15 +263,10 @@ def _blank(
     )
 
 
-def _told(found: Sweep) -> list[Any]:
-    """What the others need of it: status, bus bandwidth by size, and what this machine's part went over."""
-    return [found.status, {row.bytes: row.busbw for row in found.rows if row.busbw is not None}, found.transport]
-
-
-def _together(told: Sequence[Any]) -> Outcome:
+def _together(entries: Sequence[Any]) -> Outcome:
     """Of a group: the worst status of its machines, and a member's rates; all of them have the same. Silence is a time-out."""
-    statuses: list[Status] = [cast(Status, one[0]) if one else "timed out" for one in told]
-    rates: dict[str, float] = next((one[1] for one in told if one), {})
+    statuses: list[Status] = [cast(Status, one[0]) if one else "timed out" for one in entries]
+    rates: dict[str, float] = next((one[1] for one in entries if one), {})
     assert set(statuses) <= set(get_args(Status)), statuses
     return Outcome(min(statuses, key=WORST.index), {int(size): rate for size, rate in rates.items()})
 
@@ -275,19 +276,19 @@ def _write(
     step: Step,
     outcomes: dict[Collective, Found],
     sweeps: dict[Collective, Sweep],
-    said: dict[int, Any],
+    output: dict[int, Any],
     names: dict[int, str],
 ) -> None:
     """The first machine of each group that still answers; of a group of which none does, the first of all."""
-    for collective, found in outcomes.items():
-        for nodes, outcome in found.items():
-            answered = [node for node in nodes if node in said]
-            if bench.node_rank != min(answered or said):
+    for collective, item in outcomes.items():
+        for nodes, outcome in item.items():
+            answered = [node for node in nodes if node in output]
+            if bench.node_rank != min(answered or output):
                 continue
             blank = _blank(bench, step, collective, nodes, names, ranks=len(participants(bench, step, nodes)))
             mine = sweeps[collective] if answered else blank
             silent = ", ".join(names[node] for node in nodes if node not in answered)
-            used = {one for node in answered if collective in said[node] for one in said[node][collective][2]}
+            used = {one for node in answered if collective in output[node] for one in output[node][collective][2]}
             about = {
                 "status": outcome.status,
                 "said": f"{silent} did not answer; {mine.said}" if silent else mine.said,
@@ -296,8 +297,8 @@ def _write(
             _leave(bench, mine.model_copy(update=about))
 
 
-def _leave(bench: Bench, found: Sweep) -> None:
+def _leave(bench: Bench, result: Sweep) -> None:
     """Where there is only one machine, what it measured within itself is also what all machines measured together."""
-    bench.sweep(found)
-    if found.scope == "node" and bench.nodes == 1:
-        bench.sweep(found.model_copy(update={"scope": "all"}))
+    bench.sweep(result)
+    if result.scope == "node" and bench.nodes == 1:
+        bench.sweep(result.model_copy(update={"scope": "all"}))

@@ -57,28 +57,28 @@ def _tried(together: Together, checks: Sequence[str], work: Callable[[], Iterabl
     try:
         return list(work())
     except (OSError, HeadwayError) as error:
-        said = (
+        output = (
             error.message if isinstance(error, HeadwayError) else f"{error.strerror or error}: {error.filename or ''}"
         )
-        return [Probe(check=check, status="failed", said=said.rstrip(": ")) for check in checks]
+        return [Probe(check=check, status="failed", said=output.rstrip(": ")) for check in checks]
 
 
 def _scratch(folder: Path, seconds: float) -> list[Probe]:
     wanted = min(MOST_SCRATCH, _room(folder))
     moved = disk.large_files(folder, bytes=wanted, seconds=seconds, streams=SCRATCH_STREAMS)
-    said = f"{moved.bytes >> 20} MiB in {SCRATCH_STREAMS} files in {folder}, {moved.how}"
-    return _both("scratch", moved, said)
+    text = f"{moved.bytes >> 20} MiB in {SCRATCH_STREAMS} files in {folder}, {moved.how}"
+    return _both("scratch", moved, text)
 
 
 def _small(folder: Path, seconds: float) -> list[Probe]:
     count = min(SMALL_FILES, _room(folder) // disk.SMALL)
     files = disk.small_files(folder, count=count, seconds=seconds)
-    said = (
+    text = (
         f"{files.number} files of {disk.SMALL >> 10} KiB in {folder}, one after another, each with fsync; pages dropped"
     )
     rates = {"written": files.number / files.write_seconds, "read": files.number / files.read_seconds}
     return [
-        Probe(check=f"scratch_files_{what}", measured=rate, unit="files/s", said=said) for what, rate in rates.items()
+        Probe(check=f"scratch_files_{what}", measured=rate, unit="files/s", said=text) for what, rate in rates.items()
     ]
 
 
@@ -87,34 +87,34 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
     volume = max(LEAST_STORE, min(whole, MOST_STORE))
     if volume > _room(bench.rank.folder):
         free = shutil.disk_usage(bench.rank.folder).free
-        said = f"{volume >> 20} MiB are more than {MOST_OF_FREE:.0%} of the {free >> 20} MiB that are free"
+        text = f"{volume >> 20} MiB are more than {MOST_OF_FREE:.0%} of the {free >> 20} MiB that are free"
         return [
-            Probe(check=c, status="skipped", said=said) for c in ("store_write", "store_read", "checkpoint_seconds")
+            Probe(check=c, status="skipped", said=text) for c in ("store_write", "store_read", "checkpoint_seconds")
         ]
-    told = os.environ.get("HEADWAY_STORE", "")
-    if told:
+    payload = os.environ.get("HEADWAY_STORE", "")
+    if payload:
         from tasks.jobs.qualify.storage_blob import through
 
-        moved = through(told, bench.rank, bytes=volume)
+        moved = through(payload, bench.rank, bytes=volume)
     else:
         moved = disk.large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
-    said = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"
-    return [*_both("store", moved, said), checkpoint(parameters(bench), moved)]
+    text = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"
+    return [*_both("store", moved, text), checkpoint(parameters(bench), moved)]
 
 
 def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
     """One machine writes all of it, as this release's engine does, while the others write as well."""
     whole, rate = checkpoint_bytes(parameters), moved.write_rate
-    said = (
+    text = (
         f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters:,} parameters), "
         f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
     )
-    return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=said)
+    return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=text)
 
 
-def _both(place: str, moved: disk.Moved, said: str) -> list[Probe]:
+def _both(place: str, moved: disk.Moved, text: str) -> list[Probe]:
     rates = {"write": moved.write_rate, "read": moved.read_rate}
-    return [Probe(check=f"{place}_{way}", measured=r / GIGA, unit="GB/s", said=said) for way, r in rates.items()]
+    return [Probe(check=f"{place}_{way}", measured=r / GIGA, unit="GB/s", said=text) for way, r in rates.items()]
 
 
 def _room(folder: Path) -> int:

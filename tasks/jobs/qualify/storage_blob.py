@@ -18,9 +18,9 @@ from tasks.storage.manifest import FileEntry
 from tasks.storage.settings import StoreConfig
 
 
-def through(told: str, rank: Rank, *, bytes: int) -> Moved:
+def through(text: str, rank: Rank, *, bytes: int) -> Moved:
     """Upload so many random bytes in parallel blocks, as checkpoints are, and read them back. Raises OSError, HeadwayError."""
-    container = open_container(StoreConfig.model_validate_json(told))
+    container = open_container(StoreConfig.model_validate_json(text))
     name = f"qualification/{rank.folder.name}/{rank.rank}.bin"
     with tempfile.NamedTemporaryFile(dir=rank.folder, prefix="headway-storage-") as file:
         for _ in range(-(-bytes // BLOCK)):

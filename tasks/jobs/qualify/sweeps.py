@@ -73,7 +73,9 @@ def sweeping(config: BenchmarkConfig, sku: Sku, *, gpu: bool, every_size: bool) 
 def sweep(collective: Collective, how: Sweeping, comm: Communicator, bench: Bench) -> Iterator[Row]:
     """One row after another. Raises RuntimeError when an operation fails or hangs, TooLate when the time is over."""
     began = time.monotonic()
-    largest = _fits(comm, bench)
+    # Bytes of the largest message for which every rank has memory.
+    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else _free_bytes() * CPU_SHARE / bench.ranks_per_node
+    largest = -comm.over_all([-free], distributed.ReduceOp.MAX)[0] / BUFFERS
     share = how.seconds / len(how.sizes) / (1 if collective in TWO_BUFFERS else 2)
     for size in how.sizes:
         elements = whole_elements(collective, size, comm.size)
@@ -93,12 +95,6 @@ def whole_elements(collective: Collective, size: int, ranks: int) -> int:
     for exactly this size would hold for nothing."""
     elements = math.ceil(size / ELEMENT_BYTES)
     return math.ceil(elements / ranks) * ranks if collective in DIVIDED else elements
-
-
-def _fits(comm: Communicator, bench: Bench) -> float:
-    """Bytes of the largest message for which every rank has memory."""
-    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else _free_bytes() * CPU_SHARE / bench.ranks_per_node
-    return -comm.over_all([-free], distributed.ReduceOp.MAX)[0] / BUFFERS
 
 
 def _free_gpu_bytes() -> int:
@@ -160,11 +156,11 @@ def _timed_on_gpu(prepared: Prepared, iterations: int) -> float:
 
 def _row(collective: Collective, size: int, ranks: int, measured: Sequence[tuple[float, int]]) -> Row:
     factor = bus_factor(collective, ranks)
-    out, here = measured[0], measured[1] if len(measured) > 1 else None
+    out, local = measured[0], measured[1] if len(measured) > 1 else None
     algbw = size / out[0] / 1e9
-    found = Row(bytes=size, microseconds=out[0] * 1e6, algbw=algbw, busbw=algbw * factor, wrong=out[1])
-    if here is None:
-        return found
-    algbw = size / here[0] / 1e9
-    in_place = {"microseconds_in_place": here[0] * 1e6, "algbw_in_place": algbw, "busbw_in_place": algbw * factor}
-    return found.model_copy(update={**in_place, "wrong_in_place": here[1]})
+    result = Row(bytes=size, microseconds=out[0] * 1e6, algbw=algbw, busbw=algbw * factor, wrong=out[1])
+    if local is None:
+        return result
+    algbw = size / local[0] / 1e9
+    in_place = {"microseconds_in_place": local[0] * 1e6, "algbw_in_place": algbw, "busbw_in_place": algbw * factor}
+    return result.model_copy(update={**in_place, "wrong_in_place": local[1]})

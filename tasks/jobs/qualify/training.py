@@ -30,8 +30,8 @@ def measure(bench: Bench) -> None:
     torch.set_num_threads(bench.threads)
     names, complete = _who_is_there(together)
     if bench.node_rank not in complete:
-        said = "not all ranks of this machine came in time"
-        bench.note(Probe(check="training_tflops", status="timed out", unit="TFLOP/s", said=said))
+        text = "not all ranks of this machine came in time"
+        bench.note(Probe(check="training_tflops", status="timed out", unit="TFLOP/s", said=text))
         return
     _train(together, names, [bench.node_rank])
     for count in scales(len(complete))[1:]:
@@ -63,9 +63,9 @@ def _train(together: Together, names: dict[int, str], nodes: Sequence[int]) -> N
     bench = together.bench
     ranks = len(nodes) * bench.ranks_per_node
     bare = TrainingPoint(nodes=tuple(names[node] for node in nodes), ranks=ranks, convention=CONVENTION)
-    found = _probe(together, nodes, flops_a_rank=flops_per_token(bench) / ranks)
+    result = _probe(together, nodes, flops_a_rank=flops_per_token(bench) / ranks)
     if bench.rank.rank == nodes[0] * bench.ranks_per_node:
-        bench.trained(bare.model_copy(update=found))
+        bench.trained(bare.model_copy(update=result))
 
 
 def _probe(together: Together, nodes: Sequence[int], *, flops_a_rank: float) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def _probe(together: Together, nodes: Sequence[int], *, flops_a_rank: float) -> 
     try:
         done = train(together.bench, nodes, seconds=together.left)
     except (RuntimeError, MemoryError, ArithmeticError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return {"status": "timed out" if "imed out" in said else "failed", "said": said}
+        output = (str(error).splitlines() or [type(error).__name__])[0]
+        return {"status": "timed out" if "imed out" in output else "failed", "said": output}
     return {
         "step_seconds": done.step_seconds,
         "tokens_per_step": done.tokens,

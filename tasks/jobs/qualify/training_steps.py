@@ -100,7 +100,19 @@ def train(bench: Bench, nodes: Sequence[int], *, seconds: float) -> Done:
     ):
         probe = Probing(bench, device, ranks.index(bench.rank.rank), len(ranks), ends=time.monotonic() + seconds)
         steps = probe.go()
-        return _summary(probe, steps)
+        sums = [[step.all, step.data, step.communication] for step in steps]
+        total = torch.tensor(sums, dtype=torch.float64, device=probe.device).sum(0)
+        dist.all_reduce(total)
+        whole, data, communication = total.tolist()
+        precision = "bf16 autocast" if probe.clock.of_gpu else "float32"
+        batch = f"{probe.shares.samples} samples of {probe.config.sequence_length} tokens a rank in micro batches of "
+        return Done(
+            tokens=probe.tokens,
+            step_seconds=statistics.median(step.all for step in steps),
+            data_share=data / whole,
+            communication_share=communication / whole,
+            said=f"{len(steps)} steps, random tokens, {batch}{probe.shares.micro_batch}, {precision}, loss {steps[-1].loss:.4g}",
+        )
 
 
 class Probing:
@@ -141,13 +153,17 @@ class Probing:
         batches = self.shares.micro_batches(self.samples, number * self.shares.global_batch)
         batches = [batch.to(self.device) for batch in batches]
         drawn = now()
-        said = torch.tensor([0.0, float(time.monotonic() > self.ends)], dtype=torch.float64, device=self.device)
-        said[0] = self._gradients(batches)
-        dist.all_reduce(said)
+        output = torch.tensor([0.0, float(time.monotonic() > self.ends)], dtype=torch.float64, device=self.device)
+        output[0] = self._gradients(batches)
+        dist.all_reduce(output)
         summed = now()
-        self._update(number)
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.config.gradient_clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, min(number + 1, self.config.steps))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         ended = now()
-        loss, late = (said / dist.get_world_size()).tolist()
+        loss, late = (output / dist.get_world_size()).tolist()
         return Step(
             all=self.clock.seconds(began, ended),
             data=self.clock.seconds(began, drawn),
@@ -167,13 +183,6 @@ class Probing:
             total += loss.detach()
         return total
 
-    def _update(self, number: int) -> None:
-        nn.utils.clip_grad_norm_(self.network.parameters(), self.config.gradient_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, min(number + 1, self.config.steps))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's own averaging of a bucket of gradients; notes when the last one was ready."""
         if bucket.is_last():
@@ -192,22 +201,6 @@ def random_samples(config: TrainingConfig, vocab_size: int, tokens: int) -> Samp
     length = max(config.sequence_length + 1, min(tokens, MOST_TOKENS))
     drawn = np.random.default_rng(config.seed).integers(0, vocab_size, size=length, dtype=np.int32)
     return Samples(Mapped(drawn), length=config.sequence_length, seed=config.seed)
-
-
-def _summary(probe: Probing, steps: Sequence[Step]) -> Done:
-    sums = [[step.all, step.data, step.communication] for step in steps]
-    total = torch.tensor(sums, dtype=torch.float64, device=probe.device).sum(0)
-    dist.all_reduce(total)
-    whole, data, communication = total.tolist()
-    precision = "bf16 autocast" if probe.clock.of_gpu else "float32"
-    batch = f"{probe.shares.samples} samples of {probe.config.sequence_length} tokens a rank in micro batches of "
-    return Done(
-        tokens=probe.tokens,
-        step_seconds=statistics.median(step.all for step in steps),
-        data_share=data / whole,
-        communication_share=communication / whole,
-        said=f"{len(steps)} steps, random tokens, {batch}{probe.shares.micro_batch}, {precision}, loss {steps[-1].loss:.4g}",
-    )
 
 
 @contextmanager

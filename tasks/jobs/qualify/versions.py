@@ -32,10 +32,10 @@ def note(bench: Bench, machine: Machine) -> None:
     """Note versions, and the machine's names at Azure."""
     compute = metadata(machine)
     own, of_image = dict(_own(machine)), _components(machine)
-    found = {**dict(_looked_up(machine, bench.sku.vendor)), **of_image, **own}
-    image = image_of(azure_machine.urn(compute), found["os"], known=bool(of_image))
+    result = {**dict(_looked_up(machine, bench.sku.vendor)), **of_image, **own}
+    image = image_of(azure_machine.urn(compute), result["os"], known=bool(of_image))
     bench.note(
-        versions={name: value for name, value in {**found, "image": image}.items() if value},
+        versions={name: value for name, value in {**result, "image": image}.items() if value},
         machine={**azure_machine.instance(compute), **_physical_host(machine)},
     )
 
@@ -55,10 +55,10 @@ def metadata(machine: Machine) -> dict[str, object]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it may not be asked through a proxy
     try:
         with opener.open(request, timeout=IMDS_SECONDS) as answer:
-            said = json.load(answer)
+            output = json.load(answer)
     except (OSError, ValueError, HTTPException):
         return {}
-    return said if isinstance(said, dict) else {}
+    return output if isinstance(output, dict) else {}
 
 
 def _physical_host(machine: Machine) -> dict[str, str]:
@@ -88,10 +88,10 @@ def _own(machine: Machine) -> Iterator[tuple[str, str]]:
     if torch.version.cuda and cuda.is_available():
         yield "torch_nccl", ".".join(map(str, cuda.nccl.version()))
     for vendor in ("nvidia", "amdgpu"):
-        if said := machine.text(f"sys/module/{vendor}/version"):
-            yield "driver", said
-    if said := machine.text("sys/module/mlx5_core/version"):
-        yield "mlx5", said
+        if output := machine.text(f"sys/module/{vendor}/version"):
+            yield "driver", output
+    if output := machine.text("sys/module/mlx5_core/version"):
+        yield "mlx5", output
 
 
 def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
@@ -114,12 +114,12 @@ def _cuda(machine: Machine) -> str:
 
 def _nccl(machine: Machine) -> str:
     """By the library's own file name: libnccl.so.2.27.3."""
-    found = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
-    return max((path.name.removeprefix("libnccl.so.") for path in found), default="")
+    results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
+    return max((path.name.removeprefix("libnccl.so.") for path in results), default="")
 
 
-def _mpi(said: str) -> str:
-    match = MPI.search(said)
+def _mpi(text: str) -> str:
+    match = MPI.search(text)
     return next((part for part in match.groups() if part), "") if match else ""
 
 

@@ -118,14 +118,14 @@ def _shared_options(rank: int) -> list[str]:
 def _wait_for_all(raylet: subprocess.Popen[bytes], address: str, nodes: int, seconds: float) -> str:
     """Wait until every node rank is there; the ones that are missing, in words."""
     until = time.monotonic() + seconds
-    there: set[str] = set()
+    existing: set[str] = set()
     wanted = {f"{RANK}-{rank}" for rank in range(nodes)}
-    while not wanted <= there and time.monotonic() < until:
+    while not wanted <= existing and time.monotonic() < until:
         if raylet.poll() is not None:
             return f"the head itself, which ended with exit code {raylet.returncode}"
         time.sleep(POLL_SECONDS)
-        there = _resources(address)
-    return ", ".join(f"node rank {name.rpartition('-')[2]}" for name in sorted(wanted - there))
+        existing = _resources(address)
+    return ", ".join(f"node rank {name.rpartition('-')[2]}" for name in sorted(wanted - existing))
 
 
 def _resources(address: str) -> set[str]:
@@ -133,18 +133,20 @@ def _resources(address: str) -> set[str]:
     asks = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); print(*ray.cluster_resources())"
     argv = [sys.executable, "-c", asks, address]
     try:
-        said = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **OURS})
+        completed = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **OURS}
+        )
     except subprocess.TimeoutExpired:
         return set()
-    return set(said.stdout.split())
+    return set(completed.stdout.split())
 
 
 def _reachable(address: str) -> str:
     """The head's own address; a loopback address is replaced by what Ray itself takes for it."""
     from ray.util import get_node_ip_address
 
-    found = socket.gethostbyname(address)
-    return get_node_ip_address() if found.startswith("127.") else found
+    result = socket.gethostbyname(address)
+    return get_node_ip_address() if result.startswith("127.") else result
 
 
 def _free_port() -> int:

@@ -70,14 +70,24 @@ class Driver:
         self._start()
         self.say("running")
         try:
-            return self._watch()
+            # Until the leader ends, a machine is lost, or somebody asks to stop; the leader's exit code.
+            ended: dict[int, int] = {}
+            left: float | None = None
+            while not self.stopping:
+                ended |= self._look(ended)
+                if 0 in ended and left is None:
+                    left = time.monotonic() + FOLLOW_SECONDS
+                if len(ended) == len(self.agents) or (left is not None and time.monotonic() > left):
+                    return ended[0] if ended[0] else _leader_code(self.folder)
+                time.sleep(POLL_SECONDS)
+            return 1
         finally:
             self._stop()
 
     def say(self, state: str, reason: str = "", **more: Any) -> None:
         """Where the job is, for the backend's `states`."""
-        said = {"submission": self.spec["submission"], "state": state, "reason": reason, "time": time.time()}
-        write_json(self.folder / "ray-state.json", {**said, **more})
+        output = {"submission": self.spec["submission"], "state": state, "reason": reason, "time": time.time()}
+        write_json(self.folder / "ray-state.json", {**output, **more})
 
     def _place(self) -> Any:
         """The placement group, once the cluster has room for it."""
@@ -124,8 +134,8 @@ class Driver:
                 )
                 .remote()
             )
-        there = {machine.id: machine for machine in machines.machines(ray.nodes())}
-        self.places = [there[node] for node in ray.get([agent.where.remote() for agent in self.agents])]
+        existing = {machine.id: machine for machine in machines.machines(ray.nodes())}
+        self.places = [existing[node] for node in ray.get([agent.where.remote() for agent in self.agents])]
 
     def _probe(self) -> None:
         """Every machine must see the job folder before anything starts."""
@@ -145,25 +155,12 @@ class Driver:
             who = {"HEADWAY_LEADER": self.places[0].address, "HEADWAY_NODE_NAME": place.name}
             ray.get(agent.start.remote(self.spec["commands"][rank], {**self.spec["environment"], **who}))
 
-    def _watch(self) -> int:
-        """Until the leader ends, a machine is lost, or somebody asks to stop; the leader's exit code."""
-        ended: dict[int, int] = {}
-        left: float | None = None
-        while not self.stopping:
-            ended |= self._look(ended)
-            if 0 in ended and left is None:
-                left = time.monotonic() + FOLLOW_SECONDS
-            if len(ended) == len(self.agents) or (left is not None and time.monotonic() > left):
-                return ended[0] if ended[0] else _leader_code(self.folder)
-            time.sleep(POLL_SECONDS)
-        return 1
-
     def _look(self, ended: dict[int, int]) -> dict[int, int]:
         """Exit codes of the machines' parts that have ended since. Raises Refused for a machine that is lost."""
         import ray
         from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-        found = {}
+        result = {}
         asked = {rank: self.agents[rank].poll.remote() for rank in range(len(self.agents)) if rank not in ended}
         for rank, answer in asked.items():
             try:
@@ -172,12 +169,12 @@ class Driver:
                 continue  # Ray itself decides when a machine that does not answer is dead
             except ActorDiedError as error:
                 if 0 in ended:
-                    found[rank] = 1  # it was lost after the job had ended
+                    result[rank] = 1  # it was lost after the job had ended
                     continue
                 raise self._lost(rank, error) from error
             if code is not None:
-                found[rank] = code
-        return found
+                result[rank] = code
+        return result
 
     def _lost(self, rank: int, error: Exception) -> Refused:
         import ray
@@ -231,12 +228,12 @@ def _no_folder(folder: Path, who: str) -> Refused:
 def _report(folder: Path, refused: Refused) -> None:
     """Into the job folder, where it is there, and into the output."""
     attempt = int((read_json(folder / "attempt.json") or {"attempt": 1})["attempt"])
-    said = {**refused.report, "attempt": attempt}
+    output = {**refused.report, "attempt": attempt}
     if folder.is_dir():
         nodes = refused.report["nodes"]
         name = f"node-{nodes[0]}" if nodes else "driver"
-        write_json(folder / "errors" / f"{name}.json", said)
-    print(REPORT + json.dumps(said), flush=True)
+        write_json(folder / "errors" / f"{name}.json", output)
+    print(REPORT + json.dumps(output), flush=True)
 
 
 def main(folder: Path) -> int:

@@ -51,31 +51,31 @@ def machines(nodes: Sequence[Mapping[str, Any]]) -> list[Machine]:
     ]
 
 
-def allowed(spec: Mapping[str, Any], there: Sequence[Machine]) -> list[Machine]:
+def allowed(spec: Mapping[str, Any], existing: Sequence[Machine]) -> list[Machine]:
     """The machines that the job may run on."""
-    left = [machine for machine in there if not machine.known_as(spec["excluded"])]
+    left = [machine for machine in existing if not machine.known_as(spec["excluded"])]
     return [machine for machine in left if machine.known_as(spec["only"])] if spec["only"] else left
 
 
-def selector(spec: Mapping[str, Any], there: Sequence[Machine]) -> str:
+def selector(spec: Mapping[str, Any], existing: Sequence[Machine]) -> str:
     """Ray's label selector for the ids of the machines that the job may run on; empty: any."""
-    may = {machine.id for machine in allowed(spec, there)}
+    may = {machine.id for machine in allowed(spec, existing)}
     if spec["only"]:
         return f"in({','.join(sorted(may))})"
-    out = sorted(machine.id for machine in there if machine.id not in may)
+    out = sorted(machine.id for machine in existing if machine.id not in may)
     return f"!in({','.join(out)})" if out else ""
 
 
-def lacking(spec: Mapping[str, Any], there: Sequence[Machine]) -> str:
+def lacking(spec: Mapping[str, Any], existing: Sequence[Machine]) -> str:
     """Why the cluster could never hold the job, in words; empty when it could."""
     bundle, wanted = spec["bundle"], int(spec["nodes"])
-    left = allowed(spec, there)
+    left = allowed(spec, existing)
     spread = spec["strategy"] == "STRICT_SPREAD"
     room = sum(min(machine.holds(bundle), 1 if spread else wanted) for machine in left)
     if room >= wanted:
         return ""
     apart = " of its own each (ray.strategy is STRICT_SPREAD)" if spread and wanted > 1 else ""
-    excluded = f", {len(there) - len(left)} more are excluded" if len(left) < len(there) else ""
+    excluded = f", {len(existing) - len(left)} more are excluded" if len(left) < len(existing) else ""
     has = "; ".join(f"{machine.name}: {words(_of_interest(machine, bundle))}" for machine in left) or "no machine"
     return (
         f"the job needs {wanted} machine(s){apart} with {words(bundle)}, and the Ray cluster can hold {room}{excluded}. "
@@ -85,8 +85,8 @@ def lacking(spec: Mapping[str, Any], there: Sequence[Machine]) -> str:
 
 def words(resources: Mapping[str, float]) -> str:
     """Resources as people read them: 2 CPU, 1 GPU, 4 GiB memory."""
-    told = {kind: amount / GIB if kind == "memory" else amount for kind, amount in resources.items()}
-    return ", ".join(f"{told[kind]:g} {'GiB memory' if kind == 'memory' else kind}" for kind in told) or "nothing"
+    payload = {kind: amount / GIB if kind == "memory" else amount for kind, amount in resources.items()}
+    return ", ".join(f"{payload[kind]:g} {'GiB memory' if kind == 'memory' else kind}" for kind in payload) or "nothing"
 
 
 def _of_interest(machine: Machine, bundle: Mapping[str, float]) -> dict[str, float]:

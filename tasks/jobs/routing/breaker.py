@@ -94,8 +94,8 @@ class Breaker:
 
     def _trip(self, colour: str, why: str) -> None:
         group = self._table.groups[colour]
-        said: dict[str, Any] = {"server": group.colour.servers[0].server, "why": why, "time": time.time()}
-        self._table.tripped = said
-        process.write_json(self._path, said, seal=True)
+        output: dict[str, Any] = {"server": group.colour.servers[0].server, "why": why, "time": time.time()}
+        self._table.tripped = output
+        process.write_json(self._path, output, seal=True)
         log.error("%s (%s) lost its traffic: %s", colour, group.colour.model_ref, why)
         self._table.notify()

@@ -27,8 +27,8 @@ class Control:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        told = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(told, b"Bearer " + self._token):
+        payload = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(payload, b"Bearer " + self._token):
             await say(send, 401, {"error": "the token is in control.json"})
         elif scope["path"] == "/state":
             await say(send, 200, self.state())

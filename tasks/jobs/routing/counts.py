@@ -118,13 +118,13 @@ class Counts:
 
     def seen(self, model: str, when: float) -> dict[str, Any]:
         """As `Seen` of tasks/serving/protocol/judge.py wants it, and `latest`, the time of the last request."""
-        found = self.since(model, when)
-        good = [sight for sight in found if not sight.failed]
+        result = self.since(model, when)
+        good = [sight for sight in result if not sight.failed]
         shown = good[-SHOWN:]
         waits = [round(sight.first, 7) for sight in good if sight.first is not None]
         return {
-            "requests": len(found),
-            "failures": sum(sight.failed for sight in found),
+            "requests": len(result),
+            "failures": sum(sight.failed for sight in result),
             "first_token": [round(s.first, 7) for s in good if s.streamed and s.first is not None],
             "seconds_per_token": [round(s.seconds_per_token, 7) for s in good if s.seconds_per_token is not None],
             "waiting": self.waits(model),
@@ -134,7 +134,7 @@ class Counts:
                 "odd": _known(sight.odd for sight in shown),
                 "stopped": _known(sight.stopped for sight in shown),
             },
-            "latest": found[-1].time if found else None,
+            "latest": result[-1].time if result else None,
         }
 
     def keep_only(self, models: Iterable[str]) -> None:
@@ -149,8 +149,8 @@ def look(answer: Answer, body: bytes) -> dict[str, Any]:
     if answer.header(b"content-type").startswith(b"text/event-stream"):
         return {**_of_events(body), "streamed": True}
     try:
-        said = json.loads(body)
-        return _of_texts(said, answer.header(b"x-headway-tokens")) if isinstance(said, list) else _of_object(said)
+        output = json.loads(body)
+        return _of_texts(output, answer.header(b"x-headway-tokens")) if isinstance(output, list) else _of_object(output)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return {}
 
@@ -160,14 +160,14 @@ def ended(began: float, *, failed: bool, mirrored: bool = False, **measured: Any
     return Sight(time=time.time(), failed=failed, seconds=time.perf_counter() - began, mirrored=mirrored, **measured)
 
 
-def _of_object(said: Any) -> dict[str, Any]:
-    choice = said["choices"][0]
-    return _measures(choice["text"], int(said["usage"]["completion_tokens"]), choice.get("finish_reason"))
+def _of_object(output: Any) -> dict[str, Any]:
+    choice = output["choices"][0]
+    return _measures(choice["text"], int(output["usage"]["completion_tokens"]), choice.get("finish_reason"))
 
 
-def _of_texts(said: list[dict[str, str]], tokens: bytes) -> dict[str, Any]:
+def _of_texts(messages: list[dict[str, str]], tokens: bytes) -> dict[str, Any]:
     """As Azure ML has it: texts by the number of their prompt. The tokens are those of the header, the prompts' among them."""
-    return _measures("".join(text for one in said for text in one.values()), int(tokens) or None, None)
+    return _measures("".join(text for one in messages for text in one.values()), int(tokens) or None, None)
 
 
 def _of_events(body: bytes) -> dict[str, Any]:
@@ -177,12 +177,12 @@ def _of_events(body: bytes) -> dict[str, Any]:
         if not line.startswith(b"data: {"):
             continue
         try:
-            said = json.loads(line[6:])
+            output = json.loads(line[6:])
         except ValueError:
             continue
-        if usage := said.get("usage"):
+        if usage := output.get("usage"):
             tokens = usage.get("completion_tokens")
-        for choice in said.get("choices") or ():
+        for choice in output.get("choices") or ():
             text += choice.get("text") or ""
             pieces += bool(choice.get("text"))
             finish = choice.get("finish_reason") or finish

@@ -50,14 +50,14 @@ class Exposition:
     async def text(self) -> bytes:
         """Everything, in Prometheus' text format 0.0.4; asks each server once, and wakes none that sleeps."""
         async with self._asking:
-            there = [one for group in self._table.groups.values() for one in group.replicas]
-            told = dict(zip(there, await asyncio.gather(*map(_ask, there)), strict=True))
+            existing = [one for group in self._table.groups.values() for one in group.replicas]
+            payload = dict(zip(existing, await asyncio.gather(*map(_ask, existing)), strict=True))
             gauges: dict[_Key, float] = {}
-            for replica, text in told.items():
+            for replica, text in payload.items():
                 labels = (("colour", replica.colour), ("replica", replica.server))
                 gauges[_Key(UP, labels)] = float(text is not None)
                 gauges |= {} if text is None else self._take(replica, text, labels)
-            for replica in self._last.keys() - set(there):
+            for replica in self._last.keys() - set(existing):
                 self._keep(self._last.pop(replica))
             return generate_latest(_registry(self._families, {**gauges, **self._sums()}))
 
@@ -82,11 +82,11 @@ class Exposition:
             self._gone[key] = self._gone.get(key, 0.0) + value
 
     def _sums(self) -> Figures:
-        found = dict(self._gone)
+        result = dict(self._gone)
         for figures in self._last.values():
             for key, value in figures.items():
-                found[key] = found.get(key, 0.0) + value
-        return found
+                result[key] = result.get(key, 0.0) + value
+        return result
 
 
 def exposed(app: ASGIApp, exposition: Exposition) -> ASGIApp:
@@ -126,8 +126,8 @@ class _Read(Collector):
 
 
 def _registry(known: Mapping[str, tuple[str, str]], figures: Figures) -> CollectorRegistry:
-    told = {**known, UP: ("gauge", "Whether a server of this endpoint gave its figures")}
-    families = {name: Metric(name, said, kind) for name, (kind, said) in told.items()}
+    payload = {**known, UP: ("gauge", "Whether a server of this endpoint gave its figures")}
+    families = {name: Metric(name, value, kind) for name, (kind, value) in payload.items()}
     names = {f"{name}{end}": name for name in families for end in ("", "_total", "_bucket", "_sum", "_count")}
     for key in sorted(figures, key=_order):
         families[names[key.name]].add_sample(key.name, dict(key.labels), figures[key])

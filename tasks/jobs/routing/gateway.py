@@ -61,10 +61,10 @@ class Watch:
         """Look after all servers of the table, until this is cancelled."""
         try:
             while True:
-                there = {one for group in self._table.groups.values() for one in group.replicas}
-                for replica in there - self._tasks.keys():
+                existing = {one for group in self._table.groups.values() for one in group.replicas}
+                for replica in existing - self._tasks.keys():
                     self._tasks[replica] = asyncio.create_task(self._follow(replica))
-                for replica in self._tasks.keys() - there:
+                for replica in self._tasks.keys() - existing:
                     self._tasks.pop(replica).cancel()
                 await asyncio.sleep(0.05)
         finally:
@@ -74,9 +74,9 @@ class Watch:
     async def _follow(self, replica: Replica) -> None:
         late = 0
         while True:
-            found = await look(replica, wanted=self._table.waiting > 0)
-            late = late + 1 if found is None else 0
-            health: Health = replica.health if found is None and late < TRIES else found or "down"
+            result = await look(replica, wanted=self._table.waiting > 0)
+            late = late + 1 if result is None else 0
+            health: Health = replica.health if result is None and late < TRIES else result or "down"
             if health == "down" and not process.alive(
                 process.read_json(self._servers / replica.server / "handle.json")
             ):
@@ -95,18 +95,18 @@ async def look(replica: Replica, *, wanted: bool) -> Health | None:
     headers = [(TRAFFIC.encode(), WANTED.encode())] if wanted else []
     try:
         status, body = await fetch(replica.upstream, b"/readyz", timeout=TIMEOUT_SECONDS, headers=headers)
-        said = json.loads(body)
+        output = json.loads(body)
     except Unreachable as error:
         return None if error.late else "down"
     except ValueError:
         return "live"
-    if not isinstance(said, dict):
+    if not isinstance(output, dict):
         return "live"
-    if status == HTTPStatus.OK and said.get("ready"):
+    if status == HTTPStatus.OK and output.get("ready"):
         return "ready"
-    if said.get("answers", True):  # a server of a release before this one does not say so: it is asked
+    if output.get("answers", True):  # a server of a release before this one does not say so: it is asked
         return "live"
-    return "loading" if said.get("loading") else "mute"
+    return "loading" if output.get("loading") else "mute"
 
 
 HOST = "127.0.0.1"
@@ -118,12 +118,12 @@ log = logging.getLogger("headway.gateway")
 class Settings:
     """gateway.json."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.routes, self.servers = Path(told["routes"]), Path(told["servers"])
-        self.limits = LimitsConfig.model_validate(told.get("limits") or {})
-        self.access = AccessConfig.model_validate(told.get("access") or {})
-        self.keys = Path(told["keys"]) if told.get("keys") else None
-        self.secret = read_secret(told.get("secret"))
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.routes, self.servers = Path(settings["routes"]), Path(settings["servers"])
+        self.limits = LimitsConfig.model_validate(settings.get("limits") or {})
+        self.access = AccessConfig.model_validate(settings.get("access") or {})
+        self.keys = Path(settings["keys"]) if settings.get("keys") else None
+        self.secret = read_secret(settings.get("secret"))
 
 
 class _Server(uvicorn.Server):
@@ -168,8 +168,8 @@ class Gateway:
             self.scaler.adopt()
             work = [group.create_task(one) for one in (self.watch.run(), self.scaler.run(), self._keep_up())]
             port = private[1]
-            told = {"port": port, "token": self.control._token.decode(), "pid": os.getpid(), "secret": True}
-            process.write_json(self.folder / "control.json", told, seal=True)
+            payload = {"port": port, "token": self.control._token.decode(), "pid": os.getpid(), "secret": True}
+            process.write_json(self.folder / "control.json", payload, seal=True)
             await stopping.wait()
             self._edge.draining = True
             for one in work:

@@ -184,8 +184,8 @@ class Proxy:
         await send({"type": "http.response.body", "body": b""})
         if counted and not 400 <= answer.status < 500:
             failed = answer.status >= 500
-            found = {} if failed else look(answer, bytes(taken))
-            self._note(replica.colour, began, failed=failed, counted=True, first=first, **found)
+            result = {} if failed else look(answer, bytes(taken))
+            self._note(replica.colour, began, failed=failed, counted=True, first=first, **result)
 
     def _copy(self, colour: str, asked: Asked) -> None:
         if len(self._copies) >= MOST_COPIES:
@@ -196,7 +196,7 @@ class Proxy:
 
     async def _ask_copy(self, colour: str, asked: Asked) -> None:
         """Ask for an answer that nobody gets."""
-        began, found, first = time.perf_counter(), None, None
+        began, result, first = time.perf_counter(), None, None
         replica = self._table.best(colour)
         if replica is not None:
             with suppress(Unreachable, Broken, TimeoutError), self._waiting(colour, counted=True) as waiting:
@@ -214,8 +214,8 @@ class Proxy:
                         answer.close()
                     if 400 <= answer.status < 500:
                         return
-                    found = look(answer, bytes(taken)) if answer.status < 500 else None
-        self._note(colour, began, failed=found is None, counted=True, mirrored=True, first=first, **(found or {}))
+                    result = look(answer, bytes(taken)) if answer.status < 500 else None
+        self._note(colour, began, failed=result is None, counted=True, mirrored=True, first=first, **(result or {}))
 
     def _failed(self, colour: str, began: float, *, counted: bool, replayed: bool = False) -> None:
         if counted and replayed:

@@ -45,12 +45,12 @@ class Scaler:
     def adopt(self) -> None:
         """Take over what a gateway before this one started, and see what sleeps. Needs routes."""
         for path in sorted(self._servers.glob("*/serve.json")):
-            told = process.read_json(path) or {}
+            payload = process.read_json(path) or {}
             for name, group in self._table.groups.items():
                 known = {one.server for one in group.replicas}
-                of_this = told.get("replica_of") in {place.server for place in group.colour.servers}
+                of_this = payload.get("replica_of") in {place.server for place in group.colour.servers}
                 if of_this and path.parent.name not in known and _runs(path.parent):
-                    group.replicas.append(Replica(path.parent.name, name, self._upstream(told["port"]), "live"))
+                    group.replicas.append(Replica(path.parent.name, name, self._upstream(payload["port"]), "live"))
         for group in self._table.groups.values():
             least = int(group.colour.replicas.get("least", 1))
             group.asleep = not least and not any(_runs(self._servers / one.server) for one in group.replicas)
@@ -75,8 +75,8 @@ class Scaler:
 
     def _decide(self, name: str, group: Group) -> None:
         now = time.monotonic()
-        there = [one for one in group.replicas if not one.leaving]
-        count = 0 if group.asleep else len(there)
+        existing = [one for one in group.replicas if not one.leaving]
+        count = 0 if group.asleep else len(existing)
         need = self.wanted(name, group, now)
         if need >= count:
             group.busy = now
@@ -84,7 +84,7 @@ class Scaler:
         if need > count:
             self._spawn(name, self._wake(group) if group.asleep else self._add(name, group))
         elif need < count and now - group.busy >= (idle if need else 0.0):
-            extra = next((one for one in reversed(there) if not self._is_first(group, one)), None)
+            extra = next((one for one in reversed(existing) if not self._is_first(group, one)), None)
             self._spawn(name, self._remove(group, extra) if extra else self._sleep(group))
 
     def _upstream(self, port: Any) -> Upstream:
@@ -114,13 +114,13 @@ class Scaler:
         """A copy of the first server; returns once it is ready, or is over."""
         first = self._servers / group.colour.servers[0].server
         folder = self._servers / uuid.uuid4().hex[:8]
-        told, spec = process.read_json(first / "serve.json"), process.read_json(first / "process.json")
+        payload, spec = process.read_json(first / "serve.json"), process.read_json(first / "process.json")
         with socket.socket() as holder:  # bound, not listening: nobody else is given the port meanwhile
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind((HOST, 0))
             port = int(holder.getsockname()[1])
-            process.write_json(folder / "serve.json", {**told, "port": port, "replica_of": first.name}, seal=True)
+            process.write_json(folder / "serve.json", {**payload, "port": port, "replica_of": first.name}, seal=True)
             spec["env"] = {key: str(folder) if value == str(first) else value for key, value in spec["env"].items()}
             await asyncio.to_thread(process.start, folder, process.ProcessSpec(**spec))
             replica = Replica(folder.name, name, self._upstream(port))

@@ -116,8 +116,8 @@ class Table:
         if not self.tripped or self.routes is None:
             return ""
         for name, colour in self.routes.colours.items():
-            here = any(place.server == self.tripped["server"] for place in colour.servers)
-            if here and name != self.routes.main:
+            is_local = any(place.server == self.tripped["server"] for place in colour.servers)
+            if is_local and name != self.routes.main:
                 return name
         return ""
 
@@ -134,9 +134,9 @@ class Table:
 
     def best(self, colour: str, without: Collection[Replica] = ()) -> Replica | None:
         """The server of a colour with the least under way: a ready one, else one that answers at all."""
-        there = [one for one in self.groups[colour].replicas if not one.leaving and one not in without]
+        existing = [one for one in self.groups[colour].replicas if not one.leaving and one not in without]
         for health in ("ready", "live"):
-            fit = [one for one in there if one.health == health]
+            fit = [one for one in existing if one.health == health]
             if fit:
                 return min(fit, key=lambda one: one.inflight)
         return None
@@ -149,8 +149,8 @@ class Table:
         """
         group = self.groups[colour]
         group.arrived += 1
-        if found := self.best(colour, without) or self.best(colour):
-            return found
+        if result := self.best(colour, without) or self.best(colour):
+            return result
         if self.waiting >= MOST_WAITING:
             return None
         group.waiting += 1
@@ -161,7 +161,7 @@ class Table:
 
     async def _wait_for(self, colour: str, patience: float) -> Replica | None:
         began = time.monotonic()
-        while (group := self.groups.get(colour)) and not (found := self.best(colour)):
+        while (group := self.groups.get(colour)) and not (result := self.best(colour)):
             if not _comes(group, since=began, patience=patience):
                 return next((one for one in group.replicas if one.health == "mute" and not one.leaving), None)
             try:
@@ -169,7 +169,7 @@ class Table:
                     await self.changed.wait()
             except TimeoutError:
                 continue
-        return found if group else None
+        return result if group else None
 
     def lost_model(self, replica: Replica) -> None:
         """Its model went away: no more requests until one is loaded, or it says that it answers all the same."""

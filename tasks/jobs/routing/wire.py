@@ -32,7 +32,7 @@ class Asked:
 
     def with_header(self, name: bytes, value: bytes) -> Asked:
         """The same request with one more header, or another value of it."""
-        kept = [(key, said) for key, said in self.headers if key != name]
+        kept = [(key, text) for key, text in self.headers if key != name]
         return Asked(self.method, self.target, [*kept, (name, value)], self.body)
 
     def render(self, own: Mapping[bytes, bytes]) -> bytes:

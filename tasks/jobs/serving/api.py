@@ -39,8 +39,8 @@ class EventStream(StreamingResponse):
     """Closes what it streams when the client goes away: the model stops, and its place is free."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        told = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
-        super().__init__(events, headers=told, media_type="text/event-stream")
+        payload = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
+        super().__init__(events, headers=payload, media_type="text/event-stream")
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,19 +51,19 @@ class EventStream(StreamingResponse):
 
 
 async def events(
-    first: Piece | Ending, rest: AsyncGenerator[Piece | Ending, None], told: Told, *, include_usage: bool
+    first: Piece | Ending, rest: AsyncGenerator[Piece | Ending, None], payload: Told, *, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """The events of one answer. `first` was waited for already, so that what cannot be answered gets a status of its own."""
-    assert told.taken is not None
-    model_ref = told.taken.model_ref
+    assert payload.taken is not None
+    model_ref = payload.taken.model_ref
     extra: dict[str, Any] = {"usage": None} if include_usage else {}
     try:
         async for part in _all(first, rest):
             text, ending = (part.text, None) if isinstance(part, Piece) else ("", part)
-            yield _event({**completion(told.request_id, model_ref, text, ending, kind="piece"), **extra})
+            yield _event({**completion(payload.request_id, model_ref, text, ending, kind="piece"), **extra})
             if ending is not None:
                 if include_usage:
-                    empty = completion(told.request_id, model_ref, "", None, kind="piece")
+                    empty = completion(payload.request_id, model_ref, "", None, kind="piece")
                     yield _event({**empty, "choices": [], "usage": usage(ending)})
                 yield b": tokens %d\n\ndata: [DONE]\n\n" % spent(ending)
     except HTTPException as error:
@@ -78,8 +78,8 @@ async def _all(first: Piece | Ending, rest: AsyncIterator[Piece | Ending]) -> As
         yield part
 
 
-def _event(said: dict[str, Any]) -> bytes:
-    return b"data: %s\n\n" % json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+def _event(output: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % json.dumps(output, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 # The page of an endpoint on which a person tries the model. It loads nothing from elsewhere.
@@ -194,30 +194,30 @@ def _add_probes(api: FastAPI, service: Service) -> None:
 def _add_completions(api: FastAPI, service: Service) -> None:
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        told = _told(request)
+        payload = _told(request)
         _require_tokens(service, body.max_tokens)
-        taken = service.take(body.model, told)
+        taken = service.take(body.model, payload)
         if body.stream:
             options = body.stream_options
-            return await _stream(service, body.ask(), told, include_usage=bool(options and options.include_usage))
-        said = await _unless_gone(request, service.answer(body.ask(), taken, told))
-        answer = completion(told.request_id, taken.model_ref, said.text, said.ending, kind="whole")
-        return JSONResponse(answer, headers=_headers(told))
+            return await _stream(service, body.ask(), payload, include_usage=bool(options and options.include_usage))
+        output = await _unless_gone(request, service.answer(body.ask(), taken, payload))
+        answer = completion(payload.request_id, taken.model_ref, output.text, output.ending, kind="whole")
+        return JSONResponse(answer, headers=_headers(payload))
 
     @api.post("/score")
     async def scored(body: ScoreRequest, request: Request) -> Response:
-        told, asks = _told(request), body.asks()
+        payload, asks = _told(request), body.asks()
         _require_tokens(service, asks[0].max_tokens)
-        said = await _unless_gone(request, _together(service, asks, told))
-        texts = [one.text for one in said]
+        output = await _unless_gone(request, _together(service, asks, payload))
+        texts = [one.text for one in output]
         full = body.input_data.parameters.return_full_text
-        return JSONResponse(score(asks, texts, full=full), headers=_headers(told))
+        return JSONResponse(score(asks, texts, full=full), headers=_headers(payload))
 
 
 def _add_errors(api: FastAPI, service: Service) -> None:
     def error(request: Request, status: int, message: str, headers: dict[str, str]) -> JSONResponse:
-        told = {"X-Headway-Model": service.model_ref, **_told(request).headers()}
-        return JSONResponse(error_body(status, message), status, {**told, **headers})
+        payload = {"X-Headway-Model": service.model_ref, **_told(request).headers()}
+        return JSONResponse(error_body(status, message), status, {**payload, **headers})
 
     @api.exception_handler(StarletteHTTPException)
     async def refused(request: Request, raised: StarletteHTTPException) -> JSONResponse:
@@ -225,29 +225,29 @@ def _add_errors(api: FastAPI, service: Service) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, raised: RequestValidationError) -> JSONResponse:
-        said = (f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in raised.errors()[:5])
-        return error(request, 400, "; ".join(said), {})
+        output = (f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in raised.errors()[:5])
+        return error(request, 400, "; ".join(output), {})
 
     @api.exception_handler(Exception)
     async def broken(request: Request, raised: Exception) -> JSONResponse:
         return error(request, 500, "the server has a fault; its log says more", {})
 
 
-async def _stream(service: Service, ask: Ask, told: Told, *, include_usage: bool) -> Response:
+async def _stream(service: Service, ask: Ask, payload: Told, *, include_usage: bool) -> Response:
     """The first piece is waited for: what cannot be answered has a status of its own."""
-    assert told.taken is not None
-    rest = service.pieces(ask, told.taken, told)
+    assert payload.taken is not None
+    rest = service.pieces(ask, payload.taken, payload)
     try:
         first = await anext(rest)
     except BaseException:
         await rest.aclose()
         raise
-    return EventStream(events(first, rest, told, include_usage=include_usage), told.headers())
+    return EventStream(events(first, rest, payload, include_usage=include_usage), payload.headers())
 
 
-async def _together(service: Service, asks: list[Ask], told: Told) -> list[Said]:
+async def _together(service: Service, asks: list[Ask], payload: Told) -> list[Said]:
     """Answers to several prompts at once; the first that fails ends the others."""
-    work = [asyncio.create_task(service.answer(ask, service.take(None, told), told)) for ask in asks]
+    work = [asyncio.create_task(service.answer(ask, service.take(None, payload), payload)) for ask in asks]
     try:
         return await asyncio.gather(*work)
     finally:
@@ -275,13 +275,13 @@ async def _left(request: Request) -> None:
 
 def _told(request: Request) -> Told:
     """What is known of a request; the first who asks begins it."""
-    told = getattr(request.state, "told", None)
-    if told is None:
+    payload = getattr(request.state, "told", None)
+    if payload is None:
         given = request.headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"cmpl-{uuid.uuid4().hex}"
         kept = request.headers.get(TRAFFIC) == USER
-        told = request.state.told = Told(request_id, caller=_caller(request), kept=kept)
-    return told
+        payload = request.state.told = Told(request_id, caller=_caller(request), kept=kept)
+    return payload
 
 
 def _caller(request: Request) -> str:
@@ -289,8 +289,8 @@ def _caller(request: Request) -> str:
     return request.headers.get("x-headway-caller", "")
 
 
-def _headers(told: Told) -> dict[str, str]:
-    return {**told.headers(), "X-Headway-Tokens": str(spent(told.ending) if told.ending else 0)}
+def _headers(payload: Told) -> dict[str, str]:
+    return {**payload.headers(), "X-Headway-Tokens": str(spent(payload.ending) if payload.ending else 0)}
 
 
 def _require_tokens(service: Service, wanted: int) -> None:

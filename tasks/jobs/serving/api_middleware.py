@@ -45,8 +45,8 @@ _CLOSING = (b"]", b"}")
 class Unread(Exception):
     """A body that is not taken."""
 
-    def __init__(self, status: int, why: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, why: str, message: str) -> None:
+        super().__init__(message)
         self.status, self.why = status, why
 
 
@@ -87,8 +87,8 @@ def require_flat(body: bytes, *, depth: int) -> None:
     """Raise Unread (400) for JSON that is nested more deeply: found before anything is parsed, whose stack could overflow."""
     level = 0
     for count, mark in enumerate(_MARKS.finditer(body)):
-        found = mark[0]
-        level += (found in _OPENING) - (found in _CLOSING)
+        result = mark[0]
+        level += (result in _OPENING) - (result in _CLOSING)
         if level > depth or count > MOST_MARKS:
             raise Unread(400, "depth", f"the body is nested more than {depth} deep, or has too many brackets")
 
@@ -155,8 +155,8 @@ STREAM_GRACE_SECONDS = 5.0
 class Refused(Exception):
     """A request that goes no further."""
 
-    def __init__(self, status: int, why: str, said: str, *, retry_after: int = 0, close: bool = False) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, why: str, message: str, *, retry_after: int = 0, close: bool = False) -> None:
+        super().__init__(message)
         self.status, self.why, self.retry_after, self.close = status, why, retry_after, close
 
 
@@ -173,8 +173,8 @@ class _Answer:
 
     def spent(self) -> int:
         """Its tokens; of a stream that was cut off, one for each event."""
-        found = SPENT.findall(self.tail)
-        return int(found[-1]) if found else self.tokens or self.events
+        results = SPENT.findall(self.tail)
+        return int(results[-1]) if results else self.tokens or self.events
 
 
 class Edge:
@@ -261,8 +261,8 @@ class Edge:
 
                 await self._app(scope, receive, sending)
         except TimeoutError:
-            said = f"the request was given up after {self._limits.request_seconds:g} s"
-            raise Refused(504, "timeout", said, retry_after=1, close=True) from None
+            text = f"the request was given up after {self._limits.request_seconds:g} s"
+            raise Refused(504, "timeout", text, retry_after=1, close=True) from None
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
         """A page on the web could have its own name resolve to loopback; its requests carry that name."""
@@ -281,14 +281,14 @@ class Edge:
 
     def _require_room(self) -> None:
         if self.waiting >= self._limits.waiting:
-            said = f"{self.waiting} requests wait already: try again in a second"
-            raise Refused(429, "waiting", said, retry_after=1)
+            text = f"{self.waiting} requests wait already: try again in a second"
+            raise Refused(429, "waiting", text, retry_after=1)
 
     async def _require_quota(self, who: str) -> None:
         seconds, what = await self._quotas.admit(who)
         if seconds:
-            said = f"too many {what} in a minute: try again in {seconds} s"
-            raise Refused(429, what, said, retry_after=seconds)
+            text = f"too many {what} in a minute: try again in {seconds} s"
+            raise Refused(429, what, text, retry_after=seconds)
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """The body of a request with JSON in it."""
@@ -321,12 +321,12 @@ class Edge:
     def _headers(self, message: Message, answer: _Answer, request_id: str) -> list[tuple[bytes, bytes]]:
         """The answer's own headers, less what is for the edge, with an id if they have none."""
         kept = [(name.lower(), value) for name, value in message.get("headers", [])]
-        said = dict(kept)
-        answer.stream = said.get(b"content-type", b"").startswith(b"text/event-stream")
-        answer.tokens = int(said.get(b"x-headway-tokens", b"0"))
-        if b"x-request-id" not in said:
+        output = dict(kept)
+        answer.stream = output.get(b"content-type", b"").startswith(b"text/event-stream")
+        answer.tokens = int(output.get(b"x-headway-tokens", b"0"))
+        if b"x-request-id" not in output:
             kept.append((b"x-request-id", request_id.encode()))
-        if b"x-headway-model" not in said and self._model():
+        if b"x-headway-model" not in output and self._model():
             kept.append((b"x-headway-model", self._model().encode("latin-1")))
         return [one for one in kept if one[0] != b"x-headway-tokens"]
 
@@ -352,11 +352,11 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
-async def send_json(send: Send, status: int, said: Any, *, headers: Mapping[str, str]) -> None:
+async def send_json(send: Send, status: int, output: Any, *, headers: Mapping[str, str]) -> None:
     """Answer with a JSON object."""
-    body = json.dumps(said).encode()
-    told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items() if value]
+    body = json.dumps(output).encode()
+    payload = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in payload.items() if value]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
@@ -376,13 +376,13 @@ def _refusing() -> Iterator[None]:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Hands a body on that was read already, then whatever comes next: the client's going away."""
-    told = False
+    replayed = False
 
     async def replaying() -> Message:
-        nonlocal told
-        if told:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        told = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replaying

@@ -89,18 +89,18 @@ class Batch:
 
     def step(self) -> list[Said]:
         """One more token for every answer under way, after a piece of the prompts that wait."""
-        said = self._read_prompts()
+        output = self._read_prompts()
         if not self._rows:
-            return said
+            return output
         tokens, lengths = [each.tokens[-1] for each in self._rows], [each.length for each in self._rows]
         logits = self._decoder.step(tokens, lengths)
         for answer, row in zip(self._rows, logits, strict=True):
-            said += self._take(answer, row)
+            output += self._take(answer, row)
         self._leave_ended()
-        return said
+        return output
 
     def _read_prompts(self) -> list[Said]:
-        said: list[Said] = []
+        messages: list[Said] = []
         left = CHUNK
         while left > 0 and (answer := self._next()):
             tokens = answer.prompt[answer.read : answer.read + left]
@@ -108,8 +108,8 @@ class Batch:
             answer.read += len(tokens)
             left -= len(tokens)
             if answer.read == len(answer.prompt):
-                said += self._join(answer, logits)
-        return said
+                messages += self._join(answer, logits)
+        return messages
 
     def _next(self) -> _Answer | None:
         """Whose prompt is read: the one begun, else the first that waits, if there is room for it."""
@@ -124,9 +124,9 @@ class Batch:
         self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
         self._decoder.leave(self._decoder.lobby, length=answer.read)
         self._rows.append(answer)
-        said = self._take(answer, logits)
+        output = self._take(answer, logits)
         self._leave_ended()
-        return said
+        return output
 
     def _take(self, answer: _Answer, logits: Logits) -> list[Said]:
         """Choose an answer's next token and say what there is to say; the answer may end with it."""
@@ -140,13 +140,13 @@ class Batch:
         if answer.text.stopped or last:
             text += "" if answer.text.stopped else answer.text.end()
             answer.ended = True
-        said: list[Said] = []
+        messages: list[Said] = []
         if text:
-            said.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
+            messages.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
             answer.told = len(answer.tokens)
         if answer.text.stopped or last:
-            said.append((answer.number, _ending(answer, "stop" if ended or answer.text.stopped else "length")))
-        return said
+            messages.append((answer.number, _ending(answer, "stop" if ended or answer.text.stopped else "length")))
+        return messages
 
     def _leave_ended(self) -> None:
         """Once all have got their token: until then a row holds one more than its answer knows."""

@@ -29,9 +29,9 @@ def read_contents(folder: Path, files: Sequence[FileEntry] | None, *, named: str
     contents = {entry.path: bytearray() for entry in files if "/" not in entry.path}
     problems = check(folder, files, copies={path: kept.extend for path, kept in contents.items()})
     if problems:
-        said = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
+        text = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
         raise IntegrityError(
-            f"the files of {named or folder} are not what was deployed: {said}",
+            f"the files of {named or folder} are not what was deployed: {text}",
             problems=[problem.model_dump() for problem in problems],
         )
     return contents

@@ -54,9 +54,36 @@ class Decoder:
         self.rows, self.lobby = rows, rows
         self.words = int(settings["vocab_size"])
         self.places = int(settings["context_length"])
-        self._session = _open(contents, settings["decoder"]["filename"], threads=threads)
+        # A session over bytes in memory; files of external data are the other ones beside the graph.
+        name = settings["decoder"]["filename"]
+        graph = contents[name]
+        if ATTENTION not in graph:
+            raise ValueError(
+                f"{name} has no {ATTENTION.decode()}: export it with onnxruntime-genai's builder, for the CPU"
+            )
+        data = {path: value for path, value in contents.items() if path.startswith(name) and path != name}
+        require_own_data(graph, {path: len(value) for path, value in data.items()}, named=name)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        sizes = [len(value) for value in data.values()]
+        options.add_external_initializers_from_files_in_memory(list(data), list(data.values()), sizes)
+        self._session = onnxruntime.InferenceSession(bytes(graph), options, providers=["CPUExecutionProvider"])
         self._kinds = {each.name: each.type for each in self._session.get_inputs()}
-        self._caches = self._make_caches(settings["decoder"])
+        decoder = settings["decoder"]
+        shape = (self.rows + 1, decoder["num_key_value_heads"], self.places, decoder["head_size"])
+        caches = []
+        for layer in range(decoder["num_hidden_layers"]):
+            for part in ("key", "value"):
+                past = decoder["inputs"][f"past_{part}_names"] % layer
+                kind = np.dtype(KINDS.get(self._kinds.get(past, "nothing"), np.void))
+                if kind == np.void:
+                    raise ValueError(
+                        f"the graph's {past} is {self._kinds.get(past)}; this release serves {list(KINDS)}"
+                    )
+                memory = mmap.mmap(-1, int(np.prod(shape)) * kind.itemsize, flags=PRIVATE)
+                values = np.frombuffer(memory, kind).reshape(shape)
+                caches.append(_Cache(past, decoder["outputs"][f"present_{part}_names"] % layer, memory, values))
+        self._caches = caches
         self._logits_kind = KINDS[next(each.type for each in self._session.get_outputs() if each.name == "logits")]
         self._bindings: dict[tuple[int, int], Any] = {}
 
@@ -96,7 +123,9 @@ class Decoder:
 
     def _run(self, row: int, count: int, *, inputs: dict[str, NDArray[Any]], places: int) -> Logits:
         binding = self._binding(row, count)
-        held = {name: _contiguous(value) for name, value in inputs.items() if name in self._kinds}
+        held = {
+            name: np.ascontiguousarray(value, dtype=np.int64) for name, value in inputs.items() if name in self._kinds
+        }
         for name, value in held.items():
             binding.bind_input(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
         logits = np.empty((count, places, self.words), self._logits_kind)
@@ -114,37 +143,3 @@ class Decoder:
                 binding.bind_input(cache.past, *place)
                 binding.bind_output(cache.present, *place)
         return self._bindings[row, count]
-
-    def _make_caches(self, decoder: dict[str, Any]) -> list[_Cache]:
-        shape = (self.rows + 1, decoder["num_key_value_heads"], self.places, decoder["head_size"])
-        caches = []
-        for layer in range(decoder["num_hidden_layers"]):
-            for part in ("key", "value"):
-                past = decoder["inputs"][f"past_{part}_names"] % layer
-                kind = np.dtype(KINDS.get(self._kinds.get(past, "nothing"), np.void))
-                if kind == np.void:
-                    raise ValueError(
-                        f"the graph's {past} is {self._kinds.get(past)}; this release serves {list(KINDS)}"
-                    )
-                memory = mmap.mmap(-1, int(np.prod(shape)) * kind.itemsize, flags=PRIVATE)
-                values = np.frombuffer(memory, kind).reshape(shape)
-                caches.append(_Cache(past, decoder["outputs"][f"present_{part}_names"] % layer, memory, values))
-        return caches
-
-
-def _open(contents: Contents, name: str, *, threads: int) -> onnxruntime.InferenceSession:
-    """A session over bytes in memory; files of external data are the other ones beside the graph."""
-    graph = contents[name]
-    if ATTENTION not in graph:
-        raise ValueError(f"{name} has no {ATTENTION.decode()}: export it with onnxruntime-genai's builder, for the CPU")
-    data = {path: value for path, value in contents.items() if path.startswith(name) and path != name}
-    require_own_data(graph, {path: len(value) for path, value in data.items()}, named=name)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    sizes = [len(value) for value in data.values()]
-    options.add_external_initializers_from_files_in_memory(list(data), list(data.values()), sizes)
-    return onnxruntime.InferenceSession(bytes(graph), options, providers=["CPUExecutionProvider"])
-
-
-def _contiguous(value: NDArray[Any]) -> NDArray[np.int64]:
-    return np.ascontiguousarray(value, dtype=np.int64)

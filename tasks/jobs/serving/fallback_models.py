@@ -130,12 +130,12 @@ class Ladder:
         Never waits; has lower rungs loaded when they are needed. The rung may go while it answers: its runtime then raises
         Gone. Do not send a request again that raised Gone after its runtime took it: it may be what crashes the model.
         """
-        found = next((floor for floor in self._floors if floor.up and self._trusted(floor)), None)
-        if found is None and self._lower and self._full.runtime and not self._busy_loading():
+        result = next((floor for floor in self._floors if floor.up and self._trusted(floor)), None)
+        if result is None and self._lower and self._full.runtime and not self._busy_loading():
             self._loading = asyncio.create_task(self._load_lower())
-        if found is None or found.runtime is None:
+        if result is None or result.runtime is None:
             return None
-        return Taken(found.rung.name, found.rung.model_ref, found.runtime)
+        return Taken(result.rung.name, result.rung.model_ref, result.runtime)
 
     @property
     def ready(self) -> bool:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from tasks.formats.answers import Answer, Label, line
+from tasks.formats.answers import Label, line
 from tasks.jobs.serving.outputs import Outputs, clean
 from tasks.jobs.serving.segments import Segments, oldest_first
 
@@ -60,41 +60,38 @@ class Feedback:
         self._one = asyncio.Lock()
         self._waiting = 0
 
-    async def take(self, said: FeedbackRequest, caller: str) -> Label:
+    async def take(self, output: FeedbackRequest, caller: str) -> Label:
         """Join a label to its request and write it down. Raises HTTPException: 404 for a request that is not theirs, 429."""
         if self._waiting >= LOOKS:
             raise HTTPException(429, "too many labels wait: try again in a second", {"Retry-After": "1"})
         self._waiting += 1
         try:
             async with self._one:
-                return await run_in_threadpool(self._take, said, caller)
+                return await run_in_threadpool(self._take, output, caller)
         finally:
             self._waiting -= 1
 
-    def _take(self, said: FeedbackRequest, caller: str) -> Label:
-        asked = self.outputs.find(said.request_id, caller)
+    def _take(self, output: FeedbackRequest, caller: str) -> Label:
+        asked = self.outputs.find(output.request_id, caller)
         if asked is None or not 200 <= asked.status < 300:
-            raise HTTPException(404, f"no answer to a request {said.request_id!r} of yours is known here")
-        label = self._label(said, asked)
-        try:
-            self._segments.write(line(label))
-        except OSError as error:
-            raise HTTPException(503, "the label could not be kept", {"Retry-After": "10"}) from error
-        return label
-
-    def _label(self, said: FeedbackRequest, asked: Answer) -> Label:
+            raise HTTPException(404, f"no answer to a request {output.request_id!r} of yours is known here")
         settings = self.outputs.settings
-        comment = (clean(said.comment, settings) or "") if settings.keep_text else ""
-        return Label(
+        comment = (clean(output.comment, settings) or "") if settings.keep_text else ""
+        label = Label(
             time=time.time(),
             id=asked.id,
             asked=asked.time,
-            right=said.right,
+            right=output.right,
             model=asked.model,
             rung=asked.rung,
             caller=asked.caller,
             comment=comment,
         )
+        try:
+            self._segments.write(line(label))
+        except OSError as error:
+            raise HTTPException(503, "the label could not be kept", {"Retry-After": "10"}) from error
+        return label
 
 
 def router(outputs: Outputs, caller_of: Callable[[Request], str]) -> APIRouter:

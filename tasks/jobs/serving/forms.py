@@ -58,14 +58,14 @@ class CompletionRequest(_Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain(cls, said: Any) -> Any:
+    def _plain(cls, body: Any) -> Any:
         """Null is the same as nothing; one text stands for a list of it, and a list of one prompt for the prompt."""
-        if not isinstance(said, dict):
-            return said
+        if not isinstance(body, dict):
+            return body
         for name, neutral in NEUTRAL.items():
-            if said.get(name) is not None and said[name] not in neutral:
+            if body.get(name) is not None and body[name] not in neutral:
                 raise ValueError(f"`{name}` is not supported here: leave it out")
-        kept = {name: value for name, value in said.items() if value is not None and name not in (*NEUTRAL, *IGNORED)}
+        kept = {name: value for name, value in body.items() if value is not None and name not in (*NEUTRAL, *IGNORED)}
         if isinstance(kept.get("stop"), str):
             kept["stop"] = [kept["stop"]]
         if isinstance(kept.get("prompt"), list):
@@ -126,14 +126,14 @@ def completion(
 ) -> dict[str, Any]:
     """OpenAI's text_completion object, or a piece of one; `completion_tokens` counts the end-of-text token when there is one."""
     reason = ending.finish_reason if ending else None
-    said = {
+    output = {
         "id": request_id,
         "object": "text_completion",
         "created": int(time.time()),
         "model": model_ref,
         "choices": [{"index": 0, "text": text, "finish_reason": reason, "logprobs": None}],
     }
-    return {**said, "usage": usage(ending)} if kind == "whole" and ending else said
+    return {**output, "usage": usage(ending)} if kind == "whole" and ending else output
 
 
 def usage(ending: Ending) -> dict[str, int]:

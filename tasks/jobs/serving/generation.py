@@ -95,10 +95,10 @@ class Generation:
         batch, text = Batch(self), ""
         batch.add(0, Ask("", max_tokens, temperature=temperature, measure=measure), prompt=prompt)
         while True:
-            for _, said in batch.step():
-                if isinstance(said, Ending):
-                    return Completion(list(said.tokens), text, said.finish_reason, said.entropy)
-                text += said.text
+            for _, value in batch.step():
+                if isinstance(value, Ending):
+                    return Completion(list(value.tokens), text, value.finish_reason, value.entropy)
+                text += value.text
 
 
 def _tokenizer(contents: Contents) -> Any:

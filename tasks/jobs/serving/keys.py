@@ -25,8 +25,8 @@ log = logging.getLogger("headway.serve")
 class Nobody(Exception):
     """It is not known who asks. Nothing of what was shown is part of what is said."""
 
-    def __init__(self, status: int, said: str, *, retry_after: int = 0) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str, *, retry_after: int = 0) -> None:
+        super().__init__(message)
         self.status, self.retry_after = status, retry_after
 
 

@@ -34,7 +34,7 @@ def _of_container(cgroup: Path) -> int:
     try:
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
-        told = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(limit - used + int(told.get("inactive_file", 0)), 0)
+        payload = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(payload.get("inactive_file", 0)), 0)
     except (OSError, ValueError):
         return 1 << 62

@@ -32,19 +32,19 @@ class Metrics:
         self.seconds = self._histogram("request_seconds", "Time of a request until its answer's end")
         self.first = self._histogram("first_token_seconds", "Time of a completion until its first text")
 
-    def watch(self, name: str, said: str, figure: Callable[[], float]) -> None:
+    def watch(self, name: str, text: str, figure: Callable[[], float]) -> None:
         """A gauge whose figure is asked for when somebody reads it."""
-        Gauge(f"headway_endpoint_{name}", said, registry=self._registry).set_function(figure)
+        Gauge(f"headway_endpoint_{name}", text, registry=self._registry).set_function(figure)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, said: str, *labels: str) -> Counter:
-        return Counter(f"headway_endpoint_{name}", said, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"headway_endpoint_{name}", text, labels, registry=self._registry)
 
-    def _histogram(self, name: str, said: str) -> Histogram:
-        return Histogram(f"headway_endpoint_{name}", said, buckets=SECONDS, registry=self._registry)
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"headway_endpoint_{name}", text, buckets=SECONDS, registry=self._registry)
 
 
 class Counted:

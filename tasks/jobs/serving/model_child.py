@@ -63,8 +63,8 @@ class Line:
 class Fault:
     """What goes wrong on purpose; nothing where HEADWAY_MODEL_FAULT is not set."""
 
-    def __init__(self, told: str) -> None:
-        self._kind, _, self._what = told.partition(":")
+    def __init__(self, order: str) -> None:
+        self._kind, _, self._what = order.partition(":")
 
     def verified(self) -> None:
         if self._kind == "verified":
@@ -82,10 +82,10 @@ class Fault:
 
 def serve(line: Line, fault: Fault) -> None:
     """Load the model that the first message names, then answer until the socket ends."""
-    told = line.wait()["load"]
+    payload = line.wait()["load"]
     try:
-        contents = _verified(told, fault)
-        generation = Generation(contents, int(told["threads"]), rows=ROWS)
+        contents = _verified(payload, fault)
+        generation = Generation(contents, int(payload["threads"]), rows=ROWS)
         golden = json.loads(contents.get("golden.json", b'{"prompts": []}'))["prompts"]
     except IntegrityError as error:
         line.say({"refused": {"message": str(error), "problems": error.problems}})
@@ -98,15 +98,15 @@ def serve(line: Line, fault: Fault) -> None:
     line.say({"ready": {"context_length": generation.context_length, "golden": golden}})
     while True:
         messages = line.come() if batch.busy else [line.wait()]
-        refused = [said for message in messages if (said := _heed(batch, line, message=message, fault=fault))]
-        said = [*refused, *map(_told, batch.step() if batch.busy else [])]
-        if said or batch.busy:
-            line.say({"said": said})
+        refused = [lines for message in messages if (lines := _heed(batch, line, message=message, fault=fault))]
+        lines = [*refused, *map(_told, batch.step() if batch.busy else [])]
+        if lines or batch.busy:
+            line.say({"said": lines})
 
 
-def _verified(told: Message, fault: Fault) -> Contents:
-    files = None if told["files"] is None else [FileEntry.model_validate(file) for file in told["files"]]
-    contents = read_contents(Path(told["folder"]), files, named=told["named"])
+def _verified(payload: Message, fault: Fault) -> Contents:
+    files = None if payload["files"] is None else [FileEntry.model_validate(file) for file in payload["files"]]
+    contents = read_contents(Path(payload["folder"]), files, named=payload["named"])
     fault.verified()
     return contents
 
@@ -127,8 +127,8 @@ def _heed(batch: Batch, line: Line, *, message: Message, fault: Fault) -> list[A
     return None
 
 
-def _told(said: Said) -> list[Any]:
-    number, what = said
+def _told(output: Said) -> list[Any]:
+    number, what = output
     if isinstance(what, Ending):
         return [number, "ending", asdict(what)]
     return [number, "piece", what.text, what.tokens]

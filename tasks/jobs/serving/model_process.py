@@ -72,19 +72,19 @@ class Link:
     def under_way(self) -> int:
         return len(self._boxes)
 
-    async def load(self, told: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+    async def load(self, payload: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
         """What the process says of the model that it has loaded. Raises IntegrityError for changed files, else Gone."""
-        self._send({"load": told})
+        self._send({"load": payload})
         try:
             async with asyncio.timeout(seconds):
-                said = await asyncio.shield(self._loaded)
+                output = await asyncio.shield(self._loaded)
         except TimeoutError:
             raise Gone(f"the model was not loaded within {seconds:g} s") from None
-        if "refused" in said:
-            raise IntegrityError(said["refused"]["message"], problems=said["refused"]["problems"])
-        if "failed" in said:
-            raise Gone(f"the model could not be loaded: {said['failed']}")
-        return dict(said["ready"])
+        if "refused" in output:
+            raise IntegrityError(output["refused"]["message"], problems=output["refused"]["problems"])
+        if "failed" in output:
+            raise Gone(f"the model could not be loaded: {output['failed']}")
+        return dict(output["ready"])
 
     async def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
         """As Runtime.complete."""
@@ -97,11 +97,11 @@ class Link:
         self._waiting.add(number)
         self._send({"ask": asdict(ask), "number": number})
         try:
-            while not isinstance(said := await box.get(), Ending):
-                if isinstance(said, Exception):
-                    raise said
-                yield said
-            yield said
+            while not isinstance(output := await box.get(), Ending):
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+            yield output
         finally:
             self._waiting.discard(number)
             if self._boxes.pop(number, None):  # it was closed before its end
@@ -257,8 +257,8 @@ class ProcessRuntime:
         link = self._link
         if link is None or not link.alive:
             raise Gone(self.reason or "the model is being loaded")
-        async with aclosing(link.complete(ask)) as said:
-            async for piece in said:
+        async with aclosing(link.complete(ask)) as output:
+            async for piece in output:
                 yield piece
 
     @property
@@ -330,10 +330,10 @@ class ProcessRuntime:
         self._loading = True
         link = await open_link(hang_seconds=self._hang_seconds)
         try:
-            said = await link.load(load, seconds=LOAD_SECONDS)
-            self.golden = self.golden or _golden(said["golden"], self._named)
+            output = await link.load(load, seconds=LOAD_SECONDS)
+            self.golden = self.golden or _golden(output["golden"], self._named)
             await prove(link, self.golden)
-            self._context_length, self.up_since = int(said["context_length"]), time.monotonic()
+            self._context_length, self.up_since = int(output["context_length"]), time.monotonic()
             self._link, self._reason, self._loading = link, "", False
             _tell(first, None)
             await link.ended()
@@ -360,17 +360,17 @@ async def prove(model: Link, golden: Sequence[Golden]) -> None:
 
 async def _answer(model: Link, golden: Golden) -> tuple[str, tuple[int, ...]]:
     text = ""
-    async for said in model.complete(Ask(golden.prompt, len(golden.tokens) or 1, measure=False)):
-        if isinstance(said, Ending):
-            return text, said.tokens
-        text += said.text
+    async for output in model.complete(Ask(golden.prompt, len(golden.tokens) or 1, measure=False)):
+        if isinstance(output, Ending):
+            return text, output.tokens
+        text += output.text
     raise AssertionError("an answer has an ending")
 
 
-def _golden(told: list[dict[str, object]], named: str) -> list[Golden]:
-    if not told:
+def _golden(entries: list[dict[str, object]], named: str) -> list[Golden]:
+    if not entries:
         raise Gone(f"{named or 'the model'} has no golden.json to prove it with")
-    return [Golden(str(each["prompt"]), tuple(each["tokens"])) for each in told]  # type: ignore[arg-type]
+    return [Golden(str(each["prompt"]), tuple(each["tokens"])) for each in entries]  # type: ignore[arg-type]
 
 
 def _tell(first: asyncio.Future[None], error: Exception | None) -> None:

@@ -67,17 +67,17 @@ class Outputs:
         Prompt and text are always told here, and only looked at, unless the settings say that they are kept.
         """
         began, clock = time.time(), time.perf_counter()
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
-            yield found
+            yield result
         except (asyncio.CancelledError, GeneratorExit):
-            found |= {"status": GIVEN_UP, "error": "Closed"}
+            result |= {"status": GIVEN_UP, "error": "Closed"}
             raise
         except BaseException as error:
-            found |= {"status": getattr(error, "status_code", 500), "error": type(error.__cause__ or error).__name__}
+            result |= {"status": getattr(error, "status_code", 500), "error": type(error.__cause__ or error).__name__}
             raise
         finally:
-            self.add(Answer(time=began, seconds=round(time.perf_counter() - clock, 6), max_tokens=max_tokens, **found))
+            self.add(Answer(time=began, seconds=round(time.perf_counter() - clock, 6), max_tokens=max_tokens, **result))
 
     def add(self, answer: Answer) -> None:
         """Have a line written, once requests count. Never waits."""
@@ -131,15 +131,15 @@ def clean(text: str | None, settings: AnswersConfig) -> str | None:
     return None if text is None else redact(text)[: settings.most_characters]
 
 
-def measures(prompt_tokens: int, said: Completion) -> dict[str, Any]:
+def measures(prompt_tokens: int, output: Completion) -> dict[str, Any]:
     """What there is to measure of a completion."""
     return _measures(
-        said.tokens,
+        output.tokens,
         prompt_tokens=prompt_tokens,
-        completion_tokens=len(said.tokens),
-        finish_reason=said.finish_reason,
-        text=said.text,
-        entropy=said.entropy,
+        completion_tokens=len(output.tokens),
+        finish_reason=output.finish_reason,
+        text=output.text,
+        entropy=output.entropy,
     )
 
 
@@ -195,9 +195,9 @@ def _on_disk(root: Path, request: str, caller: str) -> Answer | None:
         place = data.rfind(wanted)
         while place >= 0:
             begins, ends = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-            told = _read(data[begins : ends if ends >= 0 else None])
-            if told and (told.id, told.caller) == (request, caller):
-                return told
+            payload = _read(data[begins : ends if ends >= 0 else None])
+            if payload and (payload.id, payload.caller) == (request, caller):
+                return payload
             place = data.rfind(wanted, 0, begins)
     return None
 

@@ -50,8 +50,8 @@ class Behind:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in PROBES and not self._shown(scope):
-            said = "this port is the gateway's: ask the endpoint's own address"
-            await send_json(send, 401, error_body(401, said), headers={"Connection": "close"})
+            text = "this port is the gateway's: ask the endpoint's own address"
+            await send_json(send, 401, error_body(401, text), headers={"Connection": "close"})
             return
         await self._app(scope, receive, send)
 
@@ -88,7 +88,15 @@ class Program:
         metrics = Metrics()
         self.outputs = Outputs(self.settings.outputs, folder.name, self.settings.answers)
         self.outputs.counting = True  # of each request, who asks says whether it counts
-        self.service = _service(self.settings, folder.name, self.outputs, metrics)
+        ladder = Ladder(self.settings.rungs(), threads=self.settings.threads, hang_seconds=self.settings.hang_seconds)
+        self.service = Service(
+            ladder,
+            model_ref=self.settings.model_ref,
+            server=folder.name,
+            outputs=self.outputs,
+            metrics=metrics,
+            limits=self.settings.limits,
+        )
         self._provider = traces.provider(collector, server=folder.name)
         api: ASGIApp = Counted(make_api(self.service), metrics)
         api = traces.Traced(api, self._provider) if self._provider else api
@@ -156,18 +164,6 @@ class Program:
                 while self.front.under_way:
                     await asyncio.sleep(POLL_SECONDS)
         await asyncio.sleep(TOLD_SECONDS)
-
-
-def _service(settings: ServeSettings, server: str, outputs: Outputs, metrics: Metrics) -> Service:
-    ladder = Ladder(settings.rungs(), threads=settings.threads, hang_seconds=settings.hang_seconds)
-    return Service(
-        ladder,
-        model_ref=settings.model_ref,
-        server=server,
-        outputs=outputs,
-        metrics=metrics,
-        limits=settings.limits,
-    )
 
 
 def _edge(api: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ASGIApp:

@@ -99,13 +99,13 @@ class RemoteRuntime:
     async def _look(self) -> None:
         """Which model it has. Raises Gone."""
         try:
-            told = (await self._client.get("/v1/models")).raise_for_status().json()["data"]
-            found = next(model for model in told if self._model in (None, model["id"]))
+            payload = (await self._client.get("/v1/models")).raise_for_status().json()["data"]
+            result = next(model for model in payload if self._model in (None, model["id"]))
         except (httpx.HTTPError, ValueError, KeyError, StopIteration) as error:
             self._up = False
             raise Gone(f"{self._url} names no model {self._model or ''}: {type(error).__name__} {error}") from error
-        self._model = found["id"]
-        self._context_length = next((int(found[name]) for name in LENGTHS if found.get(name)), self._context_length)
+        self._model = result["id"]
+        self._context_length = next((int(result[name]) for name in LENGTHS if result.get(name)), self._context_length)
         self._up = True
 
     async def _keep_looking(self) -> None:
@@ -167,10 +167,10 @@ async def _data(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 def _refusal(url: str, response: httpx.Response) -> Exception:
     try:
-        told = response.json()
-        said = str((told.get("error") or told).get("message", told))
+        payload = response.json()
+        text = str((payload.get("error") or payload).get("message", payload))
     except (ValueError, AttributeError):
-        said = response.text[:200]
+        text = response.text[:200]
     if response.status_code in UNFIT:
-        return Unfit(said)
-    return Gone(f"{url} answered {response.status_code}: {said}")
+        return Unfit(text)
+    return Gone(f"{url} answered {response.status_code}: {text}")

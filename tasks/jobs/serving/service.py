@@ -65,46 +65,46 @@ class Service:
         )
         metrics.watch("waiting", "Requests that have got no text yet", lambda: float(ladder.waiting))
 
-    def take(self, model: str | None, told: Told) -> Taken:
+    def take(self, model: str | None, payload: Told) -> Taken:
         """The best model that is up. Raises HTTPException: 404 for another model than is served, 503 when there is none."""
         if model not in (None, self.model_ref):
             raise HTTPException(404, f"the model {model!r} is not served here: this is {self.model_ref}")
         taken = self.ladder.take()
         if taken is None:
-            said = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
-            raise self._away(said, self._loading())
-        told.taken = taken
+            text = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
+            raise self._away(text, self._loading())
+        payload.taken = taken
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
         return taken
 
-    async def answer(self, ask: Ask, taken: Taken, told: Told) -> Said:
+    async def answer(self, ask: Ask, taken: Taken, payload: Told) -> Said:
         """A whole answer. Raises HTTPException as `pieces` does."""
         texts: list[str] = []
-        async with aclosing(self.pieces(ask, taken, told)) as parts:
+        async with aclosing(self.pieces(ask, taken, payload)) as parts:
             async for part in parts:
                 if isinstance(part, Ending):
                     return Said("".join(texts), part)
                 texts.append(part.text)
         raise AssertionError("a runtime ended without an ending")
 
-    async def pieces(self, ask: Ask, taken: Taken, told: Told) -> AsyncGenerator[Piece | Ending, None]:
+    async def pieces(self, ask: Ask, taken: Taken, payload: Told) -> AsyncGenerator[Piece | Ending, None]:
         """An answer as it comes. Raises HTTPException: 400 for what cannot be completed, 503 when the model goes, 504."""
         asked, deadline = time.perf_counter(), asyncio.get_running_loop().time() + self.limits.request_seconds
-        with self.outputs.measuring(ask.max_tokens) if told.kept else nullcontext(dict[str, Any]()) as found:
-            found |= self._known(ask, taken, told)
+        with self.outputs.measuring(ask.max_tokens) if payload.kept else nullcontext(dict[str, Any]()) as result:
+            result |= self._known(ask, taken, payload)
             texts: list[str] = []
             async with aclosing(taken.runtime.complete(ask)) as parts:
                 while True:
                     part = await self._next(parts, deadline)
-                    told.first_seconds = told.first_seconds or time.perf_counter() - asked
+                    payload.first_seconds = payload.first_seconds or time.perf_counter() - asked
                     if isinstance(part, Ending):
                         break
                     texts.append(part.text)
                     yield part
             text = "".join(texts)
-            found |= {"first_seconds": round(told.first_seconds, 6), "text": text, **measured(part, text)}
-        self._count(part, told)
+            result |= {"first_seconds": round(payload.first_seconds, 6), "text": text, **measured(part, text)}
+        self._count(part, payload)
         yield part
 
     async def _next(self, parts: AsyncIterator[Piece | Ending], deadline: float) -> Piece | Ending:
@@ -117,33 +117,33 @@ class Service:
             marked = {GONE: "1"} if error.taken else self._loading()
             raise self._away(f"the model went away while it answered: {error}", marked) from error
         except TimeoutError as error:
-            said = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
-            raise HTTPException(504, said) from error
+            text = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
+            raise HTTPException(504, text) from error
 
     def _loading(self) -> dict[str, str]:
         """How a 503 is marked whose request no model had."""
         return {LOADING: "1"} if self.ladder.loading or self.ladder.answers else {}
 
-    def _away(self, said: str, marked: Mapping[str, str]) -> HTTPException:
-        return HTTPException(503, said, {"Retry-After": str(self.ladder.retry_seconds), **marked})
+    def _away(self, text: str, marked: Mapping[str, str]) -> HTTPException:
+        return HTTPException(503, text, {"Retry-After": str(self.ladder.retry_seconds), **marked})
 
-    def _known(self, ask: Ask, taken: Taken, told: Told) -> dict[str, Any]:
+    def _known(self, ask: Ask, taken: Taken, payload: Told) -> dict[str, Any]:
         rung = "" if taken.rung == "full" else taken.rung
         return {
-            "id": told.request_id,
+            "id": payload.request_id,
             "model": taken.model_ref,
             "rung": rung,
-            "caller": told.caller,
+            "caller": payload.caller,
             "prompt": ask.prompt,
         }
 
-    def _count(self, ending: Ending, told: Told) -> None:
-        before = told.ending
-        told.ending = ending if before is None else _sum(before, ending)
+    def _count(self, ending: Ending, payload: Told) -> None:
+        before = payload.ending
+        payload.ending = ending if before is None else _sum(before, ending)
         self.metrics.tokens.labels("prompt").inc(ending.prompt_tokens)
         self.metrics.tokens.labels("completion").inc(ending.completion_tokens)
-        if told.first_seconds is not None:
-            self.metrics.first.observe(told.first_seconds)
+        if payload.first_seconds is not None:
+            self.metrics.first.observe(payload.first_seconds)
 
 
 def spent(ending: Ending) -> int:

@@ -79,9 +79,9 @@ class ServeSettings(_Read):
         files = self._files()
         full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=files)
         if self.variants:
-            told = None if files is None else [file.model_dump() for file in files]
-            found = smaller_rungs(self.model_folder, self.model_ref, told)
-            below += [RungSettings.model_validate(one) for one in found]
+            entries = None if files is None else [file.model_dump() for file in files]
+            result = smaller_rungs(self.model_folder, self.model_ref, entries)
+            below += [RungSettings.model_validate(one) for one in result]
         return [_rung(one) for one in (full, *below)]
 
     def _files(self) -> tuple[FileEntry, ...] | None:
@@ -93,21 +93,21 @@ class ServeSettings(_Read):
         if content is None and self.manifest is not None and self.manifest.is_file():
             content = Manifest.model_validate_json(self.manifest.read_bytes()).content
         if content is None or digest(content.model_dump(mode="json")) != version:
-            found = "there is no manifest" if content is None else "the manifest is of another version"
+            text = "there is no manifest" if content is None else "the manifest is of another version"
             raise ValueError(
-                f"{self.model_ref} cannot be verified, {found}: mount the whole version, with its manifest.json"
+                f"{self.model_ref} cannot be verified, {text}: mount the whole version, with its manifest.json"
             )
         return content.files
 
 
 def read_settings(folder: Path) -> ServeSettings:
     """The settings of a server's folder. Raises Missing without them."""
-    said = read_json(folder / "serve.json")
-    if said is None:
+    output = read_json(folder / "serve.json")
+    if output is None:
         raise Missing(
             f"{folder} holds no serve.json", remedy="Servers are started by `headway retrain`, or by the container."
         )
-    return ServeSettings.model_validate(said)
+    return ServeSettings.model_validate(output)
 
 
 def _rung(one: RungSettings) -> Rung:

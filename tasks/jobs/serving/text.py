@@ -22,7 +22,13 @@ class ByteLevelText:
             raise ValueError(
                 f"tokenizer.json has the decoder {kind!r}; this release serves byte-level BPE (`ByteLevel`)"
             )
-        letters = _byte_letters()
+        # The printable letter that stands for each byte in byte-level BPE vocabularies (openai/gpt-2,
+        # src/encoder.py).
+        printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [byte for byte in range(256) if byte not in printable]
+        letters = {chr(byte): byte for byte in printable} | {
+            chr(256 + place): byte for place, byte in enumerate(others)
+        }
         self._bytes: dict[int, bytes] = {
             number: bytes(letters[letter] for letter in token)
             for token, number in tokenizer["model"]["vocab"].items()
@@ -56,9 +62,9 @@ class TextStream:
 
     def end(self) -> str:
         """What was held back; of a character that never came whole, U+FFFD."""
-        told = self._tell(self._decoder.decode(b"", True))
+        payload = self._tell(self._decoder.decode(b"", True))
         rest, self._held = self._held, ""
-        return told + rest
+        return payload + rest
 
     def _tell(self, more: str) -> str:
         if self.stopped:
@@ -67,21 +73,14 @@ class TextStream:
         places = [place for word in self._stop if (place := self._held.find(word)) >= 0]
         if places:
             self.stopped = True
-            told, self._held = self._held[: min(places)], ""
-            return told
+            payload, self._held = self._held[: min(places)], ""
+            return payload
         keep = max((_begun(self._held, word) for word in self._stop), default=0)
-        told, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return told
+        payload, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return payload
 
 
 def _begun(text: str, word: str) -> int:
     """Characters at the end of a text with which a word may begin."""
     longest = min(len(text), len(word) - 1)
     return next((count for count in range(longest, 0, -1) if word.startswith(text[len(text) - count :])), 0)
-
-
-def _byte_letters() -> dict[str, int]:
-    """The printable letter that stands for each byte in byte-level BPE vocabularies (openai/gpt-2, src/encoder.py)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

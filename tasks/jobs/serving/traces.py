@@ -78,17 +78,17 @@ def _tell(span: Span, scope: Scope, status: int) -> None:
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_status(StatusCode.ERROR)
-    told = scope.get("state", {}).get("told")
-    if not isinstance(told, Told):
+    payload = scope.get("state", {}).get("told")
+    if not isinstance(payload, Told):
         return
     span.update_name(f"{scope['method']} {scope['path']}")  # a route that we know: its number is bounded
-    span.set_attribute("headway.request_id", told.request_id)
-    if told.taken:
-        span.set_attribute("gen_ai.response.model", told.taken.model_ref)
-        span.set_attribute("headway.rung", told.taken.rung)
-    if told.ending:
-        span.set_attribute("gen_ai.usage.input_tokens", told.ending.prompt_tokens)
-        span.set_attribute("gen_ai.usage.output_tokens", told.ending.completion_tokens)
-        span.set_attribute("gen_ai.response.finish_reasons", (told.ending.finish_reason,))
-    if told.first_seconds is not None:
-        span.set_attribute("headway.first_token_seconds", told.first_seconds)
+    span.set_attribute("headway.request_id", payload.request_id)
+    if payload.taken:
+        span.set_attribute("gen_ai.response.model", payload.taken.model_ref)
+        span.set_attribute("headway.rung", payload.taken.rung)
+    if payload.ending:
+        span.set_attribute("gen_ai.usage.input_tokens", payload.ending.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", payload.ending.completion_tokens)
+        span.set_attribute("gen_ai.response.finish_reasons", (payload.ending.finish_reason,))
+    if payload.first_seconds is not None:
+        span.set_attribute("headway.first_token_seconds", payload.first_seconds)

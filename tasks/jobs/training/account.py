@@ -34,8 +34,8 @@ def write_account(
     base = rank.inputs.get("base")
     context = max(config.sequence_length, (declared_context(base) or 0) if base else 0)
     settings = {"seed": config.seed, "sequence_length": config.sequence_length, "context": context}
-    told = {**facts, **settings, **({"continued_from": origin} if origin else {})}
-    (rank.output / "training.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    payload = {**facts, **settings, **({"continued_from": origin} if origin else {})}
+    (rank.output / "training.json").write_text(json.dumps(payload, indent=1), encoding="utf-8")
     figures = {"loss": records[-1]["loss"], **facts}
     card = {**figures, "made_from": rank.settings.get("made_from", {}), "continued_from": origin}
     write_card(rank.output, config, card, base=base)

@@ -30,11 +30,11 @@ class Word:
 def exchange(*, loss: torch.Tensor, samples: float, asked: tuple[bool, ...], seconds: float, group: Any) -> Word:
     """Each rank gives its own and gets everybody's, in one collective."""
     ranks, first = dist.get_world_size(group), 2 + len(REASONS)
-    told = torch.zeros(first + ranks, dtype=torch.float64)
-    told[0], told[1], told[first + dist.get_rank(group)] = loss, samples, seconds
-    told[2:first] = torch.tensor(asked, dtype=torch.float64)
-    dist.all_reduce(told, group=group)
-    total, fingerprint, *rest = told.tolist()
+    payload = torch.zeros(first + ranks, dtype=torch.float64)
+    payload[0], payload[1], payload[first + dist.get_rank(group)] = loss, samples, seconds
+    payload[2:first] = torch.tensor(asked, dtype=torch.float64)
+    dist.all_reduce(payload, group=group)
+    total, fingerprint, *rest = payload.tolist()
     reasons = tuple(name for name, count in zip(REASONS, rest, strict=False) if count)
     return Word(total / ranks, fingerprint, reasons, tuple(rest[len(REASONS) :]))
 

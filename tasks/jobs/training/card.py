@@ -55,14 +55,14 @@ def front_matter_of(folder: Path) -> dict[str, str]:
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
     if not lines or lines[0].strip() != "---":
         return {}
-    told: dict[str, str] = {}
+    payload: dict[str, str] = {}
     for line in lines[1:]:
         if line.strip() == "---":
             break
         name, colon, value = line.partition(":")
         if colon and value.strip() and not name.startswith((" ", "-")):
-            told.setdefault(name.strip(), value.strip())
-    return told
+            payload.setdefault(name.strip(), value.strip())
+    return payload
 
 
 def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
@@ -85,7 +85,7 @@ def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {name} | {said} |" for name, said in rows.items()),
+        *(f"| {name} | {value} |" for name, value in rows.items()),
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",

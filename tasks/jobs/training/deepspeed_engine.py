@@ -66,18 +66,22 @@ class DeepspeedEngine:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
-                there = batch.to(self.device)
+                existing = batch.to(self.device)
                 self.engine.set_gradient_accumulation_boundary(number == len(batches))
-                loss = next_token_loss(self.engine, *there) / len(batches)
+                loss = next_token_loss(self.engine, *existing) / len(batches)
                 self.engine.backward(loss, scale_wrt_gas=False)
                 total += loss.detach()
             return total.cpu()
 
     def clip(self) -> float:
         """DeepSpeed clips while it updates, by the norm that is told here: so it is computed once."""
+        from deepspeed.runtime.utils import combine_grad_norm_groups
+
         self.norm = self._norm()
         setattr(self.zero, NORMS[self._stage], lambda: self.norm)
-        return _combined(self.norm)
+        # The norm over all groups of parameters, as DeepSpeed combines stage 3's; infinite, or NaN, where one is not
+        # finite.
+        return float(combine_grad_norm_groups(self.norm if isinstance(self.norm, list) else [self.norm]))
 
     def update(self, learning_rate: float) -> None:
         for group in self.zero.param_groups:
@@ -89,11 +93,11 @@ class DeepspeedEngine:
         self.norm = [torch.tensor(math.inf)] if self._stage == 3 else torch.tensor(math.inf)
         self.engine.step()
 
-    def restore(self, root: Path, found: Manifest) -> None:
+    def restore(self, root: Path, result: Manifest) -> None:
         from tasks.jobs.training.deepspeed_files import restore
 
         rank, own = self.setting.rank, [{key: group[key] for key in HYPER} for group in self.zero.param_groups]
-        restore(self.engine, root, found, rank=rank.rank, world_size=rank.world_size)
+        restore(self.engine, root, result, rank=rank.rank, world_size=rank.world_size)
         # DeepSpeed takes them from its files, where they are another run's when this one goes on from it
         for group, values in zip(self.zero.param_groups, own, strict=True):
             group.update(values)
@@ -117,13 +121,6 @@ class DeepspeedEngine:
 
     def parameters(self) -> int:
         return self.trained
-
-
-def _combined(norm: Any) -> float:
-    """The norm over all groups of parameters, as DeepSpeed combines stage 3's; infinite, or NaN, where one is not finite."""
-    from deepspeed.runtime.utils import combine_grad_norm_groups
-
-    return float(combine_grad_norm_groups(norm if isinstance(norm, list) else [norm]))
 
 
 def deepspeed() -> ModuleType:

@@ -73,10 +73,10 @@ def _begin(zero: Any, *, step: Tensor) -> None:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise FileNotFoundError(f"{folder} has {len(found)} files {pattern}, not one")
-    return found[0]
+    results = sorted(folder.glob(pattern))
+    if len(results) != 1:
+        raise FileNotFoundError(f"{folder} has {len(results)} files {pattern}, not one")
+    return results[0]
 
 
 def _whole(states: list[dict[str, Any]]) -> Whole:
@@ -91,9 +91,9 @@ def _whole(states: list[dict[str, Any]]) -> Whole:
             }
             for name, part in mapping.items():
                 for key, numbers in flat.items():
-                    found = pieces.setdefault(name, {}).setdefault(key, [])
-                    found.append(numbers.flatten()[part.start : part.start + part.numel])
-    return {name: {key: torch.cat(parts) for key, parts in found.items()} for name, found in pieces.items()}
+                    result = pieces.setdefault(name, {}).setdefault(key, [])
+                    result.append(numbers.flatten()[part.start : part.start + part.numel])
+    return {name: {key: torch.cat(parts) for key, parts in result.items()} for name, result in pieces.items()}
 
 
 def _whole_of_stage_3(states: list[dict[str, Any]], shapes: Mapping[str, Any]) -> Whole:
@@ -207,22 +207,22 @@ def saver(engine: Any, rank: int, writing: Mapping[str, Any]) -> FolderSaver:
     return FolderSaver(write, **writing)
 
 
-def restore(engine: Any, root: Path, found: Manifest, *, rank: int, world_size: int) -> None:
+def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size: int) -> None:
     """Take over a verified checkpoint, and this rank's generator; a rank that was not there gets a seed of its own.
 
     Raises IntegrityError for bytes that were not verified, and for files that hold more than data.
     """
-    folder = place_of(root, found.step, found.attempt)
+    folder = place_of(root, result.step, result.attempt)
     own = folder / OWN
-    files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in found.files})
-    if found.world_size == world_size and _same_layout(engine, own / TAG):
+    files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in result.files})
+    if result.world_size == world_size and _same_layout(engine, own / TAG):
         engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
     else:
-        reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=found.world_size)
-    if rank < found.world_size:
+        reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=result.world_size)
+    if rank < result.world_size:
         take_generators(load(files.read(_generator(own, rank))))
     else:
-        torch.manual_seed(newcomers_seed(int(found.identity["training"]["seed"]), found.step, rank))
+        torch.manual_seed(newcomers_seed(int(result.identity["training"]["seed"]), result.step, rank))
 
 
 def _same_layout(engine: Any, folder: Path) -> bool:

@@ -87,7 +87,7 @@ class Engine(Protocol):
     def discard(self) -> None:
         """Let the gradients go without a step."""
 
-    def restore(self, root: Path, found: Manifest) -> None:
+    def restore(self, root: Path, result: Manifest) -> None:
         """Take over a verified checkpoint; raises IntegrityError when it does not hold this engine's state."""
 
     def pieces(self) -> Mapping[str, Piece]:

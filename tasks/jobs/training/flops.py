@@ -37,18 +37,20 @@ def flops_of(network: nn.Module, config: TrainingConfig, parameters: int) -> Flo
     return Flops(counted.per_token * FROZEN, f"{counted.convention}, frozen base") if config.lora.rank else counted
 
 
-def _shape(told: Any) -> NetworkConfig | None:
+def _shape(payload: Any) -> NetworkConfig | None:
     """The shape that transformers' configuration tells; None for a family whose layers are not counted."""
-    family = getattr(told, "model_type", "")
+    family = getattr(payload, "model_type", "")
     if family not in ("llama", "gpt2"):
         return None
-    heads, hidden = told.num_attention_heads, told.hidden_size
+    heads, hidden = payload.num_attention_heads, payload.hidden_size
     return NetworkConfig(
         architecture=family,
-        layers=told.num_hidden_layers,
+        layers=payload.num_hidden_layers,
         hidden_size=hidden,
         heads=heads,
-        kv_heads=getattr(told, "num_key_value_heads", None) or heads,
-        intermediate_size=getattr(told, "intermediate_size", None) or getattr(told, "n_inner", None) or 4 * hidden,
-        tie_embeddings=told.tie_word_embeddings,
+        kv_heads=getattr(payload, "num_key_value_heads", None) or heads,
+        intermediate_size=getattr(payload, "intermediate_size", None)
+        or getattr(payload, "n_inner", None)
+        or 4 * hidden,
+        tie_embeddings=payload.tie_word_embeddings,
     )

@@ -29,7 +29,7 @@ class Heldout:
 
     def __init__(self, folder: Path, *, length: int, samples: int, shares: Shares, eod: int | None = None) -> None:
         """`eod`: documents are masked as in training. Raises ValueError when the tokens hold out less than one sample."""
-        said = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["splits"].get(SPLIT, {})
+        output = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["splits"].get(SPLIT, {})
         path = folder / f"{SPLIT}_text_document"
         tokens = open_tokens(path).tokens if path.with_suffix(".bin").exists() else np.zeros(0, dtype=np.int32)
         if len(tokens) <= length:
@@ -37,7 +37,7 @@ class Heldout:
                 f"the held-out split has {len(tokens)} tokens, one sample needs {length + 1}: raise "
                 "preprocessing.heldout_fraction, or leave execution.heldout_every_steps empty"
             )
-        self.bytes_per_token = said["bytes"] / said["tokens"]
+        self.bytes_per_token = output["bytes"] / output["tokens"]
         """Of the whole split: its text's bytes by its tokens, ends of documents among them."""
         starts = _starts(len(tokens), length, samples)
         rounds = math.ceil(len(starts) / shares.world_size)
@@ -59,17 +59,14 @@ class Heldout:
                 nats = _nats(engine.network, samples.to(engine.device), self._eod).cpu()
                 total += torch.stack([(nats * counts).sum(), counts.sum() * (samples.shape[1] - 1)])
         engine.network.train(was_training)
-        _divide_again(engine.network)
+        # FSDP2 keeps its outermost part gathered after a forward pass without a backward one; what is saved must be
+        # divided.
+        for part in engine.network.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         dist.all_reduce(total, group=group)
         nats_per_token = float(total[0] / total[1])
         return nats_per_token / math.log(2) / self.bytes_per_token
-
-
-def _divide_again(network: nn.Module) -> None:
-    """FSDP2 keeps its outermost part gathered after a forward pass without a backward one; what is saved must be divided."""
-    for part in network.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
 
 
 def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
@@ -82,6 +79,6 @@ def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
 
 def _starts(tokens: int, length: int, samples: int) -> list[int]:
     """Where samples begin: as many as fit without overlap, at most `samples`, spread evenly."""
-    there = (tokens - 1) // length
-    count = min(samples, there)
-    return [int(place) * length for place in np.linspace(0, there - 1, count).round()]
+    existing = (tokens - 1) // length
+    count = min(samples, existing)
+    return [int(place) * length for place in np.linspace(0, existing - 1, count).round()]

@@ -50,20 +50,20 @@ class MachineUse:
         if passed < LOOK_SECONDS:
             return {}
         ticks, own = _processors(), _own_seconds()
-        found = {"cores_used": (own - self._own) / passed, **_memory(), **_gpu(self.device)}
+        result = {"cores_used": (own - self._own) / passed, **_memory(), **_gpu(self.device)}
         if ticks and self._ticks and (whole := ticks[1] - self._ticks[1]):
-            found["system/cpu_utilization_percentage"] = 100 * (ticks[0] - self._ticks[0]) / whole
+            result["system/cpu_utilization_percentage"] = 100 * (ticks[0] - self._ticks[0]) / whole
         self._looked, self._ticks, self._own = self._clock(), ticks, own
-        return {name: round(value, 3) for name, value in found.items()}
+        return {name: round(value, 3) for name, value in result.items()}
 
 
 def peak_memory_gib(device: torch.device) -> dict[str, float]:
     """The most that this rank had at once: of the machine's memory, and of its GPU's as torch's allocator counts it."""
     unit = 1 if os.uname().sysname == "Darwin" else 1024
-    found = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    result = {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
     if device.type == "cuda":
-        found["gpu_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return found
+        result["gpu_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return result
 
 
 def _processors() -> tuple[int, int] | None:
@@ -86,9 +86,9 @@ def _memory() -> dict[str, float]:
         lines = (PROC / "meminfo").read_text().splitlines()
     except OSError:
         return {}
-    told = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    used = told["MemTotal"] - told["MemAvailable"]
-    share = 100 * used / told["MemTotal"]
+    payload = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    used = payload["MemTotal"] - payload["MemAvailable"]
+    share = 100 * used / payload["MemTotal"]
     return {"system/system_memory_usage_megabytes": used / 1024, "system/system_memory_usage_percentage": share}
 
 
@@ -98,13 +98,13 @@ def _gpu(device: torch.device) -> dict[str, float]:
         return {}
     free, whole = torch.cuda.mem_get_info(device)
     name = f"system/gpu_{device.index or 0}"
-    found = {f"{name}_memory_usage_megabytes": (whole - free) / MEBI}
+    result = {f"{name}_memory_usage_megabytes": (whole - free) / MEBI}
     try:
-        found[f"{name}_utilization_percentage"] = float(torch.cuda.utilization(device))
-        found[f"{name}_power_usage_watts"] = torch.cuda.power_draw(device) / 1000
+        result[f"{name}_utilization_percentage"] = float(torch.cuda.utilization(device))
+        result[f"{name}_power_usage_watts"] = torch.cuda.power_draw(device) / 1000
     except Exception:  # noqa: BLE001 NVML's errors have no common class here, and a counter is worth no training
         pass
-    return found
+    return result
 
 
 PROGRESS_SECONDS = 1.0
@@ -129,7 +129,7 @@ class Teller:
         """One step's record, by rank 0; the next step begins."""
         done = meter.end()
         speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
-        said = {
+        output = {
             **values,
             **self._start(done),
             **speed,
@@ -137,10 +137,10 @@ class Teller:
             **self._beside_plan(done.own),
             **self._use.look(),
         }
-        self._rank.metrics(step=step, **said, seconds_left=seconds_left)
+        self._rank.metrics(step=step, **output, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
-            self._rank.progress(step, self._steps, _in_words(said), seconds_left=seconds_left)
+            self._rank.progress(step, self._steps, _in_words(output), seconds_left=seconds_left)
 
     def over(self) -> None:
         """The last checkpoint is there: what follows is publishing, and no part of training's time."""
@@ -155,8 +155,8 @@ class Teller:
         """Rates of so many tokens; `rank_seconds` is the sum over all ranks."""
         each = tokens / rank_seconds
         tflops = each * self._flops.per_token / 1e12
-        found = {"tokens_per_second": tokens / seconds, "tokens_per_second_per_rank": each, "tflops_per_rank": tflops}
-        return {**found, "mfu": tflops / self._peak["tflops"]} if self._peak else found
+        result = {"tokens_per_second": tokens / seconds, "tokens_per_second_per_rank": each, "tflops_per_rank": tflops}
+        return {**result, "mfu": tflops / self._peak["tflops"]} if self._peak else result
 
     def summary(self, every: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Figures of the whole run: `every` record of all attempts, and the `last` one of each step."""
@@ -202,13 +202,13 @@ def _seconds(done: Step) -> dict[str, float]:
     return {"step_seconds": round(done.all, DECIMALS), **parts}
 
 
-def _in_words(said: Mapping[str, float]) -> str:
-    loss = f"loss {said['loss']:.3f}" if "loss" in said else "a batch left out"
-    words = [loss, f"{said['tokens_per_second']:,.0f} tokens/s"]
-    if "mfu" in said:
-        words.append(f"MFU {said['mfu']:.0%}")
-    if "plan_error" in said:
-        words.append(f"{1 + said['plan_error']:.2f} of the plan's time")
-    if "heldout_bits_per_byte" in said:
-        words.append(f"held-out {said['heldout_bits_per_byte']:.3f} bits per byte")
+def _in_words(output: Mapping[str, float]) -> str:
+    loss = f"loss {output['loss']:.3f}" if "loss" in output else "a batch left out"
+    words = [loss, f"{output['tokens_per_second']:,.0f} tokens/s"]
+    if "mfu" in output:
+        words.append(f"MFU {output['mfu']:.0%}")
+    if "plan_error" in output:
+        words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
+    if "heldout_bits_per_byte" in output:
+        words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
     return ", ".join(words)

@@ -179,12 +179,12 @@ class Parallel:
 
     def whole(self) -> dict[str, Tensor]:
         """All weights by name, on the CPU, tied ones once; a collective of all ranks, empty on all but rank 0."""
-        found = {}
+        result = {}
         for name, value in self.network.named_parameters():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             if dist.get_rank() == 0:
-                found[name] = full.detach().cpu()
-        return found
+                result[name] = full.detach().cpu()
+        return result
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
@@ -235,8 +235,8 @@ def clip_divided(gradients: Iterable[Tensor], most: float) -> float:
 
 def _square(local: list[Tensor], mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
     """Square of the norm over all parts, float64."""
-    found = torch.stack(torch._foreach_norm(local)).double().square().sum()
+    result = torch.stack(torch._foreach_norm(local)).double().square().sum()
     for dimension, placement in enumerate(placements):
         if not placement.is_replicate():
-            dist.all_reduce(found, group=mesh.get_group(dimension))
-    return found
+            dist.all_reduce(result, group=mesh.get_group(dimension))
+    return result

@@ -36,12 +36,10 @@ class Profile:
         """A step is done; `over`: none follows."""
         if self._at_work and (step >= self._last or over):
             self._at_work.stop()
-            self._write(self._at_work, f"steps-{self._began}-{step}")
+            name = f"steps-{self._began}-{step}"
+            self._folder.mkdir(exist_ok=True)
+            self._at_work.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
+            order = "self_cuda_time_total" if self._cuda else "self_cpu_time_total"
+            table = self._at_work.key_averages().table(sort_by=order, row_limit=ROWS)
+            (self._folder / f"{name}.txt").write_text(table, encoding="utf-8")
             self._at_work = None
-
-    def _write(self, found: profile, name: str) -> None:
-        self._folder.mkdir(exist_ok=True)
-        found.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
-        order = "self_cuda_time_total" if self._cuda else "self_cpu_time_total"
-        table = found.key_averages().table(sort_by=order, row_limit=ROWS)
-        (self._folder / f"{name}.txt").write_text(table, encoding="utf-8")

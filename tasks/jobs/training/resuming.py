@@ -64,21 +64,21 @@ def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
 
 def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:
     """Rank 0 claims an attempt and chooses of the store; then all look whether their own disks have a newer one."""
-    word, found = torch.tensor([0, *NONE]), None
+    word, result = torch.tensor([0, *NONE]), None
     if rank.rank == 0:
         mend(rank.folder / "metrics.jsonl")
         attempt = claim_attempt(root, rank.attempt)
         clean(root, attempt)
         give_up_what_starts_die_of(rank.folder, root)
-        found = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
-        word = torch.tensor([attempt, *((found.step, found.attempt) if found else NONE)])
+        result = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
+        word = torch.tensor([attempt, *((result.step, result.attempt) if result else NONE)])
     dist.broadcast(word, src=0, group=group)
     attempt, step, of_attempt = (int(number) for number in word)
     if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
         return Found(attempt, own, local=True)
-    if step >= 0 and not found:
-        found = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
-    return Found(attempt, found)
+    if step >= 0 and not result:
+        result = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
+    return Found(attempt, result)
 
 
 def forget(local: Path | None) -> None:
@@ -122,12 +122,12 @@ def _told_by_all(places: list[Place], group: Any) -> list[list[Place]]:
     return [[(int(step), int(attempt)) for step, attempt in each if step >= 0] for each in every]
 
 
-def restore_own(root: Path, found: Manifest, pieces: Pieces, *, group: Any) -> None:
+def restore_own(root: Path, result: Manifest, pieces: Pieces, *, group: Any) -> None:
     """Take over this rank's own checkpoint of its machine's disk; what all ranks have whole, only rank 0's has."""
-    shard = next(shards_of(root, found))
+    shard = next(shards_of(root, result))
     first = dist.get_rank() == 0
     own = {name: piece for name, piece in pieces.items() if (first or piece.divided) and piece.tensor.numel()}
-    where = str(place_of(root, found.step, found.attempt))
+    where = str(place_of(root, result.step, result.attempt))
     read_into(own, [[saved for saved in shard if not saved.name.startswith("rng.")]], where=where)
     for name in sorted(pieces):
         if not pieces[name].divided:

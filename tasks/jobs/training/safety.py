@@ -114,16 +114,16 @@ class Guard:
 
     def reaction(self, step: int, kind: Kind, why: str) -> Verdict:
         """The verdict that is asked for, within the bound; raises FloatingPointError where it is to stop."""
-        said = f"step {step}: {why}"
+        text = f"step {step}: {why}"
         if kind == "stop":
             raise FloatingPointError(
-                f"{said}. Lower training.learning_rate ({self.config.learning_rate}) or raise "
+                f"{text}. Lower training.learning_rate ({self.config.learning_rate}) or raise "
                 f"training.warmup_steps ({self.config.warmup_steps})"
             )
         if len(self.reactions) >= self.safety.at_most:
             before = ", ".join(f"{known.kind} at step {known.step}" for known in self.reactions)
             raise FloatingPointError(
-                f"{said}, and there were {len(self.reactions)} reactions before ({before}), "
+                f"{text}, and there were {len(self.reactions)} reactions before ({before}), "
                 f"training.safety.at_most is {self.safety.at_most}"
             )
         return Verdict(kind, why)

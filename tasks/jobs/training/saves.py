@@ -80,7 +80,17 @@ class Saves:
             self.saved += 1
         self._stalls.append(time.monotonic() - began)
         self.stalled += self._stalls[-1]
-        self._correct(step)
+        # Rank 0's clocks decide; the last save that was written says how long that takes.
+        if self._mean_seconds is None or not self._written or step == self._first:
+            return
+        wanted = corrected_every_steps(
+            self.steps,
+            (time.monotonic() - self._began) / (step - self._first),
+            stall_seconds=max(self._stalls[-1], 1e-6),
+            write_seconds=self._written,
+            mean_seconds_between_failures=self._mean_seconds,
+        )
+        self._wanted = wanted
 
     def close(self) -> None:
         """Wait for the last save of an attempt, then end its writer."""
@@ -97,7 +107,14 @@ class Saves:
         while True:
             busy, failed = self._all(int(self.saver.busy()), int(bool(self.saver.failure)))
             if failed:
-                self._count_failure()
+                self.saver.abandon()  # ranks that wait for the one that failed wait for nothing
+                self.saver.failure, why = "", self.saver.failure
+                self.failed += 1
+                self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
+                if self.failed_in_a_row >= FAILURES_AT_MOST:
+                    raise OSError(
+                        errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {why or 'another rank says why'}"
+                    )
                 return True
             if not busy:
                 if self.last == STORE:
@@ -106,29 +123,6 @@ class Saves:
             if not wait:
                 return False
             time.sleep(POLL_SECONDS)
-
-    def _count_failure(self) -> None:
-        self.saver.abandon()  # ranks that wait for the one that failed wait for nothing
-        self.saver.failure, why = "", self.saver.failure
-        self.failed += 1
-        self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
-        if self.failed_in_a_row >= FAILURES_AT_MOST:
-            raise OSError(
-                errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {why or 'another rank says why'}"
-            )
-
-    def _correct(self, step: int) -> None:
-        """Rank 0's clocks decide; the last save that was written says how long that takes."""
-        if self._mean_seconds is None or not self._written or step == self._first:
-            return
-        wanted = corrected_every_steps(
-            self.steps,
-            (time.monotonic() - self._began) / (step - self._first),
-            stall_seconds=max(self._stalls[-1], 1e-6),
-            write_seconds=self._written,
-            mean_seconds_between_failures=self._mean_seconds,
-        )
-        self._wanted = wanted
 
     def _all(self, *numbers: int) -> list[int]:
         """The largest of every rank's numbers; the interval is rank 0's."""

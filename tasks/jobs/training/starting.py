@@ -29,8 +29,8 @@ def starting_network(setting: Setting) -> nn.Module:
     config = setting.training
     if setting.base is None:
         return build_network(config, vocab_size=setting.vocab_size, eod=setting.eod)
-    found = open_model_folder(setting.base)
-    require_base_fits(found, config.sequence_length, setting.vocab_size)
+    result = open_model_folder(setting.base)
+    require_base_fits(result, config.sequence_length, setting.vocab_size)
     require_same_tokenizer(setting.base, setting.rank.inputs["tokens"] / "tokenizer")
     torch.manual_seed(config.seed)
     network = load_base(setting.base)
@@ -56,16 +56,16 @@ def load_base(folder: Path) -> nn.Module:
     return network.train()
 
 
-def require_base_fits(found: ModelFolder, sequence_length: int, vocab_size: int) -> None:
+def require_base_fits(result: ModelFolder, sequence_length: int, vocab_size: int) -> None:
     """Raise ValueError where the base model has no room for the tokens or for a sample."""
-    if vocab_size > found.vocab_size:
+    if vocab_size > result.vocab_size:
         raise ValueError(
-            f"the tokens have {vocab_size} words, the base model {found.vocab_size}: preprocess with the base's own tokenizer "
+            f"the tokens have {vocab_size} words, the base model {result.vocab_size}: preprocess with the base's own tokenizer "
             "(leave preprocessing.tokenizer.ref empty)"
         )
-    if found.positions and sequence_length > found.positions:
+    if result.positions and sequence_length > result.positions:
         raise ValueError(
-            f"training.sequence_length {sequence_length} is more than the base model's {found.positions} positions: lower it"
+            f"training.sequence_length {sequence_length} is more than the base model's {result.positions} positions: lower it"
         )
 
 

@@ -47,10 +47,10 @@ class TorchEngine:
 
     def _gradient(self, batch: Batch, *, of: int, last: bool) -> Tensor:
         """Forward and backward of one micro batch; returns its part of the loss."""
-        there = batch.to(self.device)
+        existing = batch.to(self.device)
         with self.parallel.micro_batch(last=last):
             with self.parallel.lower():
-                loss = next_token_loss(self.parallel.called, *there) / of
+                loss = next_token_loss(self.parallel.called, *existing) / of
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -66,8 +66,8 @@ class TorchEngine:
     def discard(self) -> None:
         self.optimizer.zero_grad()
 
-    def restore(self, root: Path, found: Manifest) -> None:
-        restore(root, found, rank=self.setting.rank.rank, pieces=self.pieces())
+    def restore(self, root: Path, result: Manifest) -> None:
+        restore(root, result, rank=self.setting.rank.rank, pieces=self.pieces())
 
     def saving(self, writing: Mapping[str, Any]) -> Saver:
         return Saver(self.pieces, **writing)

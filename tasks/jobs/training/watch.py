@@ -56,15 +56,15 @@ def require_equal_replicas(network: nn.Module, *, step: int, group: Any) -> None
     mine = torch.tensor(bits(parameter.detach() for parameter in network.parameters()))
     every = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine, group=group)
-    found = Counter(int(one) for one in every)
-    if len(found) == 1:
+    result = Counter(int(one) for one in every)
+    if len(result) == 1:
         return
-    (usual, count), *_ = found.most_common()
+    (usual, count), *_ = result.most_common()
     odd = [rank for rank, one in enumerate(every) if int(one) != usual]
-    said = f"step {step}: the weights of ranks {odd} are not those of the others"
+    text = f"step {step}: the weights of ranks {odd} are not those of the others"
     if 2 * count > len(every) and int(mine) != usual:
-        raise _bad_machine(said)
-    raise Ended(f"{said}: a machine computes wrongly", failure="infrastructure")
+        raise _bad_machine(text)
+    raise Ended(f"{text}: a machine computes wrongly", failure="infrastructure")
 
 
 def _gradient(network: nn.Module, batch: Batch) -> dict[str, int]:
@@ -73,7 +73,7 @@ def _gradient(network: nn.Module, batch: Batch) -> dict[str, int]:
     with torch.random.fork_rng():
         loss = next_token_loss(network, *batch)
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {name: bits([found]) for name, found in zip(named, gradients, strict=True) if found is not None}
+    return {name: bits([item]) for name, item in zip(named, gradients, strict=True) if item is not None}
 
 
 def bits(tensors: Iterable[Tensor]) -> int:
@@ -183,14 +183,14 @@ class Watch:
             note(self.rank.folder, len(self.guard.reactions), reaction)
             print(f"step {reaction.step}: {reaction.kind}, because {reaction.why}", flush=True)
 
-    def go_back(self, bad: Reaction, found: Manifest | None) -> None:
+    def go_back(self, bad: Reaction, result: Manifest | None) -> None:
         """Write a rollback down; raises FloatingPointError when there is no checkpoint yet to go back to."""
-        if found is None:
+        if result is None:
             raise FloatingPointError(
                 f"step {bad.step}: {bad.why}, and there is no checkpoint yet to go back to: set training.safety to skip, "
                 "or have checkpoints written more often"
             )
-        self.react(replace(bad, begin=found.consumed_samples, attempt=self.rank.attempt))
+        self.react(replace(bad, begin=result.consumed_samples, attempt=self.rank.attempt))
 
     def unfit_to_save(self, engine: Engine, step: int) -> Verdict | None:
         """The verdict on weights that are no numbers, which one update too large makes of a finite gradient."""

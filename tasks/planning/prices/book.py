@@ -65,8 +65,8 @@ class Hours(Data):
     @property
     def by_kind(self) -> dict[PriceKind, float | None]:
         """A spot price that equals the on-demand price is what a catalogue writes that knows none."""
-        found = {kind: getattr(self, kind.replace("-", "_")) for kind in KINDS}
-        return {**found, "spot": None} if self.spot_is_no_price else found
+        result = {kind: getattr(self, kind.replace("-", "_")) for kind in KINDS}
+        return {**result, "spot": None} if self.spot_is_no_price else result
 
     @property
     def spot_is_no_price(self) -> bool:
@@ -132,8 +132,8 @@ class Book:
     """Of the lists, yours: what it leaves out of a machine, the next list adds. Others stand for themselves."""
 
     def size_of_gpu(self, name: str) -> SizeOfGpu | None:
-        found = {_bare(gpu): size for one in reversed(self.lists) for gpu, size in one.gpus.items()}
-        return found.get(_bare(name))
+        result = {_bare(gpu): size for one in reversed(self.lists) for gpu, size in one.gpus.items()}
+        return result.get(_bare(name))
 
 
 def open_book(home: Path | None = None) -> Book:
@@ -147,8 +147,8 @@ def open_book(home: Path | None = None) -> Book:
 def read_list(path: Path) -> PriceList:
     """Raises ValueError that names the file, the key and the value."""
     try:
-        said = yaml.load(path.read_text(encoding="utf-8"), LOADER)
-        return PriceList.model_validate(said if isinstance(said, dict) else {"a list": said})
+        output = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        return PriceList.model_validate(output if isinstance(output, dict) else {"a list": output})
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"prices {str(path)!r}: {error}") from error
     except ValidationError as error:
@@ -170,32 +170,32 @@ def machine_price(
     price = _of_size(book, size.size, region, today)
     share = (gpus or 1) / size.gpus
     hours = {kind: None if hour is None else hour * share for kind, hour in price.hours.items()}
-    said = f"the price of {name} is that of {size.size}, shared out by its {size.gpus} GPU{'s' * (size.gpus > 1)}"
-    known = (said, *price.warnings) if any(hour is not None for hour in hours.values()) else price.warnings
-    elsewhere = {kind: replace(origin, warnings=(said, *origin.warnings)) for kind, origin in price.elsewhere.items()}
+    text = f"the price of {name} is that of {size.size}, shared out by its {size.gpus} GPU{'s' * (size.gpus > 1)}"
+    known = (text, *price.warnings) if any(hour is not None for hour in hours.values()) else price.warnings
+    elsewhere = {kind: replace(origin, warnings=(text, *origin.warnings)) for kind, origin in price.elsewhere.items()}
     return replace(price, sku=name, hours=hours, warnings=known, elsewhere=elsewhere)
 
 
 def storage_prices(book: Book, *, region: str = "", today: datetime.date) -> StoragePrices:
     """Of a region, each choice from the first list that has it there. Without a region: of the usual one."""
     where = region or USUAL_REGION
-    found: dict[str, tuple[PriceList, Stored]] = {}
+    result: dict[str, tuple[PriceList, Stored]] = {}
     leaving: tuple[PriceList, Egress] | None = None
     currency = ""
     for one in book.lists:
-        here = one.storage.get(where, {}) | one.storage.get(ANYWHERE, {})
+        local = one.storage.get(where, {}) | one.storage.get(ANYWHERE, {})
         egress = one.egress.get(where) or one.egress.get(ANYWHERE)
-        if (here or egress) and one.currency == (currency or one.currency):
+        if (local or egress) and one.currency == (currency or one.currency):
             currency = one.currency
-            found = {choice: (one, entry) for choice, entry in here.items()} | found
+            result = {choice: (one, entry) for choice, entry in local.items()} | result
             leaving = leaving or ((one, egress) if egress else None)
-    entries = [one.source(entry.source) for one, entry in found.values()]
+    entries = [one.source(entry.source) for one, entry in result.values()]
     entries += [leaving[0].source(leaving[1].source)] if leaving else []
     dates = [source.date for source in entries if source.date]
-    old = [said for source in entries for said in staleness("storage", source, today)]
+    old = [value for source in entries for value in staleness("storage", source, today)]
     unknown = () if entries else (f"no prices of storage are known in {where}",)
     return StoragePrices(
-        gb_month={choice: entry.gb_month for choice, (_, entry) in found.items()},
+        gb_month={choice: entry.gb_month for choice, (_, entry) in result.items()},
         egress_gb=leaving[1].gb if leaving else None,
         currency=currency or "USD",
         source="; ".join(dict.fromkeys(source.what for source in entries)),
@@ -221,23 +221,34 @@ def _of_size(book: Book, name: str, region: str, today: datetime.date) -> Machin
         by_region = one.regions_of(name)
         where = _region(by_region, region)
         if where:
-            price = _price(one, name, where, by_region[where], today)
+            hours = by_region[where]
+            source = one.source(hours.source)
+            spot = (f"the spot price of {name} that is listed equals its on-demand price, so it is not known",)
+            price = MachinePrice(
+                name,
+                hours.by_kind,
+                "" if where == ANYWHERE else where,
+                one.currency,
+                source=source.what,
+                date=source.date.isoformat() if source.date else "",
+                warnings=(*staleness(name, source, today), *(spot if hours.spot_is_no_price else ())),
+            )
             if one is not book.own:
                 return price
             rest = Book(book.lists[number + 1 :])
             return _completed(price, _of_size(rest, name, region if where == ANYWHERE else where, today))
         elsewhere |= set(by_region)
     known = f"; known are {', '.join(sorted(elsewhere))}" if elsewhere else ""
-    said = f"no price of {name}{f' in {region}' if region else ''} is known{known}: `headway prices update` asks Azure"
-    return MachinePrice(name, {}, region, warnings=(said,))
+    text = f"no price of {name}{f' in {region}' if region else ''} is known{known}: `headway prices update` asks Azure"
+    return MachinePrice(name, {}, region, warnings=(text,))
 
 
 def _completed(own: MachinePrice, other: MachinePrice) -> MachinePrice:
     """Your prices, and of the kinds that they leave out another list's, where it is in the same currency."""
     added = [kind for kind, hour in other.hours.items() if hour is not None and own.hours.get(kind) is None]
     if own.currency != other.currency:
-        said = f"is listed in {other.currency} and your own list is in {own.currency}: it is not taken"
-        unusable = {kind: Origin(warnings=(f"the {kind} price of {own.sku} {said}",)) for kind in added}
+        text = f"is listed in {other.currency} and your own list is in {own.currency}: it is not taken"
+        unusable = {kind: Origin(warnings=(f"the {kind} price of {own.sku} {text}",)) for kind in added}
         return replace(own, elsewhere=unusable)
     return replace(
         own,
@@ -254,25 +265,11 @@ def _region(by_region: dict[str, Hours], wanted: str) -> str:
     return "" if wanted else min(by_region, default="")
 
 
-def _price(one: PriceList, name: str, where: str, hours: Hours, today: datetime.date) -> MachinePrice:
-    source = one.source(hours.source)
-    spot = (f"the spot price of {name} that is listed equals its on-demand price, so it is not known",)
-    return MachinePrice(
-        name,
-        hours.by_kind,
-        "" if where == ANYWHERE else where,
-        one.currency,
-        source=source.what,
-        date=source.date.isoformat() if source.date else "",
-        warnings=(*staleness(name, source, today), *(spot if hours.spot_is_no_price else ())),
-    )
-
-
 def _bare(gpu: str) -> str:
     """A100 80GB, a100-80gb and A100_80GB are one."""
     return "".join(letter for letter in gpu.lower() if letter.isalnum())
 
 
-def as_plain(found: PriceList) -> dict[str, Any]:
+def as_plain(result: PriceList) -> dict[str, Any]:
     """As it stands in a file."""
-    return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return result.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -55,8 +55,8 @@ def read_limits(home: Path, *, region: str, service: Service = "azureml", sku: S
         region=region,
     )
     for path in (home / FILE, home / FETCHED):
-        found = read_file(path)
-        quota = (found.azureml if service == "azureml" else found.vm).get(region)
+        result = read_file(path)
+        quota = (result.azureml if service == "azureml" else result.vm).get(region)
         if quota:
             return replace(
                 everyone,
@@ -70,14 +70,14 @@ def read_limits(home: Path, *, region: str, service: Service = "azureml", sku: S
     return everyone
 
 
-def keep_limits(home: Path, region: str, told: dict[str, Any], *, today: datetime.date) -> Path:
-    """Write what the account said of a region, `told` as `of_usages` makes it; other regions stay."""
+def keep_limits(home: Path, region: str, payload: dict[str, Any], *, today: datetime.date) -> Path:
+    """Write what the account said of a region, `payload` as `of_usages` makes it; other regions stay."""
     path = home / FETCHED
     with locked(path.with_suffix(".lock")):
-        found = read_file(path)
-        regions = {**found.azureml, region: Quota(**told, date=today)}
-        said = LimitsFile(azureml=regions, vm=found.vm).model_dump(mode="json", exclude_none=True)
-        write_text(path, yaml.safe_dump(said, sort_keys=True))
+        result = read_file(path)
+        regions = {**result.azureml, region: Quota(**payload, date=today)}
+        output = LimitsFile(azureml=regions, vm=result.vm).model_dump(mode="json", exclude_none=True)
+        write_text(path, yaml.safe_dump(output, sort_keys=True))
     return path
 
 
@@ -86,8 +86,8 @@ def read_file(path: Path) -> LimitsFile:
     if not path.exists():
         return LimitsFile()
     try:
-        said = yaml.load(path.read_text(encoding="utf-8"), LOADER)
-        return LimitsFile.model_validate(said or {})
+        output = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        return LimitsFile.model_validate(output or {})
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"limits {str(path)!r}: {error}") from error
     except ValidationError as error:

@@ -85,17 +85,17 @@ class _Meter:
 
 def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, region: str, today: datetime.date) -> Found:
     """The prices of a region out of all items that were answered for it."""
-    wanted, here = {plain_name(size): size for size in sizes}, [i for i in items if i.get("armRegionName") == region]
-    here = [item for item in here if _counts(item, today)]
+    wanted, local = {plain_name(size): size for size in sizes}, [i for i in items if i.get("armRegionName") == region]
+    local = [item for item in local if _counts(item, today)]
     left_out: list[str] = []
-    chosen = _chosen([meter for item in here for meter in _of_machine(item, wanted)], left_out)
+    chosen = _chosen([meter for item in local for meter in _of_machine(item, wanted)], left_out)
     machines: dict[str, dict[PriceKind, float]] = {}
     for size, kind in chosen:
         machines.setdefault(size, {})[_known(kind)] = chosen[size, kind]
     for size, kinds in machines.items():
         left_out += _disbelieved(size, kinds)
-    stored = _chosen([meter for item in here for meter in _of_storage(item)], left_out)
-    leaving = [price for item in here if _leaves(item) and (price := _price(item))]
+    stored = _chosen([meter for item in local for meter in _of_storage(item)], left_out)
+    leaving = [price for item in local if _leaves(item) and (price := _price(item))]
     return Found(
         {size: kinds for size, kinds in machines.items() if kinds},
         {choice: price for (choice, _), price in stored.items()},
@@ -165,12 +165,12 @@ def _chosen(meters: list[_Meter], left_out: list[str]) -> dict[tuple[str, str], 
     """One price each: of the meter that ranks first; of equals that differ, the dearer one, which is said."""
     best: dict[tuple[str, str], _Meter] = {}
     for meter in meters:
-        there = best.get(meter.what)
-        if there and there.rank == meter.rank and there.price != meter.price:
+        existing = best.get(meter.what)
+        if existing and existing.rank == meter.rank and existing.price != meter.price:
             name = " ".join(filter(None, meter.what))
-            prices = sorted((there.price, meter.price))
+            prices = sorted((existing.price, meter.price))
             left_out.append(f"{name} is listed at {prices[0]:g} and at {prices[1]:g}: the dearer one counts")
-        if not there or (meter.rank, meter.price) > (there.rank, there.price):
+        if not existing or (meter.rank, meter.price) > (existing.rank, existing.price):
             best[meter.what] = meter
     return {what: meter.price for what, meter in best.items()}
 
@@ -297,8 +297,8 @@ def quoted(value: str) -> str:
 
 def _told_to_wait(answer: httpx.Response, otherwise: float) -> float:
     """Retry-After in seconds; a date is not followed."""
-    told = answer.headers.get("Retry-After", "")
-    return float(told) if told.isdigit() else otherwise
+    payload = answer.headers.get("Retry-After", "")
+    return float(payload) if payload.isdigit() else otherwise
 
 
 def _place(link: str) -> tuple[str, str | None, int | None]:
@@ -326,8 +326,8 @@ def update(home: Path, url: str, *, regions: Sequence[str], sizes: Iterable[str]
     _require_regions(regions)
     wanted = sorted(set(sizes))
     with Retail(url) as retail:
-        found = {region: _region(retail, region, wanted, today) for region in regions}
-    empty = [region for region, prices in found.items() if not prices.machines]
+        result = {region: _region(retail, region, wanted, today) for region in regions}
+    empty = [region for region, prices in result.items() if not prices.machines]
     if empty:
         raise Missing(
             f"Azure lists no machine with GPUs in {', '.join(empty)}",
@@ -336,11 +336,11 @@ def update(home: Path, url: str, *, regions: Sequence[str], sizes: Iterable[str]
     path = home / FETCHED
     with locked(path.with_suffix(".lock")):
         before = _before(path)
-        list_ = _on_top(before, found, url, today)
+        list_ = _on_top(before, result, url, today)
         if path.exists():
             write_text(home / BEFORE, path.read_text(encoding="utf-8"))
         write_text(path, HEAD + yaml.safe_dump(as_plain(list_), sort_keys=True, allow_unicode=True, width=120))
-    return Updated(path, found)
+    return Updated(path, result)
 
 
 def known_sizes(book: Book) -> list[str]:
@@ -359,17 +359,17 @@ def _require_regions(regions: Sequence[str]) -> None:
 
 def _region(retail: Retail, region: str, sizes: list[str], today: datetime.date) -> Found:
     """Everything that is asked for a region."""
-    here = f"armRegionName eq {quoted(region)}"
+    local = f"armRegionName eq {quoted(region)}"
     conditions = [
-        f"serviceName eq 'Virtual Machines' and {here} and "
+        f"serviceName eq 'Virtual Machines' and {local} and "
         f"({' or '.join(f'armSkuName eq {quoted(size)}' for size in some)})"
         for some in _some(sizes)
     ]
     conditions += [
-        f"serviceName eq 'Storage' and {here} and productName eq 'Blob Storage'",
-        f"serviceName eq 'Azure NetApp Files' and {here}",
-        f"{here} and contains(productName, 'Lustre')",
-        f"serviceName eq 'Bandwidth' and {here} and meterName eq 'Standard Data Transfer Out'",
+        f"serviceName eq 'Storage' and {local} and productName eq 'Blob Storage'",
+        f"serviceName eq 'Azure NetApp Files' and {local}",
+        f"{local} and contains(productName, 'Lustre')",
+        f"serviceName eq 'Bandwidth' and {local} and meterName eq 'Standard Data Transfer Out'",
     ]
     items = [item for condition in conditions for item in retail.ask(condition)]
     return prices_of(items, sizes, region=region, today=today)
@@ -383,26 +383,28 @@ def _before(path: Path) -> PriceList:
     return read_list(path) if path.exists() else PriceList()
 
 
-def _on_top(before: PriceList, found: dict[str, Found], url: str, today: datetime.date) -> PriceList:
+def _on_top(before: PriceList, result: dict[str, Found], url: str, today: datetime.date) -> PriceList:
     """The list before with the regions replaced that were fetched."""
-    said = as_plain(before)
+    output = as_plain(before)
     sources = {
-        f"azure-{region}": {"what": f"Azure Retail Prices API ({url})", "date": today.isoformat()} for region in found
+        f"azure-{region}": {"what": f"Azure Retail Prices API ({url})", "date": today.isoformat()} for region in result
     }
-    machines = {name: {r: h for r, h in by.items() if r not in found} for name, by in said.get("machines", {}).items()}
-    for region, prices in found.items():
+    machines = {
+        name: {r: h for r, h in by.items() if r not in result} for name, by in output.get("machines", {}).items()
+    }
+    for region, prices in result.items():
         for name, hours in prices.machines.items():
             machines.setdefault(name, {})[region] = {**hours, "source": f"azure-{region}"}
-    stored = {r: by for r, by in said.get("storage", {}).items() if r not in found}
-    left = {r: egress for r, egress in said.get("egress", {}).items() if r not in found}
-    for region, prices in found.items():
+    stored = {r: by for r, by in output.get("storage", {}).items() if r not in result}
+    left = {r: egress for r, egress in output.get("egress", {}).items() if r not in result}
+    for region, prices in result.items():
         source = f"azure-{region}"
         stored[region] = {choice: {"gb_month": price, "source": source} for choice, price in prices.storage.items()}
         left |= {region: {"gb": prices.egress, "source": source}} if prices.egress is not None else {}
     return PriceList.model_validate(
         {
             "currency": "USD",
-            "sources": {**said.get("sources", {}), **sources},
+            "sources": {**output.get("sources", {}), **sources},
             "machines": {name: by for name, by in machines.items() if by},
             "storage": {region: by for region, by in stored.items() if by},
             "egress": left,

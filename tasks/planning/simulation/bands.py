@@ -63,17 +63,16 @@ def band(asked: Simulated, *, runs: int, seed: int = 0) -> Band:
     outcomes = played(asked, runs=runs, seed=seed)
     causes = list(asdict(outcomes[0].times))
     shares = {
-        cause: float(np.mean([getattr(found.times, cause) / found.times.total for found in outcomes]))
-        for cause in causes
+        cause: float(np.mean([getattr(item.times, cause) / item.times.total for item in outcomes])) for cause in causes
     }
     return Band(
         mean_seconds=1 / asked.hazard if asked.hazard else math.inf,
-        goodput=_quantiles([found.goodput for found in outcomes]),
-        interruptions=_quantiles([found.interruptions for found in outcomes]),
+        goodput=_quantiles([item.goodput for item in outcomes]),
+        interruptions=_quantiles([item.interruptions for item in outcomes]),
         shares=shares,
         expected=expected(asked),
         runs=len(outcomes),
-        days=min(found.days for found in outcomes),
+        days=min(item.days for item in outcomes),
     )
 
 
@@ -91,12 +90,12 @@ def bands(asked: Simulated, failing: Mapping[str, Failing], *, runs: int, seed: 
 
 def swept(asked: Simulated, *, runs: int, seed: int = 0, factors: Sequence[float] = SWEPT) -> list[tuple[float, Band]]:
     """Intervals around the one that is asked, each with the same dice, so that they differ by the interval alone."""
-    found: dict[float, Band] = {}
+    result: dict[float, Band] = {}
     for factor in factors:
         trial = replace(asked, interval_seconds=asked.interval_seconds * factor)
-        if trial.interval not in found:
-            found[trial.interval] = band(trial, runs=runs, seed=seed)
-    return sorted(found.items())
+        if trial.interval not in result:
+            result[trial.interval] = band(trial, runs=runs, seed=seed)
+    return sorted(result.items())
 
 
 def best_interval(sweep: Sequence[tuple[float, Band]]) -> float:

@@ -49,10 +49,10 @@ def selected(store: Store, is_held: Callable[[Manifest], bool]) -> tuple[list[Ma
     return chosen, left
 
 
-def _checkpoints(store: Store, found: list[Manifest], is_held: Callable[[Manifest], bool]) -> set[str]:
+def _checkpoints(store: Store, results: list[Manifest], is_held: Callable[[Manifest], bool]) -> set[str]:
     wanted = {ref for champion in _champions(store) for ref in _checkpoints_under(store, champion)}
-    for name in {one.provenance.name for one in found}:
-        of_name = (one for one in found if one.provenance.name == name)
+    for name in {one.provenance.name for one in results}:
+        of_name = (one for one in results if one.provenance.name == name)
         newest = next((one for one in of_name if is_held(one) or not store.verify(one)), None)
         wanted |= {newest.ref} if newest else set()
     return wanted
@@ -62,8 +62,8 @@ def _champions(store: Store) -> Iterator[Manifest]:
     """What refs point to, and pointed to before."""
     for key in store.list("refs"):
         document = store.read(key)
-        said = json.loads(document.data) if document else {}
-        for ref in (said.get("target"), said.get("before")):
+        output = json.loads(document.data) if document else {}
+        for ref in (output.get("target"), output.get("before")):
             try:
                 yield from (find(store, *parse_ref(ref)),) if ref else ()
             except Unknown:
@@ -106,7 +106,10 @@ def back_up(
     """
     require_other(store, target)
     require_there(target)
-    _require_outside(home, target)
+    if f"{target.uri}/".startswith(f"{home.absolute().as_uri()}/"):
+        raise ValueError(
+            f"{target.uri} lies in the home that it would be a backup of, and is lost with it; name another place"
+        )
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
     with locked(home / "locks" / "backup"), tempfile.TemporaryDirectory(dir=work) as scratch:
@@ -125,8 +128,8 @@ def prune(target: Store, keep: int) -> tuple[str, ...]:
     The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed. Raises
     IntegrityError, and removes nothing, when one that stays is damaged or lacks something.
     """
-    found = contents.backups(target)
-    kept, old = found[:keep], found[keep:]
+    result = contents.backups(target)
+    kept, old = result[:keep], result[keep:]
     named = {ref for one in kept for ref in _whole(target, one)}
     for one in old:
         target.delete(one)
@@ -139,16 +142,16 @@ def prune(target: Store, keep: int) -> tuple[str, ...]:
 def _whole(target: Store, backup: Manifest) -> Iterable[str]:
     """The artifacts that a backup names, once every byte of it was read where it lies, and each of them is there."""
     problems = target.verify(backup)
-    said = {} if problems else contents.read(contents.fetch(target, backup)).artifacts
-    there = {ref: target.manifest(*parse_ref(ref)) for ref in said}
-    lost = [ref for ref, one in there.items() if one is None or not target.present(one)]
+    output = {} if problems else contents.read(contents.fetch(target, backup)).artifacts
+    existing = {ref: target.manifest(*parse_ref(ref)) for ref in output}
+    lost = [ref for ref, one in existing.items() if one is None or not target.present(one)]
     if problems or lost:
         raise IntegrityError(
             f"no old backup was removed from {target.uri}: the one of {backup.provenance.created}, which is to stay, is damaged",
             problems=[*(one.model_dump() for one in problems), *({"path": ref, "problem": "missing"} for ref in lost)],
             remedy="Look at the disk that it lies on. It goes by itself once as many newer backups are there as are to stay.",
         )
-    return said
+    return output
 
 
 def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: bool, tell: Tell) -> Made:
@@ -159,7 +162,7 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
     chosen, left = selected(store, lambda one: _held(target, one))
     sent, damaged = _send(home, store, target, chosen, tell)
     left += [one for one in chosen if one.ref in damaged]
-    said = Contents(
+    output = Contents(
         at=at,
         origin=_origin(store),
         home=home.as_uri(),
@@ -168,11 +171,11 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
         documents=documents,
         damaged=tuple(damaged),
     )
-    contents.write(folder, said)
+    contents.write(folder, output)
     (folder / contents.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
     return Made(
-        manifest=_publish(target, folder, chosen, said),
-        contents=said,
+        manifest=_publish(target, folder, chosen, output),
+        contents=output,
         sent=tuple(one.ref for one in sent),
         sent_bytes=sum(one.bytes for one in sent),
         left_out=tuple(one.ref for one in left),
@@ -187,13 +190,6 @@ def _origin(store: Store) -> str:
     if document is None:
         raise ValueError(f"there is nothing to back up in {store.uri}: nothing was published yet")
     return hashlib.sha256(document.data).hexdigest()
-
-
-def _require_outside(home: Path, target: Store) -> None:
-    if f"{target.uri}/".startswith(f"{home.absolute().as_uri()}/"):
-        raise ValueError(
-            f"{target.uri} lies in the home that it would be a backup of, and is lost with it; name another place"
-        )
 
 
 def _claim(target: Store, origin: str) -> None:
@@ -213,8 +209,8 @@ def _claim(target: Store, origin: str) -> None:
 
 
 def _held(target: Store, manifest: Manifest) -> bool:
-    there = target.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
-    return there is not None and target.present(there)
+    existing = target.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
+    return existing is not None and target.present(existing)
 
 
 def _send(
@@ -239,7 +235,7 @@ def _send(
     return sent, damaged
 
 
-def _publish(target: Store, folder: Path, chosen: list[Manifest], said: Contents) -> Manifest:
-    inputs = tuple(one.version for one in chosen if one.ref in said.artifacts)
-    made = Provenance(name=contents.NAME, created=said.at, stage="backup")
+def _publish(target: Store, folder: Path, chosen: list[Manifest], output: Contents) -> Manifest:
+    inputs = tuple(one.version for one in chosen if one.ref in output.artifacts)
+    made = Provenance(name=contents.NAME, created=output.at, stage="backup")
     return target.publish(folder, kind=contents.KIND, inputs=inputs, provenance=made)

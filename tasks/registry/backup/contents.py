@@ -67,8 +67,8 @@ def headway_version() -> str:
 
 
 def write(folder: Path, contents: Contents) -> None:
-    said = {"schema": SCHEMA, **contents.model_dump(mode="json")}
-    (folder / CONTENTS).write_text(json.dumps(said, indent=1, ensure_ascii=False), encoding="utf-8")
+    output = {"schema": SCHEMA, **contents.model_dump(mode="json")}
+    (folder / CONTENTS).write_text(json.dumps(output, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def read(folder: Path) -> Contents:
@@ -89,15 +89,15 @@ def backups(store: Store) -> list[Manifest]:
 
 def choose(store: Store, at: str = "") -> Manifest:
     """The newest backup, or the newest one that is not later than a time. Raises Unknown, ValueError."""
-    found = backups(store)
-    if not found:
+    result = backups(store)
+    if not result:
         raise Unknown(f"there is no backup in {store.uri}", remedy="`headway backup --to STORE` makes one.")
     latest = _time(at) if at else None
-    for one in found:
+    for one in result:
         if latest is None or datetime.fromisoformat(one.provenance.created) <= latest:
             return one
-    there = ", ".join(one.provenance.created for one in found[:5])
-    raise Unknown(f"no backup in {store.uri} is as old as {at}", remedy=f"There are, newest first: {there}.")
+    hint = ", ".join(one.provenance.created for one in result[:5])
+    raise Unknown(f"no backup in {store.uri} is as old as {at}", remedy=f"There are, newest first: {hint}.")
 
 
 def fetch(store: Store, manifest: Manifest) -> Path:
@@ -113,9 +113,9 @@ def fetch(store: Store, manifest: Manifest) -> Path:
         ) from error
 
 
-def _time(said: str) -> datetime:
+def _time(text: str) -> datetime:
     try:
-        given = datetime.fromisoformat(said)
+        given = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"--at {said!r} is no time: write it as 2026-01-31 or 2026-01-31T12:00, in UTC") from error
+        raise ValueError(f"--at {text!r} is no time: write it as 2026-01-31 or 2026-01-31T12:00, in UTC") from error
     return given if given.tzinfo else given.replace(tzinfo=UTC)

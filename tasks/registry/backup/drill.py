@@ -55,32 +55,32 @@ def drill(home: Path, source: Store, *, tell: Tell = lambda *_: None) -> Drill:
         store = LocalStore(place / "store")
         restored = rebuild(place, store, source, backup, tell=tell)
         seconds = time.monotonic() - began
-        said = restored.contents
-        wrong = [*_artifacts(store, said), *_documents(store, said), *_database(place / snapshot.MLFLOW)]
+        output = restored.contents
+        wrong = [*_artifacts(store, output), *_documents(store, output), *_database(place / snapshot.MLFLOW)]
         chain = audit_chain.check(store)
         if chain.broken:
             wrong.append({"path": f"audit/{chain.broken.number:08d}.json", "problem": "sha256"})
         if wrong:
             raise IntegrityError(
-                f"the backup of {said.at} does not restore what it says: {', '.join(one['path'] for one in wrong[:5])}",
+                f"the backup of {output.at} does not restore what it says: {', '.join(one['path'] for one in wrong[:5])}",
                 problems=wrong,
                 remedy="Make a new one, and look at the disk that it lies on.",
             )
         return Drill(
-            at=said.at,
-            artifacts=len(said.artifacts),
-            documents=len(said.documents),
+            at=output.at,
+            artifacts=len(output.artifacts),
+            documents=len(output.documents),
             files=restored.files,
             bytes=restored.bytes,
             audit_entries=chain.entries,
             rto_seconds=seconds,
-            rpo_seconds=said.age_seconds,
+            rpo_seconds=output.age_seconds,
             seconds=time.monotonic() - began,
         )
 
 
-def _artifacts(store: Store, said: Contents) -> Iterator[dict[str, str]]:
-    for ref, digests in said.artifacts.items():
+def _artifacts(store: Store, output: Contents) -> Iterator[dict[str, str]]:
+    for ref, digests in output.artifacts.items():
         manifest = store.manifest(*parse_ref(ref))
         if manifest is None:
             yield {"path": ref, "problem": "missing"}
@@ -88,8 +88,8 @@ def _artifacts(store: Store, said: Contents) -> Iterator[dict[str, str]]:
             yield {"path": ref, "problem": "sha256"}
 
 
-def _documents(store: Store, said: Contents) -> Iterator[dict[str, str]]:
-    for key, expected in said.documents.items():
+def _documents(store: Store, output: Contents) -> Iterator[dict[str, str]]:
+    for key, expected in output.documents.items():
         document = store.read(key)
         if document is None or hashlib.sha256(document.data).hexdigest() != expected:
             yield {"path": key, "problem": "missing" if document is None else "sha256"}

@@ -78,7 +78,14 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
     write_json(home / MARK, {"backup": backup.ref, "from": source.uri})
     restored = rebuild(home, store, source, backup, tell=tell)
     _settle_key(home)
-    _note(store, source, restored)
+    # One entry in the audit log, and in the history of every name that its current version was restored.
+    reason = f"backup of {restored.contents.at}"
+    entry = audit(store, "restore", right="override", what=f"{source.uri} as of {restored.contents.at}", reason=reason)
+    named = sorted({tuple(key.split("/")[1:3]) for key in restored.contents.documents if key.startswith("history/")})
+    for kind, name in named:
+        version = current(store, kind, name)
+        if version:
+            note(store, kind, name, action="restore", version=version, reason=reason, **entry.noted)
     (home / MARK).unlink()
     return restored
 
@@ -86,24 +93,35 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
 def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: Tell = lambda *_: None) -> Restored:
     """Bring everything of a backup into a home and a store, without a word about it in the audit log."""
     folder = contents.fetch(source, backup)
-    said = contents.read(folder)
-    manifests = [_named(source, ref) for ref in said.artifacts]
+    output = contents.read(folder)
+    manifests = [_named(source, ref) for ref in output.artifacts]
     total, done = sum(one.bytes for one in manifests), 0
     if isinstance(store, LocalStore):
-        require_room(home, total + backup.bytes, what=f"the backup of {said.at}")
+        require_room(home, total + backup.bytes, what=f"the backup of {output.at}")
     for one in manifests:
         tell(done, total, one.ref.partition("@")[0])
         if _arrived(store, one) is None:
             bring(source, store, one)
-        _require_beside(store, one, said.artifacts[one.ref])
+        manifest = one
+        digests = output.artifacts[one.ref]
+        result = beside_digests(store, manifest)
+        for name in result.keys() | digests.keys():
+            if result.get(name) != digests.get(name):
+                raise IntegrityError(
+                    f"{name} beside {manifest.ref} is not what was backed up",
+                    problems=[
+                        {"path": name, "problem": "sha256", "expected": digests.get(name), "actual": result.get(name)}
+                    ],
+                    remedy="Take an older backup with --at, or another copy of the store.",
+                )
         done += one.bytes
     tell(total, total, "documents")
-    _write_documents(store, folder, said)
+    _write_documents(store, folder, output)
     for line in (folder / MANIFESTS).read_bytes().splitlines():
         foreign.keep(store, foreign.from_json(line, where=f"{MANIFESTS} of the backup"))
-    _write_files(home, folder / FILES, said)
+    _write_files(home, folder / FILES, output)
     files = sum(len(one.content.files) for one in manifests)
-    return Restored(backup=backup, contents=said, files=files, bytes=total)
+    return Restored(backup=backup, contents=output, files=files, bytes=total)
 
 
 def require_empty(home: Path, store: Store, backup: str) -> None:
@@ -133,56 +151,43 @@ def relocate_database(database: Path, before: str, after: str) -> None:
 
 
 def _named(source: Store, ref: str) -> Manifest:
-    found = source.manifest(*parse_ref(ref))
-    if found is None:
+    result = source.manifest(*parse_ref(ref))
+    if result is None:
         raise IntegrityError(
             f"{ref}, which the backup names, is not in {source.uri}",
             problems=[{"path": ref, "problem": "missing"}],
             remedy="Take an older backup with --at, or another copy of the store.",
         )
-    return found
+    return result
 
 
 def _arrived(store: Store, manifest: Manifest) -> Manifest | None:
     """What a restore that was killed brought already, every byte of it checked."""
-    there = store.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
-    return there if there and not store.verify(there) else None
+    existing = store.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
+    return existing if existing and not store.verify(existing) else None
 
 
-def _require_beside(store: Store, manifest: Manifest, digests: dict[str, str]) -> None:
-    found = beside_digests(store, manifest)
-    for name in found.keys() | digests.keys():
-        if found.get(name) != digests.get(name):
-            raise IntegrityError(
-                f"{name} beside {manifest.ref} is not what was backed up",
-                problems=[
-                    {"path": name, "problem": "sha256", "expected": digests.get(name), "actual": found.get(name)}
-                ],
-                remedy="Take an older backup with --at, or another copy of the store.",
-            )
-
-
-def _write_documents(store: Store, folder: Path, said: Contents) -> None:
+def _write_documents(store: Store, folder: Path, output: Contents) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(snapshot.READERS) as pool:
-        for _ in pool.map(lambda each: _write_document(store, said, *each), snapshot.documents_in(folder)):
+        for _ in pool.map(lambda each: _write_document(store, output, *each), snapshot.documents_in(folder)):
             pass
 
 
-def _write_document(store: Store, said: Contents, key: str, data: bytes) -> None:
-    if hashlib.sha256(data).hexdigest() != said.documents[key]:
+def _write_document(store: Store, output: Contents, key: str, data: bytes) -> None:
+    if hashlib.sha256(data).hexdigest() != output.documents[key]:
         raise IntegrityError(f"the document {key} is not what was backed up", remedy="Take an older backup with --at.")
     if not store.create(key, data):
-        there = store.read(key)
-        if there is None or there.data != data:
+        existing = store.read(key)
+        if existing is None or existing.data != data:
             raise IntegrityError(
                 f"the document {key} is there already, and is another one: somebody works in this home",
                 remedy="Restore into an empty home that nobody uses meanwhile.",
             )
 
 
-def _write_files(home: Path, files: Path, said: Contents) -> None:
+def _write_files(home: Path, files: Path, output: Contents) -> None:
     """Settings, keys, endpoints and MLflow's database, under the paths of this home."""
     for path in _files(files):
         target = home / path.relative_to(files)
@@ -193,34 +198,26 @@ def _write_files(home: Path, files: Path, said: Contents) -> None:
         partial.unlink(missing_ok=True)
         partial.touch(mode=0o600)  # as they were in the old home: nobody else's to read
         shutil.copyfile(path, partial)
-        _fit(partial, path.relative_to(files), home, said)
+        name = path.relative_to(files)
+        if name.as_posix() == snapshot.MLFLOW:
+            relocate_database(partial, output.home, home.as_uri())
+        elif name.name == snapshot.ENDPOINT:
+            # The server that it names is the old home's: this home has none until the next deploy.
+            record: dict[str, Any] = json.loads(partial.read_bytes())
+            old = Path(unquote(urlparse(output.home).path))
+            if "folder" in record and Path(record["folder"]).is_relative_to(old):
+                record["folder"] = str(home / Path(record["folder"]).relative_to(old))
+            record.pop(
+                "previous", None
+            )  # whose server is the old home's too: nothing is started from what a backup says
+            partial.write_text(json.dumps(record, indent=1))
+        elif name.name == "stores.yaml":
+            # The artifacts were restored into the folder of this home, so that is where it works; the other stores
+            # stay named.
+            payload = yaml.safe_load(partial.read_text(encoding="utf-8")) or {}
+            if payload.pop("use", "local") != "local":
+                partial.write_text(yaml.safe_dump(payload, sort_keys=False), encoding="utf-8")
         partial.replace(target)
-
-
-def _fit(path: Path, name: Path, home: Path, said: Contents) -> None:
-    if name.as_posix() == snapshot.MLFLOW:
-        relocate_database(path, said.home, home.as_uri())
-    elif name.name == snapshot.ENDPOINT:
-        _rewrite_endpoint(path, home, said)
-    elif name.name == "stores.yaml":
-        _work_locally(path)
-
-
-def _rewrite_endpoint(path: Path, home: Path, said: Contents) -> None:
-    """The server that it names is the old home's: this home has none until the next deploy."""
-    record: dict[str, Any] = json.loads(path.read_bytes())
-    old = Path(unquote(urlparse(said.home).path))
-    if "folder" in record and Path(record["folder"]).is_relative_to(old):
-        record["folder"] = str(home / Path(record["folder"]).relative_to(old))
-    record.pop("previous", None)  # whose server is the old home's too: nothing is started from what a backup says
-    path.write_text(json.dumps(record, indent=1))
-
-
-def _work_locally(path: Path) -> None:
-    """The artifacts were restored into the folder of this home, so that is where it works; the other stores stay named."""
-    told = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    if told.pop("use", "local") != "local":
-        path.write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
 
 
 def _settle_key(home: Path) -> None:
@@ -236,14 +233,3 @@ def _settle_key(home: Path) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _note(store: Store, source: Store, restored: Restored) -> None:
-    """One entry in the audit log, and in the history of every name that its current version was restored."""
-    reason = f"backup of {restored.contents.at}"
-    entry = audit(store, "restore", right="override", what=f"{source.uri} as of {restored.contents.at}", reason=reason)
-    named = sorted({tuple(key.split("/")[1:3]) for key in restored.contents.documents if key.startswith("history/")})
-    for kind, name in named:
-        version = current(store, kind, name)
-        if version:
-            note(store, kind, name, action="restore", version=version, reason=reason, **entry.noted)

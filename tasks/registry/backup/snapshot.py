@@ -52,24 +52,24 @@ def take_documents(store: Store, folder: Path) -> dict[str, str]:
     What moves is read last, and again when another document came meanwhile: every move leaves an entry in the audit log, and a
     ref that is ahead of its log is in no backup.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     with open(folder / DOCUMENTS, "w", encoding="utf-8") as file:
         while True:
             keys = store.list("")
-            new = [key for key in keys if key not in found and not key.startswith(MOVING)]
-            found |= dict(_written(file, key, document) for key, document in _read_all(store, new))
+            new = [key for key in keys if key not in result and not key.startswith(MOVING)]
+            result |= dict(_written(file, key, document) for key, document in _read_all(store, new))
             moving = list(_read_all(store, [key for key in keys if key.startswith(MOVING)]))
             if store.list("") == keys:
                 break
-        return found | dict(_written(file, key, document) for key, document in moving)
+        return result | dict(_written(file, key, document) for key, document in moving)
 
 
 def documents_in(folder: Path) -> Iterator[tuple[str, bytes]]:
     """All documents of a fetched backup: key and bytes."""
     with open(folder / DOCUMENTS, encoding="utf-8") as file:
         for line in file:
-            said = json.loads(line)
-            yield str(said["key"]), said["text"].encode("utf-8", "surrogateescape")
+            output = json.loads(line)
+            yield str(output["key"]), output["text"].encode("utf-8", "surrogateescape")
 
 
 def take_files(home: Path, folder: Path, *, with_keys: bool) -> tuple[str, ...]:
@@ -77,10 +77,12 @@ def take_files(home: Path, folder: Path, *, with_keys: bool) -> tuple[str, ...]:
 
     Returns the names of the settings of the platform that were secrets, and did not come along.
     """
-    found = [home / name for name in SETTINGS] + sorted(home.glob(ACCESS))
-    found += [path for pattern in ENDPOINTS for path in sorted(home.glob(pattern))]
-    found += sorted(path for path in (home / KEYS).glob("*" if with_keys else "*.pub") if path.name not in OF_APPROVALS)
-    for path in found:
+    results = [home / name for name in SETTINGS] + sorted(home.glob(ACCESS))
+    results += [path for pattern in ENDPOINTS for path in sorted(home.glob(pattern))]
+    results += sorted(
+        path for path in (home / KEYS).glob("*" if with_keys else "*.pub") if path.name not in OF_APPROVALS
+    )
+    for path in results:
         if path.is_file():
             target = folder / FILES / path.relative_to(home)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +101,8 @@ def _without_secrets(path: Path) -> tuple[str, ...]:
     stays as it is.
     """
     try:
-        told, gone = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}), []
-        for channel in told.get("notifications") or ():
+        payload, gone = dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {}), []
+        for channel in payload.get("notifications") or ():
             if not str(channel["url"]).startswith("env:"):
                 channel["url"] = "env:ADDRESS_OF_" + str(channel["name"]).upper().replace("-", "_")
                 gone.append(f"notifications.{channel['name']}.url")
@@ -109,9 +111,9 @@ def _without_secrets(path: Path) -> tuple[str, ...]:
             f"{PLATFORM} of the home holds no settings of the platform ({type(error).__name__}): give them again with "
             "`headway up --config FILE`"
         ) from error
-    gone += secret_settings(told)
+    gone += secret_settings(payload)
     if gone:
-        path.write_text(yaml.safe_dump(redact_value(told), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(yaml.safe_dump(redact_value(payload), sort_keys=False, allow_unicode=True), encoding="utf-8")
     return tuple(gone)
 
 

@@ -60,9 +60,9 @@ def _refs(corpus: ValidationReport) -> Html:
 
 def _checks(corpus: ValidationReport) -> Html:
     """What failed or warned; what passed is folded away."""
-    told = [check for check in corpus.checks if check.outcome != "passed"]
+    entries = [check for check in corpus.checks if check.outcome != "passed"]
     passed = [check for check in corpus.checks if check.outcome == "passed"]
-    return join(checks_grid(told), folded(f"Passed without a warning: {len(passed)}", checks_grid(passed)))
+    return join(checks_grid(entries), folded(f"Passed without a warning: {len(passed)}", checks_grid(passed)))
 
 
 def _part(heading: str, body: Html) -> Html:
@@ -75,8 +75,8 @@ def _figures(corpus: ValidationReport, limits: Mapping[str, Any]) -> Iterator[Ht
     lengths = lengths_chart(corpus.lengths) if corpus.lengths else ""
     yield figure(lengths, "Document lengths", "characters a document")
     before = corpus.before.classes if corpus.before else {}
-    said = "share of all characters; the line is the version before" if before else "share of all characters"
-    yield figure(classes_chart(corpus.classes, before), "Character classes", said)
+    text = "share of all characters; the line is the version before" if before else "share of all characters"
+    yield figure(classes_chart(corpus.classes, before), "Character classes", text)
     drift = drift_chart(corpus.drift, limits.get("warn_drift"), limits.get("max_drift"))
     yield figure(drift, "Drift", "distance to the version before, Jensen-Shannon")
     rules = {rule: count for rule, count in corpus.quarantine.items() if rule != "documents"}

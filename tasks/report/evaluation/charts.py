@@ -51,8 +51,8 @@ def losses_chart(rows: Sequence[ComparedSlice]) -> str:
         axes.grid(axis="x", linewidth=0.8)
         axes.tick_params(length=0)
 
-    said = ", ".join(f"{name} {signed(loss.estimate)}" for name, loss in known)
-    return svg("losses", (WIDTH, ROW * len(known) + 40), f"Relative loss to the champion: {said}", draw)
+    text = ", ".join(f"{name} {signed(loss.estimate)}" for name, loss in known)
+    return svg("losses", (WIDTH, ROW * len(known) + 40), f"Relative loss to the champion: {text}", draw)
 
 
 def positions_chart(positions: Sequence[PositionScore]) -> str:
@@ -76,8 +76,8 @@ def positions_chart(positions: Sequence[PositionScore]) -> str:
         axes.grid(axis="y", linewidth=0.8)
 
     (first, first_bits), (last, last_bits) = known[0], known[-1]
-    said = f"Bits a token by position: {number(first_bits)} up to {first.last}, {number(last_bits)} up to {last.last}"
-    return svg("positions", (WIDTH, 260), said, draw)
+    text = f"Bits a token by position: {number(first_bits)} up to {first.last}, {number(last_bits)} up to {last.last}"
+    return svg("positions", (WIDTH, 260), text, draw)
 
 
 def reliability_chart(calibration: Calibration) -> str:
@@ -99,5 +99,5 @@ def reliability_chart(calibration: Calibration) -> str:
         axes.grid(axis="y", linewidth=0.8)
         axes.legend(loc="upper left", labelcolor=INK, fontsize=10)
 
-    said = f"Reliability curve; expected calibration error {number(calibration.error)}"
-    return svg("reliability", (WIDTH, 260), said, draw)
+    text = f"Reliability curve; expected calibration error {number(calibration.error)}"
+    return svg("reliability", (WIDTH, 260), text, draw)

@@ -9,13 +9,13 @@ from tasks.report.data import short
 from tasks.report.evaluation.data import ComparedSlice, ComparisonReport
 
 
-def comparison_markdown(told: Mapping[str, Any]) -> str:
+def comparison_markdown(payload: Mapping[str, Any]) -> str:
     """Every slice with both models' bits per byte and the relative loss."""
-    found = ComparisonReport.model_validate(told)
-    head = f"| slice | documents | this model | champion | loss, {found.confidence:.0%} interval |"
-    rows = [f"| {' | '.join((row.slice, str(row.documents), *figures(row)))} |" for row in found.rows]
+    result = ComparisonReport.model_validate(payload)
+    head = f"| slice | documents | this model | champion | loss, {result.confidence:.0%} interval |"
+    rows = [f"| {' | '.join((row.slice, str(row.documents), *figures(row)))} |" for row in result.rows]
     about = (
-        f"`{short(found.candidate)}` against the champion `{short(found.champion)}`, in bits per byte of the same documents. "
+        f"`{short(result.candidate)}` against the champion `{short(result.champion)}`, in bits per byte of the same documents. "
         "A loss over 0 is worse."
     )
     return "\n".join(["# Champion against challenger", "", about, "", head, "| --- | --- | --- | --- | --- |", *rows])

@@ -26,47 +26,43 @@ DOTS = 110
 EDGE = ("axes fraction", "data")
 
 
-def draw_comparison(folder: Path, told: Mapping[str, Any]) -> Path:
+def draw_comparison(folder: Path, payload: Mapping[str, Any]) -> Path:
     """Draw `comparison.json` into a folder."""
-    found = ComparisonReport.model_validate(told)
-    rows = found.rows[:SLICES_SHOWN]
+    result = ComparisonReport.model_validate(payload)
+    rows = result.rows[:SLICES_SHOWN]
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 1.9 + 0.4 * len(rows)), layout="constrained")
         FigureCanvasAgg(figure)
         scores, losses = figure.subplots(1, 2, sharey=True)
-        _scores(scores, rows)
-        _losses(losses, rows, found.confidence)
+        # Both models as marks of their own form, joined by a line.
+        for place, row in enumerate(rows):
+            if row.candidate is not None and row.champion is not None:
+                scores.plot([row.champion, row.candidate], [place] * 2, color=LINE, linewidth=3, zorder=1)
+        marks = (("champion", "champion", "s", WARN), ("this model", "candidate", "o", ACCENT))
+        for label, name, form, colour in marks:
+            points = [(value, place) for place, row in enumerate(rows) if (value := getattr(row, name)) is not None]
+            if points:
+                scores.plot(*zip(*points, strict=True), form, color=colour, markersize=8, label=label, zorder=2)
+        scores.set_title("Bits per byte, lower is better", loc="left", fontsize=12)
+        scores.xaxis.set_major_locator(MaxNLocator(5))
+        scores.grid(axis="x", linewidth=0.8)
+        _losses(losses, rows, result.confidence)
         _label(scores, rows)
         figure.legend(loc="outside lower left", ncols=2, labelcolor=INK)
         figure.suptitle(
-            f"{short(found.candidate)} against the champion {short(found.champion)}", x=0.01, ha="left", fontsize=12
+            f"{short(result.candidate)} against the champion {short(result.champion)}", x=0.01, ha="left", fontsize=12
         )
         figure.savefig(folder / FILE, dpi=DOTS, facecolor="white", metadata={"Software": None})
     return folder / FILE
-
-
-def _scores(axes: Any, rows: Sequence[ComparedSlice]) -> None:
-    """Both models as marks of their own form, joined by a line."""
-    for place, row in enumerate(rows):
-        if row.candidate is not None and row.champion is not None:
-            axes.plot([row.champion, row.candidate], [place] * 2, color=LINE, linewidth=3, zorder=1)
-    marks = (("champion", "champion", "s", WARN), ("this model", "candidate", "o", ACCENT))
-    for label, name, form, colour in marks:
-        points = [(value, place) for place, row in enumerate(rows) if (value := getattr(row, name)) is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), form, color=colour, markersize=8, label=label, zorder=2)
-    axes.set_title("Bits per byte, lower is better", loc="left", fontsize=12)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(axis="x", linewidth=0.8)
 
 
 def _losses(axes: Any, rows: Sequence[ComparedSlice], confidence: float) -> None:
     axes.axvline(0.0, color=MUTED, linewidth=1.2)
     for place, row in enumerate(rows):
         if row.loss is None:
-            said = "too few documents" if row.status == "insufficient" else "not comparable"
-            axes.annotate(said, (1.0, place), xycoords=EDGE, va="center", color=MUTED)
+            text = "too few documents" if row.status == "insufficient" else "not comparable"
+            axes.annotate(text, (1.0, place), xycoords=EDGE, va="center", color=MUTED)
             continue
         ends = [row.loss.low * 100, row.loss.high * 100]
         axes.plot(ends, [place] * 2, color=INK, linewidth=1.6, marker="|", markersize=10)

@@ -27,8 +27,8 @@ def evaluation_section(data: RunReport) -> Html:
     counts["top-1 accuracy"] = percent(scores.accuracy.estimate) if scores.accuracy else None
     counts["context measured, in tokens"] = scores.context.measured if scores.context else None
     counts["calibration error"] = scores.calibration.error if scores.calibration else None
-    said = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
-    chart = figure(scores_chart(scores, data.champion), "Bits per byte", said)
+    text = f"lower is better; the whisker is the {scores.confidence:.0%} interval"
+    chart = figure(scores_chart(scores, data.champion), "Bits per byte", text)
     note = Html() if data.champion else tag("p", "No champion to compare with: none has been promoted.", class_="note")
     whole = tag("div", chart, tag("div", facts(counts), note), class_="figures")
     return join(whole, _by_slice(data, scores), _suites(scores))

@@ -182,12 +182,12 @@ def _box(node: Node, place: Place) -> str:
         ("name", 37, _fit(node.name, NAME_CHARACTERS)),
         ("version", 55, version),
     )
-    said = "\n".join(part for part in _told(node) if part)
+    message = "\n".join(part for part in _told(node) if part)
     texts = "".join(
         f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows
     )
     return (
-        f'<g class="{family}"><title>{escape(said)}</title>'
+        f'<g class="{family}"><title>{escape(message)}</title>'
         f'<rect class="box" x="{place.x:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<rect class="edge" x="{place.x:g}" y="{top + 6:g}" width="4" height="{BOX_HEIGHT - 12}" rx="2"/>{texts}</g>'
     )

@@ -32,54 +32,54 @@ Found = Mapping[str, Any]
 Node = Mapping[str, Any]
 
 
-def write_lineage_page(path: Path, found: Found) -> Path:
+def write_lineage_page(path: Path, result: Found) -> Path:
     """Write the page, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(redact(lineage_page(found)), encoding="utf-8")
+    temporary.write_text(redact(lineage_page(result)), encoding="utf-8")
     return temporary.replace(path)
 
 
-def lineage_page(found: Found) -> str:
+def lineage_page(result: Found) -> str:
     """The page as one HTML document, UTF-8; equal values give equal text."""
     sections = {
-        "Answer": _answer(found),
-        "Drawing": _drawing(found),
-        "Artifacts": _artifacts(found["nodes"]),
-        "Configurations": _configurations(found["nodes"]),
+        "Answer": _answer(result),
+        "Drawing": _drawing(result),
+        "Artifacts": _artifacts(result["nodes"]),
+        "Configurations": _configurations(result["nodes"]),
     }
     shown = {heading: body for heading, body in sections.items() if body}
     links = (tag("a", heading, href=f"#{heading.lower()}") for heading in shown)
     bodies = (tag("section", tag("h2", heading), body, id=heading.lower()) for heading, body in shown.items())
     return Template((FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
-        title=escape(f"Lineage of {short(found['root'])}"),
-        status=tag("span", "what it was made from" if _down(found) else "what stands on it", class_="badge idle"),
-        about=escape(f"{len(found['nodes']):,} nodes, {len(found['edges']):,} links · {found['root']}"),
+        title=escape(f"Lineage of {short(result['root'])}"),
+        status=tag("span", "what it was made from" if _down(result) else "what stands on it", class_="badge idle"),
+        about=escape(f"{len(result['nodes']):,} nodes, {len(result['edges']):,} links · {result['root']}"),
         links=join(*links),
-        main=join(_damaged(found), *bodies),
+        main=join(_damaged(result), *bodies),
     )
 
 
-def _down(found: Found) -> bool:
-    return bool(found["direction"] == "down")
+def _down(result: Found) -> bool:
+    return bool(result["direction"] == "down")
 
 
-def _damaged(found: Found) -> Html:
-    if not found["damaged"]:
+def _damaged(result: Found) -> Html:
+    if not result["damaged"]:
         return Html()
-    refs = ", ".join(short(ref) for ref in found["damaged"][:ROWS_SHOWN])
-    said = tag("p", f"What these were made from is not known, so this lineage may lack something: {refs}")
-    heading = f"{len(found['damaged'])} manifest(s) of the store cannot be read"
-    return tag("div", tag("h2", heading), said, class_="error", role="alert")
+    refs = ", ".join(short(ref) for ref in result["damaged"][:ROWS_SHOWN])
+    output = tag("p", f"What these were made from is not known, so this lineage may lack something: {refs}")
+    heading = f"{len(result['damaged'])} manifest(s) of the store cannot be read"
+    return tag("div", tag("h2", heading), output, class_="error", role="alert")
 
 
-def _answer(found: Found) -> Html:
+def _answer(result: Found) -> Html:
     """On the way up: endpoints and models first, for that is what somebody asked after a poisoning."""
-    if _down(found):
+    if _down(result):
         return Html()
-    serving = {edge["output"]: edge["input"] for edge in found["edges"] if edge["how"] == "serves"}
-    stand = [*found["endpoints"], *found["models"]]
+    serving = {edge["output"]: edge["input"] for edge in result["edges"] if edge["how"] == "serves"}
+    stand = [*result["endpoints"], *result["models"]]
     if not stand:
         return tag("p", "No model and no endpoint stands on it.", class_="note")
     rows = [
@@ -91,20 +91,20 @@ def _answer(found: Found) -> Html:
         )
         for each in stand[:ROWS_SHOWN]
     ]
-    said = tag("p", f"{len(found['endpoints']):,} endpoint(s) and {len(found['models']):,} model(s) stand on it.")
+    output = tag("p", f"{len(result['endpoints']):,} endpoint(s) and {len(result['models']):,} model(s) stand on it.")
     heads = ("What", "How", "Serves", "When")
     rest = join(grid(heads, rows[ANSWERS_UNFOLDED:]), _more(len(stand)))
     more = f"{len(stand) - ANSWERS_UNFOLDED:,} more"
-    return join(said, grid(heads, rows[:ANSWERS_UNFOLDED]), folded(more, rest))
+    return join(output, grid(heads, rows[:ANSWERS_UNFOLDED]), folded(more, rest))
 
 
-def _drawing(found: Found) -> Html:
-    lineage = Lineage.model_validate(drawn(dict(found)))
+def _drawing(result: Found) -> Html:
+    lineage = Lineage.model_validate(drawn(dict(result)))
     label = "Lineage graph; scrolls sideways"
     svg = tag("div", Html(lineage_graph(lineage)), class_="scroll", tabindex="0", role="region", aria_label=label)
-    said = "Arrows lead from what was read to what was made from it; dashed ones from what it was made under."
+    text = "Arrows lead from what was read to what was made from it; dashed ones from what it was made under."
     many = f" Versions share a box, for there are {len(lineage.nodes):,} nodes." if len(lineage.nodes) > BOXES else ""
-    return join(svg, tag("p", said + many, class_="note"))
+    return join(svg, tag("p", text + many, class_="note"))
 
 
 def _artifacts(nodes: Sequence[Node]) -> Html:

@@ -30,31 +30,31 @@ LEGEND = {
 }
 
 
-def bandwidth(found: Found) -> Html:
+def bandwidth(result: Found) -> Html:
     """A chart a collective and scope, then the rows of the sweeps over all machines."""
-    drawn, parts = _drawn(found), list[Html]()
+    drawn, parts = _drawn(result), list[Html]()
     for scope, heading in SCOPES.items():
         if scope == "node" and parts and len(drawn["all", COLLECTIVES[0]][0].nodes) == 1:
             continue  # the same as all machines together
-        figures = [_figure(found, drawn[scope, one]) for one in COLLECTIVES]
+        figures = [_figure(result, drawn[scope, one]) for one in COLLECTIVES]
         if any(figures):
             parts.append(join(tag("h3", heading), tag("div", *figures, class_="figures")))
-    whole = [sweep for sweep in found.measured.sweeps if sweep.scope == "all"]
+    whole = [sweep for sweep in result.measured.sweeps if sweep.scope == "all"]
     return join(_legend(), *parts, *map(_rows, whole[:SWEEPS_WITH_ROWS])) if parts else Html()
 
 
-def _figure(found: Found, sweeps: Sequence[Merged]) -> Html:
+def _figure(result: Found, sweeps: Sequence[Merged]) -> Html:
     """Of one collective and scope: the median of all, where they lie, and the slowest one that is blamed."""
     if not sweeps:
         return Html()
     first = sweeps[0]
-    limits = bandwidths(found.sku, first.collective, first.scope, len(first.nodes))
+    limits = bandwidths(result.sku, first.collective, first.scope, len(first.nodes))
     until = max(point.bytes for sweep in sweeps for point in sweep.points)
     lines = [
         Line(kind, steps([(one.bytes, value) for one in limits if (value := getattr(one, kind))], until))
         for kind in ("norm", "warn", "fail")
     ]
-    slow, middle = _slowest(found, sweeps), _middle(sweeps, "busbw")
+    slow, middle = _slowest(result, sweeps), _middle(sweeps, "busbw")
     lines += [Line("slow", _curve(slow, "busbw"))] if slow else []
     lines += [Line("in", _middle(sweeps, "in_place")), Line("out", middle)]
     label = f"{first.collective}, {first.scope}: bus bandwidth in GB/s"
@@ -74,8 +74,8 @@ def _said(
         parts.append(f"{', '.join(slow.nodes[:2])}: {number(four(_curve(slow, 'busbw')[-1][1]))}")
     if limits:
         last = max(limits, key=lambda limit: limit.bytes)
-        told = [f"{kind} {number(value)}" for kind in ("norm", "warn", "fail") if (value := getattr(last, kind))]
-        parts.append(f"from {size_text(last.bytes)}: {', '.join(told)}")
+        entries = [f"{kind} {number(value)}" for kind in ("norm", "warn", "fail") if (value := getattr(last, kind))]
+        parts.append(f"from {size_text(last.bytes)}: {', '.join(entries)}")
     if used := sorted({name for sweep in sweeps for name in sweep.transport}):
         parts.append(f"by {', '.join(used[:4])}")
     wrong = sum(sweep.wrong for sweep in sweeps)
@@ -95,36 +95,36 @@ def _key(style: str) -> str:
     return shape or f'<path class="line {style}" d="M0,7H26"/>'
 
 
-def _drawn(found: Found) -> dict[tuple[str, str], list[Merged]]:
+def _drawn(result: Found) -> dict[tuple[str, str], list[Merged]]:
     """Best rounds by scope and collective. Of runs over several numbers of machines, the one over those that are used."""
     kept: dict[tuple[str, str], list[Merged]] = defaultdict(list)
-    for sweep in merged(found.measured.sweeps):
+    for sweep in merged(result.measured.sweeps):
         if sweep.points:
             kept[sweep.scope, sweep.collective].append(sweep)
-    used = set(found.usable)
+    used = set(result.usable)
     for key, several in kept.items():
         if key[0] == "all":
             kept[key] = [max(several, key=lambda sweep: (set(sweep.nodes) <= used, len(sweep.nodes)))]
     return kept
 
 
-def _slowest(found: Found, sweeps: Sequence[Merged]) -> Merged | None:
+def _slowest(result: Found, sweeps: Sequence[Merged]) -> Merged | None:
     """Of several sweeps the one with the least at the end, where the verdict blames a machine of it."""
-    suspects = [sweep for sweep in sweeps if found.suspects & set(sweep.nodes) and _curve(sweep, "busbw")]
+    suspects = [sweep for sweep in sweeps if result.suspects & set(sweep.nodes) and _curve(sweep, "busbw")]
     return min(suspects, key=lambda sweep: _curve(sweep, "busbw")[-1][1]) if suspects and len(sweeps) > 1 else None
 
 
 def _curve(sweep: Merged, which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
-    told = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
-    return tuple((float(size), value) for size, value in told if value is not None)
+    payload = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
+    return tuple((float(size), value) for size, value in payload if value is not None)
 
 
 def _by_size(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> dict[float, list[float]]:
-    found: dict[float, list[float]] = defaultdict(list)
+    result: dict[float, list[float]] = defaultdict(list)
     for sweep in sweeps:
         for size, value in _curve(sweep, which):
-            found[size].append(value)
-    return dict(sorted(found.items()))
+            result[size].append(value)
+    return dict(sorted(result.items()))
 
 
 def _middle(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:

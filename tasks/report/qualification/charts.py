@@ -56,8 +56,8 @@ def chart(name: str, label: str, lines: Sequence[Line], band: Band | None = None
     axes = Axes.around(places)
     shapes = [*axes.grid(bytes_=bytes_)]
     if around:
-        there = [axes.at(x, high) for x, _, high in around] + [axes.at(x, low) for x, low, _ in reversed(around)]
-        shapes.append(f'<path class="band" d="M{_path(there)}Z"/>')
+        existing = [axes.at(x, high) for x, _, high in around] + [axes.at(x, low) for x, low, _ in reversed(around)]
+        shapes.append(f'<path class="band" d="M{_path(existing)}Z"/>')
     shapes += [shape for line in drawn for shape in axes.line(line)]
     head = f'<svg class="chart curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t">'
     return Html(f'{head}<title id="{name}-t">{escape(label)}</title>{"".join(shapes)}</svg>')
@@ -105,15 +105,15 @@ class Axes:
             shapes.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{_brief(value)}</text>')
         for value in _ticks(*self.x) if bytes_ else _doubled(*self.x):
             x = self.at(value, self.y[0])[0]
-            said = size_text(value) if bytes_ else number(value)
+            output = size_text(value) if bytes_ else number(value)
             shapes.append(f'<path class="grid-line" d="M{x:.1f},{BOTTOM:g}v4"/>')
-            shapes.append(f'<text x="{x:.1f}" y="{BOTTOM + 19:g}" text-anchor="middle">{said}</text>')
+            shapes.append(f'<text x="{x:.1f}" y="{BOTTOM + 19:g}" text-anchor="middle">{output}</text>')
         return shapes
 
     def line(self, line: Line) -> list[str]:
-        there = [self.at(*point) for point in line.points]
-        dots = there if line.dots or len(there) == 1 else []
-        shapes = [f'<path class="line {line.style}" d="M{_path(there)}"/>'] if len(there) > 1 else []
+        existing = [self.at(*point) for point in line.points]
+        dots = existing if line.dots or len(existing) == 1 else []
+        shapes = [f'<path class="line {line.style}" d="M{_path(existing)}"/>'] if len(existing) > 1 else []
         return shapes + [f'<circle class="dot {line.style}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in dots]
 
 

@@ -90,20 +90,20 @@ class Found:
         return ((report, probe) for report in self.measured.ranks for probe in report.probes)
 
 
-def found(told: Mapping[str, Any]) -> Found:
+def found(payload: Mapping[str, Any]) -> Found:
     """A qualification out of the content of `qualification.json`. Raises ValueError when it is none."""
-    left = told.get("remaining") or {}
-    drained = ((str(one["node"]), bool(one["done"]), str(one["said"])) for one in told.get("drained") or ())
+    left = payload.get("remaining") or {}
+    drained = ((str(one["node"]), bool(one["done"]), str(one["said"])) for one in payload.get("drained") or ())
     return Found(
-        verdict=ClusterVerdict.model_validate(told.get("verdict")),
-        measured=Measurement.model_validate(told.get("measured")),
-        sku=Sku.model_validate(told.get("sku")),
-        name=str(told.get("name") or ""),
-        expires=str(told.get("expires") or ""),
+        verdict=ClusterVerdict.model_validate(payload.get("verdict")),
+        measured=Measurement.model_validate(payload.get("measured")),
+        sku=Sku.model_validate(payload.get("sku")),
+        name=str(payload.get("name") or ""),
+        expires=str(payload.get("expires") or ""),
         usable=tuple(left.get("nodes") or ()),
         excluded=left.get("excluded") or {},
         drained=tuple(drained),
-        requests=tuple(told.get("requests") or ()),
+        requests=tuple(payload.get("requests") or ()),
     )
 
 

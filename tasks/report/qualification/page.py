@@ -32,25 +32,25 @@ from tasks.report.revalidation.markup import said
 NAMES_SHOWN = 24
 
 
-def acts(found: Found) -> Html:
+def acts(result: Found) -> Html:
     """Sentences, and the requests that nobody has sent yet; nothing where nothing is known of it."""
-    told = tag("ul", *(tag("li", one) for one in sentences(found)))
-    asked = tag("ul", *(tag("li", *_request(one)) for one in found.requests), class_="requests")
-    said = f"{count(len(found.requests), 'request')} to Azure that somebody may send; Headway sends none"
-    return join(tag("h3", "What follows"), told, folded(said, asked)) if told or asked else Html()
+    payload = tag("ul", *(tag("li", one) for one in sentences(result)))
+    asked = tag("ul", *(tag("li", *_request(one)) for one in result.requests), class_="requests")
+    title = f"{count(len(result.requests), 'request')} to Azure that somebody may send; Headway sends none"
+    return join(tag("h3", "What follows"), payload, folded(title, asked)) if payload or asked else Html()
 
 
-def sentences(found: Found) -> list[str]:
+def sentences(result: Found) -> list[str]:
     """What was done with the machines."""
-    told = []
-    if found.usable and found.open:
-        told.append(f"Jobs run on {count(len(found.usable), 'machine')}: {named(found.usable)}.")
-    if found.excluded:
-        told.append(f"Left out of the jobs to come: {named(found.excluded)}.")
-    if done := [node for node, done, _ in found.drained if done]:
-        told.append(f"Drained, until headway qualify --resume puts them back: {named(done)}.")
-    told += [f"{node} was not drained: {said}." for node, done, said in found.drained if not done]
-    return told
+    entries = []
+    if result.usable and result.open:
+        entries.append(f"Jobs run on {count(len(result.usable), 'machine')}: {named(result.usable)}.")
+    if result.excluded:
+        entries.append(f"Left out of the jobs to come: {named(result.excluded)}.")
+    if done := [node for node, done, _ in result.drained if done]:
+        entries.append(f"Drained, until headway qualify --resume puts them back: {named(done)}.")
+    entries += [f"{node} was not drained: {why}." for node, done, why in result.drained if not done]
+    return entries
 
 
 def named(names: tuple[str, ...] | list[str] | Mapping[str, str]) -> str:
@@ -76,19 +76,19 @@ SHARES = {"compute": "compute_share", "communication": "communication_share", "d
 HEADS = ("Machines", "Ranks", "Step, s", "TFLOP/s a rank", "Tokens a second", "Efficiency", "Share of a step")
 
 
-def training(found: Found) -> Html:
+def training(result: Found) -> Html:
     """A curve where there are several sizes, a row a size."""
     points = sorted(
-        (point for point in found.measured.training if finite(point.tflops_per_rank)), key=lambda point: point.ranks
+        (point for point in result.measured.training if finite(point.tflops_per_rank)), key=lambda point: point.ranks
     )
     if not points:
         return Html()
     first = points[0]
-    said = (
+    note = (
         f"FLOPs as {first.convention or 'nobody said'} counts them; {first.engine}. Efficiency is against the smallest."
     )
     table = grid(HEADS, [_row(point, first) for point in points], class_="training")
-    return join(tag("div", _curve(points), class_="figures"), tag("p", said, class_="note"), _legend(), table)
+    return join(tag("div", _curve(points), class_="figures"), tag("p", note, class_="note"), _legend(), table)
 
 
 def efficiency(point: TrainingPoint, first: TrainingPoint) -> float:
@@ -107,9 +107,9 @@ def _curve(points: Sequence[TrainingPoint]) -> Html:
         Line("out", tuple((float(nodes), rate) for nodes, rate in total), dots=True),
     ]
     kept = f"{percent(efficiency(last, first))} at {len(last.nodes):,}"
-    said = f"TFLOP/s of all ranks by machines; dashed: as many times the first. {kept}"
+    caption = f"TFLOP/s of all ranks by machines; dashed: as many times the first. {kept}"
     drawn = chart("scaling", f"Training rate on up to {len(last.nodes):,} machines", lines, bytes_=False)
-    return figure(drawn, "Scaling", said)
+    return figure(drawn, "Scaling", caption)
 
 
 def _row(point: TrainingPoint, first: TrainingPoint) -> tuple[str, ...]:
@@ -127,8 +127,8 @@ def _row(point: TrainingPoint, first: TrainingPoint) -> tuple[str, ...]:
 
 def _shares(point: TrainingPoint) -> Html:
     """A bar of the three parts; nothing where they were not measured."""
-    told = {name: finite(getattr(point, field)) for name, field in SHARES.items()}
-    known = {name: value for name, value in told.items() if value is not None}
+    payload = {name: finite(getattr(point, field)) for name, field in SHARES.items()}
+    known = {name: value for name, value in payload.items() if value is not None}
     if not known:
         return Html()
     left, shapes = 0.0, []
@@ -158,19 +158,19 @@ MEANS: dict[Verdict, str] = {
 }
 
 
-def qualification_page(found: Found) -> str:
+def qualification_page(result: Found) -> str:
     """The page as one HTML document, UTF-8; equal values give equal text."""
     sections = {
-        "Machines": _machines(found),
-        "Bandwidth": bandwidth(found),
-        "Pairs": pairs(found),
-        "Rates": rates(found, storage=False),
-        "Training": training(found),
-        "Storage": rates(found, storage=True),
-        "Findings": _findings(found),
-        "Versions": versions(found),
-        "Not measured": missing(found),
-        "Hardware": _hardware(found),
+        "Machines": _machines(result),
+        "Bandwidth": bandwidth(result),
+        "Pairs": pairs(result),
+        "Rates": rates(result, storage=False),
+        "Training": training(result),
+        "Storage": rates(result, storage=True),
+        "Findings": _findings(result),
+        "Versions": versions(result),
+        "Not measured": missing(result),
+        "Hardware": _hardware(result),
     }
     shown = {heading: body for heading, body in sections.items() if body}
     ids = {heading: heading.lower().replace(" ", "-") for heading in shown}
@@ -181,11 +181,11 @@ def qualification_page(found: Found) -> str:
     )
     return Template((FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
         style=style,
-        title=escape(f"Qualification of {found.name or 'a cluster'}"),
-        status=badge(found.verdict.verdict),
-        about=escape(_about(found)),
+        title=escape(f"Qualification of {result.name or 'a cluster'}"),
+        status=badge(result.verdict.verdict),
+        about=escape(_about(result)),
         links=join(*links),
-        main=join(_verdict(found), *bodies),
+        main=join(_verdict(result), *bodies),
     )
 
 
@@ -195,51 +195,51 @@ def badge(verdict: Verdict) -> Html:
     return tag("span", sign, f" {verdict}", class_=f"badge {STYLES[verdict]}")
 
 
-def _about(found: Found) -> str:
-    measured = found.measured
-    told = (
-        f"judged as {found.sku.name}",
-        f"{found.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
+def _about(result: Found) -> str:
+    measured = result.measured
+    entries = (
+        f"judged as {result.sku.name}",
+        f"{result.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
         measured.seconds and f"{duration(measured.seconds)} of measuring",
         measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
-        found.expires and f"holds until {until(found.expires)}",
+        result.expires and f"holds until {until(result.expires)}",
     )
-    return " · ".join(part for part in told if part)
+    return " · ".join(part for part in entries if part)
 
 
-def _verdict(found: Found) -> Html:
-    verdict = found.verdict.verdict
+def _verdict(result: Found) -> Html:
+    verdict = result.verdict.verdict
     head = tag("h2", tag("span", SIGN[verdict], aria_hidden="true"), f" {verdict}")
-    lead = join(tag("p", MEANS[verdict], class_="lead"), tag("p", _counts(found), class_="lead"))
-    lost = f"{count(found.absent, 'machine')} left no word at all." if found.absent else ""
-    holds = [reason for reason in found.reasons if found.holds(reason)]
-    others = [reason for reason in found.reasons if not found.holds(reason)]
-    out = _part("Of machines that are left out", _sentences(found, others))
-    body = (head, lead, tag("p", lost), _sentences(found, holds), acts(found), out)
+    lead = join(tag("p", MEANS[verdict], class_="lead"), tag("p", _counts(result), class_="lead"))
+    lost = f"{count(result.absent, 'machine')} left no word at all." if result.absent else ""
+    holds = [reason for reason in result.reasons if result.holds(reason)]
+    others = [reason for reason in result.reasons if not result.holds(reason)]
+    out = _part("Of machines that are left out", _sentences(result, others))
+    body = (head, lead, tag("p", lost), _sentences(result, holds), acts(result), out)
     return tag("div", *body, class_=f"verdict {STYLES[verdict]}", role="status")
 
 
-def _sentences(found: Found, reasons: Sequence[Reason]) -> Html:
+def _sentences(result: Found, reasons: Sequence[Reason]) -> Html:
     """The first of them, the others folded."""
-    told = [tag("li", *_sentence(found, reason)) for reason in reasons]
-    more = tag("ul", *told[SENTENCES_OPEN:])
-    return join(tag("ul", *told[:SENTENCES_OPEN]), folded(f"{len(told) - SENTENCES_OPEN:,} more", more))
+    entries = [tag("li", *_sentence(result, reason)) for reason in reasons]
+    more = tag("ul", *entries[SENTENCES_OPEN:])
+    return join(tag("ul", *entries[:SENTENCES_OPEN]), folded(f"{len(entries) - SENTENCES_OPEN:,} more", more))
 
 
 def _part(heading: str, body: Html) -> Html:
     return join(tag("h3", heading), body) if body else Html()
 
 
-def _counts(found: Found) -> Html:
+def _counts(result: Found) -> Html:
     """How many machines are what."""
-    by = Counter(node.verdict for node in found.nodes)
-    by["unknown"] += found.absent
+    by = Counter(node.verdict for node in result.nodes)
+    by["unknown"] += result.absent
     return join(
         *(tag("span", badge(verdict), f" {by[verdict]:,}", class_="count") for verdict in STYLES if by[verdict])
     )
 
 
-def _sentence(found: Found, reason: Reason) -> tuple[Html, ...]:
+def _sentence(result: Found, reason: Reason) -> tuple[Html, ...]:
     """Machine, check, measured, limit, source, and what to do."""
     who = " ".join(part for part in (reason.node or "the cluster", reason.where) if part)
     unit = f" {reason.unit}" if reason.unit else ""
@@ -248,35 +248,35 @@ def _sentence(found: Found, reason: Reason) -> tuple[Html, ...]:
     else:
         shown = number(float(f"{reason.measured:.4g}")) if isinstance(reason.measured, float) else reason.measured
     head = tag("span", f"{SIGN[reason.verdict]} {reason.verdict}", class_=f"word {STYLES[reason.verdict]}")
-    told = tag(
+    payload = tag(
         "span", tag("strong", who), f": {reason.check} ", tag("strong", f"{shown}{unit}"), f", limit {reason.limit}"
     )
     evidence = reason.said if reason.measured is not None else ""
     below = ". ".join(
-        part.rstrip(".") for part in (f"({found.source(reason.source)})", evidence, reason.remedy) if part
+        part.rstrip(".") for part in (f"({result.source(reason.source)})", evidence, reason.remedy) if part
     )
-    return (head, Html(" "), told, Html(" "), tag("small", said(below)))
+    return (head, Html(" "), payload, Html(" "), tag("small", said(below)))
 
 
-def _machines(found: Found) -> Html:
+def _machines(result: Found) -> Html:
     """Worst first; what is healthy is folded where there are many."""
     heads = ("Machine", "Verdict", "Host", "Ranks", "Why")
-    hosts = {report.node: report.host for report in found.measured.ranks}
-    ranks = Counter(report.node for report in found.measured.ranks)
-    rows = {node.name: _machine(found, node, hosts.get(node.name, ""), ranks[node.name]) for node in found.nodes}
-    told = [rows[node.name] for node in found.nodes if node.verdict != "healthy"]
-    sound = [rows[node.name] for node in found.nodes if node.verdict == "healthy"]
-    tiles = _tiles(found.nodes) if len(found.nodes) >= TILES_FROM else Html()
-    if len(found.nodes) < TILES_FROM:
-        return grid(heads, [*told, *sound], class_="machines")
+    hosts = {report.node: report.host for report in result.measured.ranks}
+    ranks = Counter(report.node for report in result.measured.ranks)
+    rows = {node.name: _machine(result, node, hosts.get(node.name, ""), ranks[node.name]) for node in result.nodes}
+    entries = [rows[node.name] for node in result.nodes if node.verdict != "healthy"]
+    sound = [rows[node.name] for node in result.nodes if node.verdict == "healthy"]
+    tiles = _tiles(result.nodes) if len(result.nodes) >= TILES_FROM else Html()
+    if len(result.nodes) < TILES_FROM:
+        return grid(heads, [*entries, *sound], class_="machines")
     healthy = folded(count(len(sound), "healthy machine"), grid(heads, sound, class_="machines"))
-    return join(tiles, grid(heads, told, class_="machines"), healthy)
+    return join(tiles, grid(heads, entries, class_="machines"), healthy)
 
 
-def _machine(found: Found, node: NodeVerdict, host: str, ranks: int) -> tuple[str, ...]:
+def _machine(result: Found, node: NodeVerdict, host: str, ranks: int) -> tuple[str, ...]:
     why = tag("ul", *(tag("li", f"{reason.where} {reason.check}".strip()) for reason in node.reasons[:4]))
     more = tag("small", f"and {len(node.reasons) - 4} more") if len(node.reasons) > 4 else Html()
-    of = f"{ranks} of {found.measured.ranks_per_node}" if found.measured.ranks_per_node else str(ranks)
+    of = f"{ranks} of {result.measured.ranks_per_node}" if result.measured.ranks_per_node else str(ranks)
     return (node.name, badge(node.verdict), host if host != node.name else "", of, join(why, more))
 
 
@@ -296,7 +296,7 @@ def _tiles(nodes: Sequence[NodeVerdict]) -> Html:
     return Html(f"{head}{''.join(shapes)}</svg>")
 
 
-def _findings(found: Found) -> Html:
+def _findings(result: Found) -> Html:
     """What machines say of themselves: an Xid, a failed check."""
     rows = [
         (
@@ -310,20 +310,20 @@ def _findings(found: Found) -> Html:
             ),
             join(tag("span", "" if probe.measured is None else number(probe.measured)), tag("small", probe.said)),
         )
-        for report, probe in found.probes()
+        for report, probe in result.probes()
         if probe.finding
     ]
-    told = folded("What machines said in words", words(found))
-    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), told)
+    payload = folded("What machines said in words", words(result))
+    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), payload)
 
 
-def _hardware(found: Found) -> Html:
+def _hardware(result: Found) -> Html:
     """What everything was held against, and where its numbers are from."""
     rows = [
         (name, tag("span", source.what), str(source.date))
-        for name, source in found.sku.sources.items()
-        if name in found.sku.named_sources
+        for name, source in result.sku.sources.items()
+        if name in result.sku.named_sources
     ]
-    names = {"name": found.sku.name, "family": found.sku.family, "digest": found.verdict.sku_digest[:12]}
+    names = {"name": result.sku.name, "family": result.sku.family, "digest": result.verdict.sku_digest[:12]}
     listed = [join(tag("dt", name), tag("dd", tag("code", value))) for name, value in names.items() if value]
     return join(tag("dl", *listed), grid(("Source", "What", "Read"), rows))

@@ -63,10 +63,10 @@ def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: floa
     ]
     if count <= WRITTEN:
         shapes += _written(cells, cell, left)
-    said = f"Bus bandwidth of {len(cells):,} pairs of {count:,} machines; blue is {number(reference)} GB/s"
+    text = f"Bus bandwidth of {len(cells):,} pairs of {count:,} machines; blue is {number(reference)} GB/s"
     size = f'viewBox="0 0 {left + side + 8:.0f} {side + 16}" style="max-width:{left + side + 8:.0f}px"'
     head = (
-        f'<svg class="chart map" {size} role="img" aria-labelledby="pairs-t"><title id="pairs-t">{escape(said)}</title>'
+        f'<svg class="chart map" {size} role="img" aria-labelledby="pairs-t"><title id="pairs-t">{escape(text)}</title>'
     )
     return Html(f"{head}{''.join(shapes)}</svg>")
 
@@ -140,43 +140,45 @@ PAIRS_LISTED = 20
 NAMES_SHOWN = 8
 
 
-def pairs(found: Found) -> Html:
+def pairs(result: Found) -> Html:
     """The map, the pairs that are not healthy, and what the search for a fault measured."""
-    told = found.verdict.pairs
-    if not told:
+    payload = result.verdict.pairs
+    if not payload:
         return Html()
-    names = sorted({name for pair in told for name in (pair.a, pair.b)}, key=by_number)
-    blamed = {name for pair in told for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
-    marked = frozenset((blamed | set(found.verdict.named("failed", "unknown"))) & set(names))
-    said, reference = tag("p", _said(found, told)), _reference(found, told)
-    drawn = pair_map(names, told, reference, marked) if reference else Html()
+    names = sorted({name for pair in payload for name in (pair.a, pair.b)}, key=by_number)
+    blamed = {name for pair in payload for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
+    marked = frozenset((blamed | set(result.verdict.named("failed", "unknown"))) & set(names))
+    output, reference = tag("p", _said(result, payload)), _reference(result, payload)
+    drawn = pair_map(names, payload, reference, marked) if reference else Html()
     meaning = scale(reference) if reference else Html()
-    return join(said, meaning, tag("div", drawn, class_="scroll"), _bad_pairs(told), _parts(found))
+    return join(output, meaning, tag("div", drawn, class_="scroll"), _bad_pairs(payload), _parts(result))
 
 
-def _reference(found: Found, told: Sequence[PairVerdict]) -> float:
+def _reference(result: Found, entries: Sequence[PairVerdict]) -> float:
     """What a pair should reach: the hardware's norm, else the median of each machine's best pair. 0: nobody knows."""
-    norms = [limit.norm for limit in bandwidths(found.sku, "all_reduce", "pair", 2) if limit.norm]
+    norms = [limit.norm for limit in bandwidths(result.sku, "all_reduce", "pair", 2) if limit.norm]
     best: dict[str, float] = {}
-    for pair in told:
+    for pair in entries:
         for name in (pair.a, pair.b):
             best[name] = max(best.get(name, 0.0), finite(pair.busbw_gb_s) or 0.0)
     return max(norms) if norms else statistics.median(best.values())
 
 
-def _said(found: Found, told: Sequence[PairVerdict]) -> str:
-    known = [value for pair in told if (value := finite(pair.busbw_gb_s)) is not None]
-    bad = sum(pair.verdict != "healthy" for pair in told)
+def _said(result: Found, entries: Sequence[PairVerdict]) -> str:
+    known = [value for pair in entries if (value := finite(pair.busbw_gb_s)) is not None]
+    bad = sum(pair.verdict != "healthy" for pair in entries)
     if not known:
-        return f"None of {count(len(told), 'pair')} has a value."
+        return f"None of {count(len(entries), 'pair')} has a value."
     least, middle = number(four(min(known))), number(four(statistics.median(known)))
-    named = " Names are of machines that the verdict blames." if found.suspects else ""
-    return f"{count(len(told), 'pair')}, {len(told) - bad:,} healthy. Median {middle} GB/s, least {least}.{named}"
+    named = " Names are of machines that the verdict blames." if result.suspects else ""
+    return f"{count(len(entries), 'pair')}, {len(entries) - bad:,} healthy. Median {middle} GB/s, least {least}.{named}"
 
 
-def _bad_pairs(told: Sequence[PairVerdict]) -> Html:
+def _bad_pairs(entries: Sequence[PairVerdict]) -> Html:
     """The slowest pairs that are not healthy."""
-    bad = sorted((pair for pair in told if pair.verdict != "healthy"), key=lambda pair: finite(pair.busbw_gb_s) or -1.0)
+    bad = sorted(
+        (pair for pair in entries if pair.verdict != "healthy"), key=lambda pair: finite(pair.busbw_gb_s) or -1.0
+    )
     whose = {
         "a": "the first machine",
         "b": "the second machine",
@@ -199,9 +201,9 @@ def _bad_pairs(told: Sequence[PairVerdict]) -> Html:
     return folded(f"Pairs that are not healthy{more}", grid(heads, rows))
 
 
-def _parts(found: Found) -> Html:
+def _parts(result: Found) -> Html:
     """Runs of the bisection, in their order."""
-    parts = sorted((sweep for sweep in found.measured.sweeps if sweep.scope == "part"), key=lambda sweep: sweep.round)
+    parts = sorted((sweep for sweep in result.measured.sweeps if sweep.scope == "part"), key=lambda sweep: sweep.round)
     return folded("Search by bisection", grid(("Machines", "Collective", "Bus bandwidth"), [*map(_part, parts)]))
 
 
@@ -209,9 +211,9 @@ def _part(sweep: Sweep) -> tuple[str, ...]:
     more = f" and {len(sweep.nodes) - NAMES_SHOWN:,} more" if len(sweep.nodes) > NAMES_SHOWN else ""
     last = max(sweep.rows, key=lambda row: row.bytes, default=None)
     rate = finite(last.busbw) if last else None
-    said = (
+    text = (
         f"{number(four(rate))} GB/s at {size_text(last.bytes)}"
         if last and rate is not None
         else sweep.said or sweep.status
     )
-    return (", ".join(sweep.nodes[:NAMES_SHOWN]) + more, sweep.collective, said)
+    return (", ".join(sweep.nodes[:NAMES_SHOWN]) + more, sweep.collective, text)

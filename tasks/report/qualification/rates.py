@@ -30,7 +30,7 @@ Marked = tuple[float, str]
 """A value, and warn or bad."""
 
 
-def strip(values: Sequence[float], bad: Sequence[Marked], limits: dict[str, float], *, name: str, said: str) -> Html:
+def strip(values: Sequence[float], bad: Sequence[Marked], limits: dict[str, float], *, name: str, text: str) -> Html:
     """Values on a line from the least to the largest; `bad` are those that break a limit, limits are by norm, warn, fail."""
     every = [*values, *limits.values()]
     if not values:
@@ -54,7 +54,7 @@ def strip(values: Sequence[float], bad: Sequence[Marked], limits: dict[str, floa
         for x in _thinned(at(value) for value, its in bad if its == style)
     ]
     head = f'<svg class="strip" width="100%" height="{HEIGHT}" role="img" aria-labelledby="{name}-t">'
-    return Html(f'{head}<title id="{name}-t">{escape(said)}</title>{"".join(shapes)}</svg>')
+    return Html(f'{head}<title id="{name}-t">{escape(text)}</title>{"".join(shapes)}</svg>')
 
 
 def _thinned(places: Iterable[float]) -> list[float]:
@@ -80,27 +80,27 @@ class Rate:
     """Who breaks a limit by the verdict: warn or bad."""
 
 
-def rates(found: Found, *, storage: bool) -> Html:
+def rates(result: Found, *, storage: bool) -> Html:
     """A row a check: the worst and who it is, the median, the best, the limits, and where every one lies."""
-    rows = [_row(rate, found) for rate in _rates(found) if rate.check.startswith(STORAGE) == storage]
+    rows = [_row(rate, result) for rate in _rates(result) if rate.check.startswith(STORAGE) == storage]
     return grid(("Check", "Worst", "Median", "Best", "Limit", "Every one"), rows, class_="rates")
 
 
-def words(found: Found) -> Html:
+def words(result: Found) -> Html:
     """What machines said in words: counts of what they said, what is not the same on all first."""
-    said: dict[str, Counter[str]] = defaultdict(Counter)
-    for _, probe in found.probes():
+    output: dict[str, Counter[str]] = defaultdict(Counter)
+    for _, probe in result.probes():
         if probe.status == "measured" and isinstance(probe.measured, str):
-            said[probe.check][probe.measured] += 1
-    ordered = sorted(said.items(), key=lambda item: (-len(item[1]), item[0]))
+            output[probe.check][probe.measured] += 1
+    ordered = sorted(output.items(), key=lambda item: (-len(item[1]), item[0]))
     rows = [(check, _counted(values)) for check, values in ordered]
     return grid(("Check", "Said"), rows)
 
 
-def versions(found: Found) -> Html:
+def versions(result: Found) -> Html:
     """A row a component; what differs between machines stands first, with the machines that have it."""
     by_name: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for report in found.measured.ranks:
+    for report in result.measured.ranks:
         for name, value in report.versions.items():
             if report.node not in by_name[name][value]:
                 by_name[name][value].append(report.node)
@@ -113,72 +113,74 @@ def versions(found: Found) -> Html:
     return grid(("Component", "On all machines", "Version"), rows, class_="versions")
 
 
-def missing(found: Found) -> Html:
+def missing(result: Found) -> Html:
     """What nobody knows: machines, ranks, checks, sweeps, probes, each with the reason and who."""
     gone: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for what, status, said, who in _missing(found):
-        if who not in gone[what, status, said]:
-            gone[what, status, said].append(who)
-    rows = [(what, status, said, _people([name for name in who if name])) for (what, status, said), who in gone.items()]
+    for what, status, value, who in _missing(result):
+        if who not in gone[what, status, value]:
+            gone[what, status, value].append(who)
+    rows = [
+        (what, status, value, _people([name for name in who if name])) for (what, status, value), who in gone.items()
+    ]
     return grid(("What", "Status", "Why", "Where"), rows, class_="missing")
 
 
-def _missing(found: Found) -> Iterator[tuple[str, str, str, str]]:
+def _missing(result: Found) -> Iterator[tuple[str, str, str, str]]:
     """What, how it went, why, who."""
-    measured = found.measured
+    measured = result.measured
     if measured.error:
         yield "the job", "failed", measured.error, ""
-    if found.absent:
-        said = f"{found.absent} of {measured.expected_nodes} left no word, not even their name"
-        yield "machines", "missing", said, ""
-    there = Counter(report.node for report in measured.ranks)
-    for node in found.nodes:
-        if there[node.name] < measured.ranks_per_node:
-            yield "ranks", "missing", f"{there[node.name]} of {measured.ranks_per_node} have a result", node.name
-    for report, probe in found.probes():
+    if result.absent:
+        text = f"{result.absent} of {measured.expected_nodes} left no word, not even their name"
+        yield "machines", "missing", text, ""
+    existing = Counter(report.node for report in measured.ranks)
+    for node in result.nodes:
+        if existing[node.name] < measured.ranks_per_node:
+            yield "ranks", "missing", f"{existing[node.name]} of {measured.ranks_per_node} have a result", node.name
+    for report, probe in result.probes():
         if probe.status not in ("measured", "skipped"):
             yield probe.check, probe.status, probe.said, report.node
-    yield from _missing_together(found)
+    yield from _missing_together(result)
 
 
-def _missing_together(found: Found) -> Iterator[tuple[str, str, str, str]]:
-    for sweep in found.measured.sweeps:
+def _missing_together(result: Found) -> Iterator[tuple[str, str, str, str]]:
+    for sweep in result.measured.sweeps:
         if sweep.status != "measured" or not sweep.rows:
             yield f"{sweep.collective}, {sweep.scope}", sweep.status, sweep.said or "no rows", _people(sweep.nodes)
-    for point in found.measured.training:
+    for point in result.measured.training:
         if point.status != "measured":
             yield "training", point.status, point.said, _people(point.nodes)
 
 
-def _rates(found: Found) -> Iterator[Rate]:
+def _rates(result: Found) -> Iterator[Rate]:
     """In the order of the hardware's limits, then the others by name."""
     values: dict[str, list[tuple[float, str]]] = defaultdict(list)
     units: dict[str, str] = {}
-    for report, probe in found.probes():
+    for report, probe in result.probes():
         value = finite(probe.measured)
         if probe.status == "measured" and value is not None:
             values[probe.check].append((value, _who(report, probe)))
             units[probe.check] = probe.unit or units.get(probe.check, "")
-    order = list(found.sku.limits)
+    order = list(result.sku.limits)
     bad: dict[str, dict[str, str]] = defaultdict(dict)
-    for reason in reversed(found.reasons):  # the worst of a machine stands first, and is the one that is kept
+    for reason in reversed(result.reasons):  # the worst of a machine stands first, and is the one that is kept
         style = "warn" if reason.verdict == "degraded" else "bad"
         bad[reason.check.partition(" ")[0]][f"{reason.node} {reason.where}".strip()] = style
     for check in sorted(values, key=lambda check: (order.index(check) if check in order else len(order), check)):
-        limit = found.sku.limits.get(check)
+        limit = result.sku.limits.get(check)
         lower = limit.better == "lower" if limit else check.endswith(("_seconds", "_drop", "temperature", "skew"))
         ranked = tuple(sorted(values[check], reverse=lower))
         yield Rate(check, units[check] or (limit.unit if limit else ""), ranked, limit, bad[check])
 
 
-def _row(rate: Rate, found: Found) -> tuple[str, ...]:
+def _row(rate: Rate, result: Found) -> tuple[str, ...]:
     only = [value for value, _ in rate.values]
     worst, who = rate.values[0]
     bad = [(value, rate.bad[name]) for value, name in rate.values if name in rate.bad]
     limits = _limits(rate.limit)
-    said = f"{rate.check} of {len(only):,}: {_short(min(only))} to {_short(max(only))} {rate.unit}"
+    text = f"{rate.check} of {len(only):,}: {_short(min(only))} to {_short(max(only))} {rate.unit}"
     drawn = (
-        strip(only, bad, limits, name=f"strip-{_plain(rate.check)}", said=said)
+        strip(only, bad, limits, name=f"strip-{_plain(rate.check)}", text=text)
         if len(set(only)) > 1 or limits
         else Html()
     )
@@ -187,24 +189,24 @@ def _row(rate: Rate, found: Found) -> tuple[str, ...]:
         join(tag("span", _short(worst), class_=rate.bad.get(who, "plain")), tag("small", who)),
         _short(statistics.median(only)),
         _short(rate.values[-1][0]),
-        _limit_text(rate.limit, found),
+        _limit_text(rate.limit, result),
         drawn,
     )
 
 
 def _limits(limit: Limit | None) -> dict[str, float]:
-    told = {"norm": limit.norm, "warn": limit.warn, "fail": limit.fail} if limit else {}
-    return {name: value for name, told_value in told.items() if (value := finite(told_value)) is not None}
+    payload = {"norm": limit.norm, "warn": limit.warn, "fail": limit.fail} if limit else {}
+    return {name: value for name, told_value in payload.items() if (value := finite(told_value)) is not None}
 
 
-def _limit_text(limit: Limit | None, found: Found) -> Html:
+def _limit_text(limit: Limit | None, result: Found) -> Html:
     if limit is None:
         return Html("none")
     sign = {"higher": "<", "lower": ">", "equal": "≠"}[limit.better]
     asked = (("failed", limit.fail), ("degraded", limit.warn))
-    told = [f"{verdict} {sign} {_short(value)}" for verdict, value in asked if value is not None]
-    told += [f"norm {_short(limit.norm)}"] if limit.norm is not None else []
-    return join(*(tag("span", text, class_="one") for text in told), tag("small", found.source(limit.source)))
+    entries = [f"{verdict} {sign} {_short(value)}" for verdict, value in asked if value is not None]
+    entries += [f"norm {_short(limit.norm)}"] if limit.norm is not None else []
+    return join(*(tag("span", text, class_="one") for text in entries), tag("small", result.source(limit.source)))
 
 
 def _short(value: float | str) -> str:

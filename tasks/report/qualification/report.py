@@ -20,36 +20,36 @@ FILE = "qualification.html"
 SENTENCES_SHOWN = 20
 
 
-def write_qualification(folder: Path, told: Mapping[str, Any]) -> Path:
-    """Write the page, whole or not at all. Raises ValueError when `told` is no qualification."""
-    page = redact(qualification_page(read(told)))
+def write_qualification(folder: Path, payload: Mapping[str, Any]) -> Path:
+    """Write the page, whole or not at all. Raises ValueError when `payload` is no qualification."""
+    page = redact(qualification_page(read(payload)))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE}.new"
     temporary.write_text(page, encoding="utf-8")
     return temporary.replace(folder / FILE)
 
 
-def qualification_markdown(told: Mapping[str, Any]) -> str:
+def qualification_markdown(payload: Mapping[str, Any]) -> str:
     """The same in short, in Markdown, of at most 30 lines."""
-    return redact(_markdown(read(told)))
+    return redact(_markdown(read(payload)))
 
 
-def _markdown(found: Found) -> str:
-    verdict, measured = found.verdict, found.measured
+def _markdown(result: Found) -> str:
+    verdict, measured = result.verdict, result.measured
     machines = ", ".join(
         f"{len(names)} {kind}"
         for kind in ("healthy", "degraded", "failed", "unknown")
-        if (names := [node for node in found.nodes if node.verdict == kind])
+        if (names := [node for node in result.nodes if node.verdict == kind])
     )
-    told = [f"- {_plain(reason.sentence)}. {_plain(reason.remedy)}".strip() for reason in found.reasons]
-    more = f"- and {len(told) - SENTENCES_SHOWN} more" if len(told) > SENTENCES_SHOWN else ""
-    answered = f"{found.answered} of {count(measured.expected_nodes, 'machine')} answered"
+    entries = [f"- {_plain(reason.sentence)}. {_plain(reason.remedy)}".strip() for reason in result.reasons]
+    more = f"- and {len(entries) - SENTENCES_SHOWN} more" if len(entries) > SENTENCES_SHOWN else ""
+    answered = f"{result.answered} of {count(measured.expected_nodes, 'machine')} answered"
     parts = [
         f"# Qualification: {verdict.verdict}",
         MEANS[verdict.verdict],
-        f"Judged as `{found.sku.name}`: {answered}; {machines or 'no machine has a verdict'}. {duration(measured.seconds)}.",
-        "\n".join([*told[:SENTENCES_SHOWN], more]).strip(),
-        "\n".join(f"- {_plain(one)}" for one in sentences(found)),
+        f"Judged as `{result.sku.name}`: {answered}; {machines or 'no machine has a verdict'}. {duration(measured.seconds)}.",
+        "\n".join([*entries[:SENTENCES_SHOWN], more]).strip(),
+        "\n".join(f"- {_plain(one)}" for one in sentences(result)),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -12,9 +12,9 @@ MATMULS = ("matmul_bf16", "matmul_fp16", "matmul_tf32", "matmul_fp32")
 """The first that was measured is shown."""
 
 
-def qualification_in_short(told: dict[str, Any]) -> dict[str, Any]:
+def qualification_in_short(payload: dict[str, Any]) -> dict[str, Any]:
     """Fields of QualificationReport."""
-    measured, sku, verdict = told["measured"] or {}, told.get("sku") or {}, told.get("verdict") or {}
+    measured, sku, verdict = payload["measured"] or {}, payload.get("sku") or {}, payload.get("verdict") or {}
     rates = {name: list(_rates(measured, name)) for name in MATMULS}
     shown = next((name for name in MATMULS if rates[name]), MATMULS[-1])
     limit = ((sku.get("limits") or {}).get(shown) or {}).get("fail")
@@ -28,7 +28,7 @@ def qualification_in_short(told: dict[str, Any]) -> dict[str, Any]:
         },
         "ranks": rates[shown],
         "allreduce": _largest(sweeps),
-        "checks": told.get("checks") or (),
+        "checks": payload.get("checks") or (),
     }
 
 

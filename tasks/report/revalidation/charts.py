@@ -35,7 +35,7 @@ def calibration(column: Column, name: str) -> Html:
         shapes.append(_upright(_at(column.threshold, low, high), "limit"))
     if column.value is not None:
         shapes.append(_mark(_at(column.value, low, high), BASE / 2, failed=column.found))
-    return _svg(shapes, name=name, height=HEIGHT, title=f"{column.name}: calibration", said=_told(column, null))
+    return _svg(shapes, name=name, height=HEIGHT, title=f"{column.name}: calibration", text=_told(column, null))
 
 
 def legend() -> Html:
@@ -57,7 +57,7 @@ def whisker(
     *,
     scale: tuple[float, float],
     name: str,
-    said: str,
+    text: str,
     zero: float | None = None,
     failed: bool = False,
 ) -> Html:
@@ -69,7 +69,7 @@ def whisker(
         left, right = _at(low, *scale), _at(high, *scale)
         shapes += [_line(left, right, 14, "whisker"), _cap(left), _cap(right)]
     shapes.append(_mark(_at(value, *scale), 14, failed=failed))
-    return _svg(shapes, name=name, height=28, title=said, said="")
+    return _svg(shapes, name=name, height=28, title=text, text="")
 
 
 def axis(scale: tuple[float, float], *, name: str, share: bool = False, what: str) -> Html:
@@ -85,7 +85,7 @@ def axis(scale: tuple[float, float], *, name: str, share: bool = False, what: st
         f'<text x="{x:.2f}%" y="19" text-anchor="{_anchor(x)}">{escape(text)}</text>'
         for x, text in zip(places, texts, strict=True)
     ]
-    return _svg([_line(0, 100, 0.5, "axis"), *shapes], name=name, height=24, title=f"Scale: {what}", said="")
+    return _svg([_line(0, 100, 0.5, "axis"), *shapes], name=name, height=24, title=f"Scale: {what}", text="")
 
 
 def scale_of(values: Sequence[Measured], *, zero: bool = False) -> tuple[float, float]:
@@ -156,8 +156,8 @@ def _told(column: Column, null: Sequence[float]) -> str:
     )
 
 
-def _svg(shapes: Sequence[str], *, name: str, height: int, title: str, said: str) -> Html:
-    label = f'aria-labelledby="{name}-t{f" {name}-d" if said else ""}"'
-    described = f'<desc id="{name}-d">{escape(said)}</desc>' if said else ""
+def _svg(shapes: Sequence[str], *, name: str, height: int, title: str, text: str) -> Html:
+    label = f'aria-labelledby="{name}-t{f" {name}-d" if text else ""}"'
+    described = f'<desc id="{name}-d">{escape(text)}</desc>' if text else ""
     head = f'<svg class="strip" width="100%" height="{height}" role="img" {label}><title id="{name}-t">{escape(title)}</title>'
     return Html(f"{head}{described}{''.join(shapes)}</svg>")

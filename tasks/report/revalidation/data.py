@@ -213,9 +213,9 @@ class Evidence(Published):
         return self.model.partition("/")[2].partition("@")[0] or self.model
 
 
-def evidence(told: Mapping[str, Any]) -> Evidence:
+def evidence(payload: Mapping[str, Any]) -> Evidence:
     """The content of `revalidation.json`. Raises ValueError when it is something else."""
-    return Evidence.model_validate(_without_none(told))
+    return Evidence.model_validate(_without_none(payload))
 
 
 def _without_none(value: Any) -> Any:

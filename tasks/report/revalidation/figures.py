@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, SOFT, STYLE
 from tasks.report.data import number, short
-from tasks.report.revalidation.data import Column, DriftReport, Evidence, Measured, PerformanceReport
+from tasks.report.revalidation.data import Column, Evidence, Measured, PerformanceReport
 
 COLUMNS_SHOWN, SLICES_SHOWN = 24, 20
 LABEL_CHARACTERS = 34
@@ -24,24 +24,24 @@ FAR = 4.0
 DOTS = 150
 
 
-def draw(folder: Path, told: Evidence) -> tuple[Path, ...]:
+def draw(folder: Path, report: Evidence) -> tuple[Path, ...]:
     """Draw what was measured into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = _columns(told.drift)
+    known = [
+        column
+        for column in (report.drift.columns if report.drift else ())
+        if column.value is not None and column.threshold
+    ]
+    columns = sorted(known, key=lambda column: -(column.value or 0.0) / (column.threshold or 1.0))[:COLUMNS_SHOWN]
     made = []
-    if columns and told.drift:
-        title = f"Drift of {short(told.drift.new)} from {short(told.drift.reference)}: {told.drift.verdict}"
+    if columns and report.drift:
+        title = f"Drift of {short(report.drift.new)} from {short(report.drift.reference)}: {report.drift.verdict}"
         made.append(_save(folder / "drift.png", len(columns), title, lambda axes: _drift(axes, columns)))
-    rows = _rows(told.performance)
+    rows = _rows(report.performance)
     if rows:
-        title = f"Bits per byte of {short(told.model)} on {short(told.dataset)}, relative to promotion"
+        title = f"Bits per byte of {short(report.model)} on {short(report.dataset)}, relative to promotion"
         made.append(_save(folder / "performance.png", len(rows), title, lambda axes: _performance(axes, rows)))
     return tuple(made)
-
-
-def _columns(drift: DriftReport | None) -> list[Column]:
-    known = [column for column in (drift.columns if drift else ()) if column.value is not None and column.threshold]
-    return sorted(known, key=lambda column: -(column.value or 0.0) / (column.threshold or 1.0))[:COLUMNS_SHOWN]
 
 
 def _drift(axes: Any, columns: Sequence[Column]) -> None:
@@ -107,10 +107,6 @@ def _save(path: Path, rows: int, title: str, plot: Any) -> Path:
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         plot(axes)
-        axes.set_title(_cut(title), loc="left", fontsize=12)
+        axes.set_title(title if len(title) <= 84 else f"{title[:83]}\u2026", loc="left", fontsize=12)
         figure.savefig(path, dpi=DOTS, metadata={"Software": None})
     return path
-
-
-def _cut(title: str) -> str:
-    return title if len(title) <= 84 else f"{title[:83]}\u2026"

@@ -34,17 +34,19 @@ CHARACTERS_SHOWN = 240
 NOTHING = 1e-9
 
 
-def happens(told: Evidence) -> str:
+def happens(payload: Evidence) -> str:
     """What this revalidation starts by itself."""
-    window = told.window
-    if told.verdict == "degraded" and window.shares_documents_with and not told.acts:
+    window = payload.window
+    if payload.verdict == "degraded" and window.shares_documents_with and not payload.acts:
         return (
             f"Window {window.number} of {window.of}: nothing starts, for this data shares documents with "
             f"{window.shares_documents_with}, which counted already."
         )
-    if told.verdict != "degraded":
-        return "Nothing starts by this verdict." if told.verdict == "valid" else "No retraining starts by this verdict."
-    if told.acts:
+    if payload.verdict != "degraded":
+        return (
+            "Nothing starts by this verdict." if payload.verdict == "valid" else "No retraining starts by this verdict."
+        )
+    if payload.acts:
         return (
             f"Window {window.number} of {window.of}: the event `model.degraded` is said, and what is triggered by it starts, "
             "once in its cool-down."
@@ -57,28 +59,28 @@ def happens(told: Evidence) -> str:
     return f"Window {window.number} of {window.of}: nothing starts again, for this data counted already."
 
 
-def to_do(told: Evidence) -> tuple[str, ...]:
+def to_do(payload: Evidence) -> tuple[str, ...]:
     """What a person does next, the most important first."""
-    own = tuple(dict.fromkeys(check.remedy for part in told.parts for check in part.failed if check.remedy))
-    name = told.name
-    if told.verdict == "invalid":
+    own = tuple(dict.fromkeys(check.remedy for part in payload.parts for check in part.failed if check.remedy))
+    name = payload.name
+    if payload.verdict == "invalid":
         return (
             f"`headway verify model/{name}` names every file that is not as it was signed.",
             *own,
             f"Or go back to the champion before it: `headway rollback model/{name} --reason TEXT` verifies that one.",
             "Find out who changed it: `headway audit-log --verify`, and the system's own logs.",
         )
-    if told.verdict == "degraded":
+    if payload.verdict == "degraded":
         learn = (
             "Look at what moved. Data that is broken is mended at its source: a model trained on it learns the fault."
         )
         act = (
             "`headway approve` lists the retraining that waits for you, where approval is asked for."
-            if told.acts
+            if payload.acts
             else f"`headway revalidate {name} --data NAME@VERSION` looks at other data now."
         )
         return (learn, act, "`headway retrain` trains on the new data at once, whatever the windows say.")
-    if told.verdict == "unknown":
+    if payload.verdict == "unknown":
         more = f"Give it what it lacked, as said of each part, and look again: `headway revalidate {name}`."
         return (more, *own)
     return ("Nothing.", *own)
@@ -145,21 +147,21 @@ def classifier_said(classifier: Classifier) -> str:
         return "A classifier was not tried."
     threshold = f"; drift above {classifier.threshold:.3f}" if classifier.threshold is not None else ""
     p = f", p {p_said(classifier.p_value)}" if classifier.p_value is not None else ""
-    told = f"A classifier tells new from reference documents with AUC {classifier.auc:.3f}{p}{threshold}."
-    return f"{told} 0.5 is guessing, 1 is never wrong."
+    text = f"A classifier tells new from reference documents with AUC {classifier.auc:.3f}{p}{threshold}."
+    return f"{text} 0.5 is guessing, 1 is never wrong."
 
 
-def markdown(told: Evidence) -> str:
+def markdown(payload: Evidence) -> str:
     """The evidence in short. Lists, no tables: the form of an approval is narrow."""
     parts = [
-        f"## {SIGN[told.verdict]} {told.verdict}: {_safe(told.name)}",
-        MEANS[told.verdict],
-        _list(_safe(why) for why in told.why[:ROWS_SHOWN]),
-        happens(told),
-        ", ".join(f"{_safe(part.name)} {_status(part)}" for part in told.parts[:ROWS_SHOWN]),
-        _performance(told.performance),
-        _drift(told.drift),
-        f"{_ref(told.model)} on {_ref(told.dataset)}, against {_ref(told.reference)}.",
+        f"## {SIGN[payload.verdict]} {payload.verdict}: {_safe(payload.name)}",
+        MEANS[payload.verdict],
+        _list(_safe(why) for why in payload.why[:ROWS_SHOWN]),
+        happens(payload),
+        ", ".join(f"{_safe(part.name)} {_status(part)}" for part in payload.parts[:ROWS_SHOWN]),
+        _performance(payload.performance),
+        _drift(payload.drift),
+        f"{_ref(payload.model)} on {_ref(payload.dataset)}, against {_ref(payload.reference)}.",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -173,8 +175,8 @@ def _performance(performance: PerformanceReport | None) -> str:
         return ""
     failed = [each for each in performance.slices if each.status == "failed"]
     rows = (f"{_safe(each.slice)}: {loss_said(each.loss)}" for each in failed[:ROWS_SHOWN])
-    said = f"{score_said(performance.new)} on the new data, {score_said(performance.promotion)} at promotion"
-    return _below(f"**Bits per byte**: {said}; a loss of {loss_said(performance.loss)}.", rows)
+    text = f"{score_said(performance.new)} on the new data, {score_said(performance.promotion)} at promotion"
+    return _below(f"**Bits per byte**: {text}; a loss of {loss_said(performance.loss)}.", rows)
 
 
 def _drift(drift: DriftReport | None) -> str:

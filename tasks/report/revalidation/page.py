@@ -86,8 +86,8 @@ def service_section(service: ServiceReport | None, why: str) -> Html:
     if service is None:
         return tag("p", "No answers were compared: ", said(why or "nothing is said of it"), class_="note")
     since = time.strftime(" since %Y-%m-%d %H:%M UTC", time.gmtime(service.since)) if service.since else ""
-    told = f" {service.requests:,} answers of endpoint {service.endpoint}{since}, against {service.reference_requests:,} before."
-    lead = tag("p", badge(service.verdict), told, class_="said")
+    text = f" {service.requests:,} answers of endpoint {service.endpoint}{since}, against {service.reference_requests:,} before."
+    lead = tag("p", badge(service.verdict), text, class_="said")
     order = _in_order(service.columns)
     return join(lead, _columns(order, "service"), _distributions(order))
 
@@ -123,19 +123,17 @@ def _distributions(columns: Sequence[Column]) -> Html:
     moved = [shown[column.name] for column in columns if column.found and shown[column.name]]
     rest = [shown[column.name] for column in columns if not column.found and shown[column.name]]
     heading = join(tag("h3", "What moved"), tag("div", *moved, class_="figures")) if moved else Html()
-    return join(heading, folded(f"Distributions of what did not move ({len(rest)})", _figures(rest)))
-
-
-def _figures(figures: Sequence[Html]) -> Html:
-    return tag("div", *figures, class_="figures")
+    return join(
+        heading, folded(f"Distributions of what did not move ({len(rest)})", tag("div", *rest, class_="figures"))
+    )
 
 
 def _distribution(column: Column) -> Html:
     """The shares of a column's labels in both, and the largest changes."""
     shares = _shares(column.histogram) if column.histogram else Html()
     moved = tag("ul", *(tag("li", text.replace("->", "\u2192")) for text in column.moved[:MOVED_SHOWN]), class_="moved")
-    said = "share of the reference, then of the new data" if shares else column.title
-    return figure(join(shares, moved), column.name.replace("_", " "), said)
+    caption = "share of the reference, then of the new data" if shares else column.title
+    return figure(join(shares, moved), column.name.replace("_", " "), caption)
 
 
 def _shares(histogram: Distribution) -> Html:
@@ -183,8 +181,8 @@ def _classifier(classifier: Classifier | None) -> Html:
         for each in classifier.features
     ]
     heads = ("Word or token", "Speaks for", "In reference", "In new", "Weight")
-    told = grid(heads, rows, class_="features")
-    return join(tag("h3", "Domain classifier"), tag("p", classifier_said(classifier), class_="said"), told)
+    payload = grid(heads, rows, class_="features")
+    return join(tag("h3", "Domain classifier"), tag("p", classifier_said(classifier), class_="said"), payload)
 
 
 # The performance in a revalidation's page: the champion on new data against itself at promotion, whole and in slices.
@@ -245,8 +243,8 @@ def _scores(performance: PerformanceReport) -> Html:
 
 
 def _score(name: str, score: Score, scale: tuple[float, float]) -> Html:
-    told = f"{name}: {score_said(score)} bits per byte"
-    return whisker(score.bits_per_byte, score.low, score.high, scale=scale, name=f"score-{name.split()[0]}", said=told)
+    text = f"{name}: {score_said(score)} bits per byte"
+    return whisker(score.bits_per_byte, score.low, score.high, scale=scale, name=f"score-{name.split()[0]}", text=text)
 
 
 def _slices(performance: PerformanceReport) -> Html:
@@ -258,9 +256,9 @@ def _slices(performance: PerformanceReport) -> Html:
     rows = [_slice(each, scale, place) for place, each in enumerate(performance.slices)]
     if losses:
         rows.append((SCALE, "", "", axis(scale, name="slice-axis", share=True, what="Loss since promotion")))
-    told = "How far bits per byte lie over those at promotion; right of the line is worse. A diamond failed."
+    text = "How far bits per byte lie over those at promotion; right of the line is worse. A diamond failed."
     heads = ("Slice", "Documents, then and now", "Bits per byte", "Loss since promotion")
-    return join(tag("h3", "Slices"), tag("p", told, class_="note"), grid(heads, rows, class_="forest"))
+    return join(tag("h3", "Slices"), tag("p", text, class_="note"), grid(heads, rows, class_="forest"))
 
 
 def _slice(each: Slice, scale: tuple[float, float], place: int) -> tuple[str, ...]:
@@ -272,7 +270,7 @@ def _slice(each: Slice, scale: tuple[float, float], place: int) -> tuple[str, ..
         scale=scale,
         name=f"slice-{place}",
         zero=0.0,
-        said=f"{each.slice}: {loss_said(each.loss)}",
+        text=f"{each.slice}: {loss_said(each.loss)}",
         failed=each.status == "failed",
     )
     known = each.promotion is not None and each.new is not None
@@ -295,53 +293,64 @@ PARTS = {
 }
 
 
-def evidence_page(told: Evidence) -> str:
+def evidence_page(payload: Evidence) -> str:
     """The page as one HTML document, UTF-8; equal values give equal text."""
     sections = {
-        "Parts": _parts(told.parts),
-        "Drift": drift_section(told.drift, _part(told, "drift")),
-        "Performance": performance_section(told.performance, _part(told, "performance")),
-        "Service": service_section(told.service, _part(told, "service")),
-        "Checks": _checks(told.parts),
-        "Lineage": _lineage(told),
+        "Parts": _parts(payload.parts),
+        "Drift": drift_section(payload.drift, _part(payload, "drift")),
+        "Performance": performance_section(payload.performance, _part(payload, "performance")),
+        "Service": service_section(payload.service, _part(payload, "service")),
+        "Checks": _checks(payload.parts),
+        "Lineage": _lineage(payload),
     }
     shown = {heading: body for heading, body in sections.items() if body}
     links = (tag("a", heading, href=f"#{heading.lower()}") for heading in shown)
     bodies = (tag("section", tag("h2", heading), body, id=heading.lower()) for heading, body in shown.items())
-    style = VERDICTS[told.verdict]
+    style = VERDICTS[payload.verdict]
     return Template((FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
         style=(FOLDER / "page.css").read_text(encoding="utf-8")
         + (FOLDER / "revalidation" / "evidence.css").read_text(encoding="utf-8"),
-        title=escape(f"Revalidation of {told.name or 'a model'}"),
+        title=escape(f"Revalidation of {payload.name or 'a model'}"),
         status=tag(
-            "span", tag("span", SIGN[told.verdict], aria_hidden="true"), f" {told.verdict}", class_=f"badge {style}"
+            "span",
+            tag("span", SIGN[payload.verdict], aria_hidden="true"),
+            f" {payload.verdict}",
+            class_=f"badge {style}",
         ),
-        about=escape(" · ".join(short(ref) for ref in (told.model, told.dataset) if ref)),
+        about=escape(" · ".join(short(ref) for ref in (payload.model, payload.dataset) if ref)),
         links=join(*links),
-        main=join(_verdict(told), *bodies),
+        main=join(_verdict(payload), *bodies),
     )
 
 
-def _part(told: Evidence, name: str) -> str:
+def _part(payload: Evidence, name: str) -> str:
     """What the verdict says of a part."""
-    return next((part.said for part in told.parts if part.name == name), "")
+    return next((part.said for part in payload.parts if part.name == name), "")
 
 
-def _verdict(told: Evidence) -> Html:
-    head = tag("h2", tag("span", SIGN[told.verdict], aria_hidden="true"), f" {told.verdict}")
-    why = tag("div", tag("h3", "Why"), tag("ul", *(tag("li", said(one)) for one in told.why or ("Nothing was said.",))))
-    do = tag("div", tag("h3", "What to do"), tag("ol", *(tag("li", said(one)) for one in to_do(told))))
-    told_of = tag("p", tag("strong", "What happens by itself: "), said(happens(told)), class_="window")
-    windows = _windows(told)
-    body = (head, tag("p", MEANS[told.verdict], class_="lead"), tag("div", why, do, class_="columns"), told_of, windows)
-    return tag("div", *body, class_=f"verdict {VERDICTS[told.verdict]}", role="status")
+def _verdict(payload: Evidence) -> Html:
+    head = tag("h2", tag("span", SIGN[payload.verdict], aria_hidden="true"), f" {payload.verdict}")
+    why = tag(
+        "div", tag("h3", "Why"), tag("ul", *(tag("li", said(one)) for one in payload.why or ("Nothing was said.",)))
+    )
+    do = tag("div", tag("h3", "What to do"), tag("ol", *(tag("li", said(one)) for one in to_do(payload))))
+    told_of = tag("p", tag("strong", "What happens by itself: "), said(happens(payload)), class_="window")
+    windows = _windows(payload)
+    body = (
+        head,
+        tag("p", MEANS[payload.verdict], class_="lead"),
+        tag("div", why, do, class_="columns"),
+        told_of,
+        windows,
+    )
+    return tag("div", *body, class_=f"verdict {VERDICTS[payload.verdict]}", role="status")
 
 
-def _windows(told: Evidence) -> Html:
-    if len(told.window.data) < 2:
+def _windows(payload: Evidence) -> Html:
+    if len(payload.window.data) < 2:
         return Html()
     refs = join(
-        *(join(Html(", " if index else ""), tag("code", short(ref))) for index, ref in enumerate(told.window.data))
+        *(join(Html(", " if index else ""), tag("code", short(ref))) for index, ref in enumerate(payload.window.data))
     )
     return tag("p", "Found in a row on ", refs, ".", class_="note")
 
@@ -371,22 +380,22 @@ def _checks(parts: Sequence[Part]) -> Html:
     return join(*opened, *closed)
 
 
-def _lineage(told: Evidence) -> Html:
-    drift = told.drift or DriftReport()
-    performance = told.performance or PerformanceReport()
+def _lineage(payload: Evidence) -> Html:
+    drift = payload.drift or DriftReport()
+    performance = payload.performance or PerformanceReport()
     rows = {
-        "model": told.model,
-        "new data": told.dataset,
-        "reference, that it was promoted on": told.reference,
+        "model": payload.model,
+        "new data": payload.dataset,
+        "reference, that it was promoted on": payload.reference,
         "scored by": performance.scored_by,
-        "endpoint": f"endpoint/{told.service.endpoint}" if told.service else "",
-        "windows": ", ".join(told.window.data),
+        "endpoint": f"endpoint/{payload.service.endpoint}" if payload.service else "",
+        "windows": ", ".join(payload.window.data),
     }
     settings = {
         "false-alarm rate": percent(drift.false_alarm_rate) if drift.false_alarm_rate else "",
         "random splits": f"{drift.splits:,}" if drift.splits else "",
         "confidence of intervals": percent(performance.confidence) if performance.confidence else "",
-        "windows before acting": number(told.window.of) if told.window.of else "",
+        "windows before acting": number(payload.window.of) if payload.window.of else "",
     }
     listed = [join(tag("dt", name), tag("dd", tag("code", ref))) for name, ref in rows.items() if ref]
     listed += [join(tag("dt", name), tag("dd", value)) for name, value in settings.items() if value]

@@ -18,22 +18,22 @@ from tasks.report.revalidation.page import evidence_page
 FILE = "evidence.html"
 
 
-def write_evidence(folder: Path, told: Mapping[str, Any]) -> Path:
-    """Write the page, whole or not at all. Raises ValueError when `told` is no revalidation."""
-    page = redact(evidence_page(evidence(told)))
+def write_evidence(folder: Path, payload: Mapping[str, Any]) -> Path:
+    """Write the page, whole or not at all. Raises ValueError when `payload` is no revalidation."""
+    page = redact(evidence_page(evidence(payload)))
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE}.new"
     temporary.write_text(page, encoding="utf-8")
     return temporary.replace(folder / FILE)
 
 
-def evidence_markdown(told: Mapping[str, Any]) -> str:
+def evidence_markdown(payload: Mapping[str, Any]) -> str:
     """The same in short, in Markdown, of at most 60 lines: what stands beside the form of an approval."""
-    return redact(markdown(evidence(told)))
+    return redact(markdown(evidence(payload)))
 
 
-def figures(folder: Path, told: Mapping[str, Any]) -> tuple[Path, ...]:
+def figures(folder: Path, payload: Mapping[str, Any]) -> tuple[Path, ...]:
     """Draw `drift.png` and `performance.png`, each where it was measured; returns those that were drawn."""
     from tasks.report.revalidation.figures import draw
 
-    return draw(folder, evidence(told))
+    return draw(folder, evidence(payload))

@@ -45,16 +45,16 @@ def split_chart(steps: Sequence[StepTime]) -> str:
         _below(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=5, labelcolor=INK, fontsize=10, handlelength=1)
 
-    said = ", ".join(f"{name} {percent(float(parts[name].mean()))}" for name in PARTS)
-    return svg("split", SIZE, f"Shares of a step: {said}", draw)
+    text = ", ".join(f"{name} {percent(float(parts[name].mean()))}" for name in PARTS)
+    return svg("split", SIZE, f"Shares of a step: {text}", draw)
 
 
 def shares(steps: Sequence[StepTime]) -> dict[str, NDArray[np.float64]]:
     """Of each step the share of each part, what is in none included; shape [steps]."""
     whole = np.array([max(point.step_seconds, 1e-12) for point in steps])
     known = [name for name in PARTS if name != "rest"]
-    found = {name: np.array([getattr(point, f"{name}_seconds") for point in steps]) / whole for name in known}
-    return {**found, "rest": np.clip(1 - sum(found.values()), 0, 1)}
+    result = {name: np.array([getattr(point, f"{name}_seconds") for point in steps]) / whole for name in known}
+    return {**result, "rest": np.clip(1 - sum(result.values()), 0, 1)}
 
 
 def speed_chart(steps: Sequence[StepTime]) -> str:
@@ -98,8 +98,8 @@ def _line(name: str, points: Sequence[tuple[int, float]], label: str, *, zero: b
         plain_numbers(axes.yaxis)
         _below(axes)
 
-    said = f"{label}: {number(points[0][1])} at step {points[0][0]}, {number(points[-1][1])} at step {points[-1][0]}"
-    return svg(name, SIZE, said, draw)
+    text = f"{label}: {number(points[0][1])} at step {points[0][0]}, {number(points[-1][1])} at step {points[-1][0]}"
+    return svg(name, SIZE, text, draw)
 
 
 def _below(axes: Any) -> None:

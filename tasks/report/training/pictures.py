@@ -27,10 +27,10 @@ INCHES = (12, 7.2)
 
 def draw_training(job: Path, log: Path) -> Path | None:
     """Draw a job that is done into `pictures/` of its folder; `log` is its `training_log.jsonl`. None: one of them is gone."""
-    told = read_training(job)
-    if told is None or not log.exists():
+    payload = read_training(job)
+    if payload is None or not log.exists():
         return None
-    report = TrainingReport.model_validate(told)
+    report = TrainingReport.model_validate(payload)
     points = [LossPoint.model_validate(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
     path = job / "pictures" / FILE
     path.parent.mkdir(exist_ok=True)
@@ -41,7 +41,17 @@ def draw_training(job: Path, log: Path) -> Path | None:
         _loss(loss, points, report)
         _line(rate, [(point.step, point.learning_rate or 0.0) for point in points], "Learning rate")
         _split(split, report)
-        _time(time, report)
+        seconds = dict(report.time.seconds) if report.time else {}
+        total = sum(seconds.values()) or 1.0
+        for row, (name, (label, colour)) in enumerate(CAUSES.items()):
+            value = seconds.get(name, 0.0)
+            time.barh(row, value, color=colour, height=0.62)
+            time.text(value, row, f"  {label}: {percent(value / total)}, {duration(value)}", va="center", color=INK)
+        time.set_xlim(0, 1.6 * max(seconds.values(), default=1.0))
+        time.set_ylim(len(CAUSES) - 0.5, -0.5)
+        time.set_yticks([])
+        time.set_title("What the time went to, all attempts together", loc="left")
+        time.set_xlabel("seconds")
         figure.savefig(path, dpi=100, facecolor="white")
     return path
 
@@ -70,20 +80,6 @@ def _split(axes: Any, report: TrainingReport) -> None:
     axes.set_xlim(places[0], places[-1])
     _about(axes, "Where a step's time goes, percent")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, fontsize=10, labelcolor=INK)
-
-
-def _time(axes: Any, report: TrainingReport) -> None:
-    seconds = dict(report.time.seconds) if report.time else {}
-    total = sum(seconds.values()) or 1.0
-    for row, (name, (label, colour)) in enumerate(CAUSES.items()):
-        value = seconds.get(name, 0.0)
-        axes.barh(row, value, color=colour, height=0.62)
-        axes.text(value, row, f"  {label}: {percent(value / total)}, {duration(value)}", va="center", color=INK)
-    axes.set_xlim(0, 1.6 * max(seconds.values(), default=1.0))
-    axes.set_ylim(len(CAUSES) - 0.5, -0.5)
-    axes.set_yticks([])
-    axes.set_title("What the time went to, all attempts together", loc="left")
-    axes.set_xlabel("seconds")
 
 
 def _about(axes: Any, title: str) -> None:

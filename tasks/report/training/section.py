@@ -17,9 +17,9 @@ def training_section(data: RunReport) -> Html:
     from tasks.report.charts import loss_chart, norm_chart, rate_chart
 
     first, last = data.loss[0], data.loss[-1]
-    said = f"from {number(first.loss)} at step {number(first.step)} to {number(last.loss)} at step {number(last.step)}"
+    text = f"from {number(first.loss)} at step {number(first.step)} to {number(last.loss)} at step {number(last.step)}"
     figures = (
-        figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", said),
+        figure(loss_chart(data.loss, data.resumed_steps), "Training loss, nats a token", text),
         figure(rate_chart(data.loss), "Learning rate"),
         figure(norm_chart(data.loss), "Gradient norm"),
     )
@@ -27,22 +27,22 @@ def training_section(data: RunReport) -> Html:
 
 
 def _how_it_went(data: RunReport) -> Html:
-    if not (told := data.training):
+    if not (payload := data.training):
         return Html()
     from tasks.report.training.charts import heldout_chart, speed_chart, split_chart, time_chart
 
     figures = (
-        figure(split_chart(told.steps), "Where a step's time goes", "mean of neighbouring steps"),
-        figure(speed_chart(told.steps), "Speed", "tokens a second over all ranks, without standstills"),
-        figure(heldout_chart(told.heldout), "Held-out text", "bits per byte of a small sample, lower is better"),
-        figure(time_chart(told.time), "What the time went to", "all attempts together") if told.time else Html(),
+        figure(split_chart(payload.steps), "Where a step's time goes", "mean of neighbouring steps"),
+        figure(speed_chart(payload.steps), "Speed", "tokens a second over all ranks, without standstills"),
+        figure(heldout_chart(payload.heldout), "Held-out text", "bits per byte of a small sample, lower is better"),
+        figure(time_chart(payload.time), "What the time went to", "all attempts together") if payload.time else Html(),
     )
-    return join(_facts(data, told), tag("div", *figures, class_="figures"))
+    return join(_facts(data, payload), tag("div", *figures, class_="figures"))
 
 
-def _facts(data: RunReport, told: TrainingReport) -> Html:
+def _facts(data: RunReport, payload: TrainingReport) -> Html:
     metrics = next((stage.metrics for stage in data.stages if stage.name == "train"), {})
-    time = told.time
+    time = payload.time
     shown: dict[str, float | str | None] = {
         "tokens/s a rank": metrics.get("tokens_per_second_per_rank"),
         "TFLOP/s a rank": metrics.get("tflops_per_rank"),
@@ -52,12 +52,12 @@ def _facts(data: RunReport, told: TrainingReport) -> Html:
         "memory, GiB": time.memory_gib if time else None,
         "GPU memory, GiB": time.gpu_memory_gib if time else None,
     }
-    return join(facts(shown), tag("p", _conventions(told), class_="note"))
+    return join(facts(shown), tag("p", _conventions(payload), class_="note"))
 
 
-def _conventions(told: TrainingReport) -> str:
-    if not told.time or not told.time.flops_convention:
+def _conventions(payload: TrainingReport) -> str:
+    if not payload.time or not payload.time.flops_convention:
         return ""
-    said = f"FLOPs as {told.time.flops_convention} counts them."
-    peak = told.time.peak
-    return f"{said} MFU is against {number(peak['tflops'])} TFLOP/s: {peak['of']}." if peak else said
+    text = f"FLOPs as {payload.time.flops_convention} counts them."
+    peak = payload.time.peak
+    return f"{text} MFU is against {number(peak['tflops'])} TFLOP/s: {peak['of']}." if peak else text

@@ -121,17 +121,17 @@ class Online:
                 HttpRequest("GET", self.where.endpoint + path, params=dict(params))
             )
             reply.raise_for_status()
-            found: dict[str, Any] = reply.json()
-            return found
+            result: dict[str, Any] = reply.json()
+            return result
 
     def settled(self, look: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """What is there once nothing changes it any more: a deployer that died may have left a change under way."""
         deadline = time.monotonic() + self._seconds
-        while (found := look()) and found["properties"].get("provisioningState") in MOVING:
+        while (result := look()) and result["properties"].get("provisioningState") in MOVING:
             if time.monotonic() > deadline:
-                raise self._too_slow(f"{found['properties']['provisioningState']} of {found.get('name')}")
+                raise self._too_slow(f"{result['properties']['provisioningState']} of {result.get('name')}")
             time.sleep(self._poll)
-        return found
+        return result
 
     def _done(self, poller: Any, *, asked_back: Callable[[], str] = str) -> None:
         deadline = time.monotonic() + self._seconds

@@ -49,9 +49,9 @@ class AzureMlEndpoint:
         record: Record | None = read_json(self._record)
         if not record:
             return None
-        found = online_of(record).endpoint(record["azure_name"])
-        traffic = (found or {}).get("properties", {}).get("traffic") or {}
-        if not found or not traffic:
+        result = online_of(record).endpoint(record["azure_name"])
+        traffic = (result or {}).get("properties", {}).get("traffic") or {}
+        if not result or not traffic:
             return None
         deployment = online_of(record).deployment(record["azure_name"], record["colour"]) or {"properties": {}}
         up = deployment["properties"].get("provisioningState") == "Succeeded"
@@ -92,8 +92,12 @@ class AzureMlEndpoint:
             self.name, Path(green["folder"]).name, Path(green["folder"]), model_ref, PORT, PORT, config, barred
         )
         body = made.deployment_body(green["colour"], model_ref, files=files, inputs=inputs)
-        told = {"model_folder": str(model_folder.absolute()), "model_ref": model_ref, "files": [dict(f) for f in files]}
-        write_json(candidate.folder / "serve.json", told, seal=True)
+        payload = {
+            "model_folder": str(model_folder.absolute()),
+            "model_ref": model_ref,
+            "files": [dict(f) for f in files],
+        }
+        write_json(candidate.folder / "serve.json", payload, seal=True)
         write_json(
             self.folder / "azureml.json", {"azureml": green["azureml"], "azure_name": green["azure_name"]}, seal=True
         )
@@ -129,7 +133,7 @@ class AzureMlEndpoint:
             folder = Path(read_json(candidate.folder / "serve.json")["model_folder"])
             reference = quantiles_of(read_json(folder / "reference.json"))
             rollout, barred = candidate.config.rollout, candidate.barred
-            roll_out(traffic, rollout, self.changes, reference=reference, barred=barred, told=told)
+            roll_out(traffic, rollout, self.changes, reference=reference, barred=barred, report=told)
         else:
             self.changes.write("commit")
             told("switched", {})
@@ -232,17 +236,6 @@ class AzureMlEndpoint:
         """Have the endpoint, the assets and green's deployment; what is there already, and is the same, is taken as it is."""
         green, online = traffic.green, online_of(traffic.green)
         name, colour, ref = green["azure_name"], green["colour"], green["model_ref"]
-        self._upload(made, online, ref, model_folder)
-        if online.settled(partial(online.endpoint, name)) is None:
-            online.put_endpoint(name, made.endpoint_body(expires=green["expires"] or None))
-        there = online.settled(partial(online.deployment, name, colour))
-        if there is not None and not _same(there, body):
-            online.delete_deployment(name, colour)
-            there = None
-        if there is None:
-            online.put_deployment(name, colour, body, asked_back=partial(ask_back, self.folder))
-
-    def _upload(self, made: Rendering, online: Any, ref: str, model_folder: Path) -> None:
         files, prefix = open_files(made.config.store), model_prefix(ref)
         for path in sorted(one for one in model_folder.rglob("*") if one.is_file()):
             files.put_once(
@@ -251,6 +244,14 @@ class AzureMlEndpoint:
         model, image = made.model(ref, files.address(prefix)), made.environment()
         online.put_asset("models", str(model.name), str(model.version), rest(model._to_rest_object()))
         online.put_asset("environments", str(image.name), str(image.version), rest(image._to_rest_object()))
+        if online.settled(partial(online.endpoint, name)) is None:
+            online.put_endpoint(name, made.endpoint_body(expires=green["expires"] or None))
+        existing = online.settled(partial(online.deployment, name, colour))
+        if existing is not None and not _same(existing, body):
+            online.delete_deployment(name, colour)
+            existing = None
+        if existing is None:
+            online.put_deployment(name, colour, body, asked_back=partial(ask_back, self.folder))
 
     def _prove(self, traffic: AzureTraffic, golden: Mapping[str, Any]) -> None:
         """Every golden prompt, past the split; where the endpoint answers is told by the service."""
@@ -278,13 +279,15 @@ class AzureMlEndpoint:
         change = self.changes.open_change()
         assert change is not None
         green = change.begun["green"]
-        told = read_json(Path(green["folder"]) / "scoring.json") or {}
-        return AzureTraffic(self.folder, {**change.begun, "green": {**green, "url": told.get("url") or green["url"]}})
+        payload = read_json(Path(green["folder"]) / "scoring.json") or {}
+        return AzureTraffic(
+            self.folder, {**change.begun, "green": {**green, "url": payload.get("url") or green["url"]}}
+        )
 
 
-def _same(there: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
-    up = there["properties"].get("provisioningState") == "Succeeded"
-    return bool(up and (there.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"])
+def _same(existing: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    up = existing["properties"].get("provisioningState") == "Succeeded"
+    return bool(up and (existing.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"])
 
 
 def _tell(journal: Journal | None, event: str, **details: Any) -> None:

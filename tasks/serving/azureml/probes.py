@@ -62,7 +62,7 @@ def score(
     began = time.monotonic()
     try:
         with _opener(url).open(request, timeout=seconds) as reply:
-            said = json.load(reply)
+            output = json.load(reply)
             model_ref = str(reply.headers.get("X-Headway-Model", ""))
     except urllib.error.HTTPError as error:
         with error:
@@ -71,7 +71,7 @@ def score(
             raise Unanswered(f"{deployment or url} answered {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unanswered(f"{deployment or url} did not answer: {error}") from error
-    return Answer(str(said[0]["0"]), model_ref, time.monotonic() - began)
+    return Answer(str(output[0]["0"]), model_ref, time.monotonic() - began)
 
 
 def complete_there(endpoint: Path, prompt: str, how: Sampling) -> dict[str, Any]:
@@ -203,19 +203,19 @@ def metrics_query(since: float, now: float | None = None) -> dict[str, str]:
     }
 
 
-def counted(said: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+def counted(output: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Requests and failures by deployment, of an answer of Azure Monitor. The callers' mistakes (4xx) are not counted."""
-    found: dict[str, dict[str, int]] = {}
-    for metric in said.get("value", ()):
+    result: dict[str, dict[str, int]] = {}
+    for metric in output.get("value", ()):
         for series in metric.get("timeseries", ()):
             names = {one["name"]["value"].lower(): one["value"] for one in series.get("metadatavalues", ())}
             number = round(sum(float(point.get("average") or 0) for point in series.get("data", ())))
             if not number or names.get("statuscodeclass", "").lower() == "4xx":
                 continue
-            one = found.setdefault(names.get("deployment", ""), {"requests": 0, "failures": 0})
+            one = result.setdefault(names.get("deployment", ""), {"requests": 0, "failures": 0})
             one["requests"] += number
             one["failures"] += number if names.get("statuscodeclass", "").lower() == "5xx" else 0
-    return found
+    return result
 
 
 def _golden(
@@ -227,10 +227,10 @@ def _golden(
 
 def _parameters(how: Sampling) -> dict[str, Any]:
     """In Azure ML's words. `seed` and `stop` are ours, and sent where they say something."""
-    said: dict[str, Any] = {"max_new_tokens": how.max_tokens, "do_sample": how.temperature > 0}
-    said |= {"temperature": how.temperature, "top_p": how.top_p} if how.temperature > 0 else {}
-    said |= {"seed": how.seed} if how.seed is not None else {}
-    return said | ({"stop": list(how.stop)} if how.stop else {})
+    output: dict[str, Any] = {"max_new_tokens": how.max_tokens, "do_sample": how.temperature > 0}
+    output |= {"temperature": how.temperature, "top_p": how.top_p} if how.temperature > 0 else {}
+    output |= {"seed": how.seed} if how.seed is not None else {}
+    return output | ({"stop": list(how.stop)} if how.stop else {})
 
 
 def _said(error: urllib.error.HTTPError) -> str:
@@ -238,5 +238,5 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    here = urlsplit(url).hostname in ("127.0.0.1", "localhost")
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))
+    is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))

@@ -132,8 +132,8 @@ class Rendering:
 
         name, version = self._image_name
         routes = {"liveness_route": "/livez", "readiness_route": "/readyz", "scoring_route": "/score"}
-        said = {route: {"path": path, "port": PORT} for route, path in routes.items()}
-        return Environment(name=name, version=version, image=self.config.image, inference_config=said)
+        output = {route: {"path": path, "port": PORT} for route, path in routes.items()}
+        return Environment(name=name, version=version, image=self.config.image, inference_config=output)
 
     def model(self, ref: str, address: str) -> Model:
         """The model's folder in the Blob store, as an asset whose version is the model's own."""
@@ -211,8 +211,8 @@ def model_prefix(ref: str) -> str:
 
 def yaml_of(entity: Any) -> str:
     """An entity as `az ml ... --file` takes it."""
-    said = yaml.safe_dump(json.loads(json.dumps(entity._to_dict())), sort_keys=True)
-    return said.replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
+    output = yaml.safe_dump(json.loads(json.dumps(entity._to_dict())), sort_keys=True)
+    return output.replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
 
 
 def require_complete(config: AzureEndpointConfig) -> None:

@@ -46,11 +46,11 @@ class AzureTraffic:
     def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
         """See TrafficPort. One PUT: the service takes the old shares or the new ones, nothing between."""
         roles: dict[Role, Record | None] = {"blue": self.blue, "green": self.green}
-        there = {role: one for role, one in roles.items() if one and self._there(one)}
-        shares = {str(one["colour"]): weights[role] for role, one in there.items()}
-        if len(there) == 1 and any(weights[role] for role in there):
+        existing = {role: one for role, one in roles.items() if one and self._there(one)}
+        shares = {str(one["colour"]): weights[role] for role, one in existing.items()}
+        if len(existing) == 1 and any(weights[role] for role in existing):
             shares = dict.fromkeys(shares, 100)
-        mirrored = {str(self.green["colour"]): mirror} if mirror and len(there) > 1 else {}
+        mirrored = {str(self.green["colour"]): mirror} if mirror and len(existing) > 1 else {}
         self._put({colour: share for colour, share in shares.items() if share}, mirrored)
         self._start_over()
 
@@ -95,13 +95,13 @@ class AzureTraffic:
         return self._online.deployment(self._name, record["colour"]) is not None
 
     def _put(self, traffic: dict[str, int], mirror: dict[str, int]) -> None:
-        found = self._online.settled(lambda: self._online.endpoint(self._name))
-        if found is None:
+        result = self._online.settled(lambda: self._online.endpoint(self._name))
+        if result is None:
             return
-        now = found["properties"]
+        now = result["properties"]
         if (now.get("traffic") or {}, now.get("mirrorTraffic") or {}) == (traffic, mirror):
             return
-        body = writable(found)
+        body = writable(result)
         body["properties"] |= {"traffic": traffic, "mirrorTraffic": mirror}
         self._online.put_endpoint(self._name, body)
 
@@ -146,11 +146,11 @@ def online_of(record: Mapping[str, Any]) -> Online:
     )
 
 
-def writable(found: Mapping[str, Any]) -> dict[str, Any]:
+def writable(result: Mapping[str, Any]) -> dict[str, Any]:
     """An endpoint as it is, as the body of a PUT: without what only the service writes."""
     from azure.ai.ml._restclient.arm_ml_service import models
 
     kind: Any = models.OnlineEndpoint
-    body = rest(kind._deserialize(dict(found), []))
+    body = rest(kind._deserialize(dict(result), []))
     body["properties"].pop("keys", None)
     return {**body, "properties": dict(body["properties"])}

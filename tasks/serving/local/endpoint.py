@@ -154,9 +154,9 @@ class LocalEndpoint:
         if candidate.config and traffic.blue and runs(Path(traffic.blue["folder"])):
             reference = read_json(_model_folder(candidate) / "reference.json")
             rollout, usual = candidate.config.rollout, quantiles_of(reference)
-            roll_out(traffic, rollout, self.changes, reference=usual, barred=candidate.barred, told=told)
+            roll_out(traffic, rollout, self.changes, reference=usual, barred=candidate.barred, report=told)
         else:
-            take_over(traffic, self.changes, told=told)
+            take_over(traffic, self.changes, report=told)
         self._held.close()
         self._stop_strays()
         return served(self.name, traffic.green)
@@ -174,8 +174,8 @@ class LocalEndpoint:
         journal: Journal | None = None,
     ) -> Served:
         """See ServingEndpoint.go_back."""
-        told = journal or (lambda event, details: None)
-        record = go_back(self.folder, self.changes, reason=reason, taken=taken, require=require, told=told)
+        report = journal or (lambda event, details: None)
+        record = go_back(self.folder, self.changes, reason=reason, taken=taken, require=require, report=report)
         return served(self.name, record)
 
     def settle(self) -> str | None:
@@ -184,7 +184,11 @@ class LocalEndpoint:
 
     def stop(self, *, journal: Journal | None = None) -> None:
         """See ServingEndpoint.stop. The gateway first: what it has begun, the servers still finish."""
-        self._have_deploy_ended("the endpoint is being stopped")
+        # Whoever deploys would start again what is stopped. One that died ends nothing, and is not waited for long.
+        why = "the endpoint is being stopped"
+        deadline = time.monotonic() + TAKE_BACK_SECONDS
+        while self.ask_back(why) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
         record = read_json(self._record) or {}
         if record:
             _tell(journal, "stopped", server=Path(record["folder"]).name, model_ref=record["model_ref"])
@@ -192,16 +196,10 @@ class LocalEndpoint:
         for folder in servers_of(self.folder):
             process.stop(folder, timeout=STOP_SECONDS)
 
-    def _have_deploy_ended(self, why: str) -> None:
-        """Whoever deploys would start again what is stopped. One that died ends nothing, and is not waited for long."""
-        deadline = time.monotonic() + TAKE_BACK_SECONDS
-        while self.ask_back(why) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-
     def _traffic(self, journal: Journal | None = None) -> LocalTraffic:
         change = self.changes.open_change()
         assert change is not None
-        return LocalTraffic(self.folder, change.begun, told=lambda event, details: _tell(journal, event, **details))
+        return LocalTraffic(self.folder, change.begun, report=lambda event, details: _tell(journal, event, **details))
 
     def _change(self, candidate: Candidate) -> dict[str, Any]:
         """The first line of a deploy: all that finishing or reverting it needs."""

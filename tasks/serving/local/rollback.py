@@ -44,7 +44,7 @@ def go_back(
     reason: str,
     taken: float | None,
     require: Callable[[str], None] = lambda model_ref: None,
-    told: Told,
+    report: Told,
 ) -> Record:
     """Give the traffic to the model before; returns its record. Needs the endpoint's lock.
 
@@ -52,7 +52,7 @@ def go_back(
     not serve, by its reference, before anything is done. Raises ValueError and JobFailed.
     """
     if change := changes.open_change():
-        settle(LocalTraffic(endpoint, change.begun, told=told), changes)
+        settle(LocalTraffic(endpoint, change.begun, report=report), changes)
     record: Record | None = read_json(endpoint / "endpoint.json")
     last = changes.last_change()
     if record and taken and last and last.begun["time"] == taken and last.last("reverted"):
@@ -60,10 +60,10 @@ def go_back(
     if not record or not record.get("previous"):
         raise ValueError(f"no model stood before the one that endpoint/{endpoint.name} serves: there is no way back")
     require(record["previous"]["model_ref"])
-    return _swap(endpoint, changes, record, reason=reason, told=told)
+    return _swap(endpoint, changes, record, reason=reason, report=report)
 
 
-def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told: Told) -> Record:
+def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, report: Told) -> Record:
     before: Record = {**record["previous"], "port": record["port"], "url": record["url"]}
     if before.get("settings", "") != record.get("settings", ""):  # its servers have its own, the gateway the other's
         before["settings"] = MIXED
@@ -76,14 +76,14 @@ def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, told
     changes.begin(what="rollback", blue=record, green=before, config=config, reason=reason)
     change = changes.open_change()
     assert change is not None
-    traffic = LocalTraffic(endpoint, change.begun, told=told)
+    traffic = LocalTraffic(endpoint, change.begun, report=report)
     try:
         _have_running(endpoint, before)
     except HeadwayError as error:
         give_back(traffic, changes, why=str(error))
         raise
-    said = {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]}
-    take_over(traffic, changes, told=lambda event, details: told(event, {**said, **details}))
+    output = {"server": Path(before["folder"]).name, "model_ref": before["model_ref"], "port": before["port"]}
+    take_over(traffic, changes, report=lambda event, details: report(event, {**output, **details}))
     done: Record = read_json(endpoint / "endpoint.json")
     return done
 
@@ -101,9 +101,9 @@ def _have_running(endpoint: Path, record: Record) -> None:
     candidate = Candidate(endpoint.name, folder.name, folder, record["model_ref"], port_of(folder), None)
     if not runs(folder):
         process.start(folder, ProcessSpec(**read_json(folder / "process.json")))
-    said = read_json(folder / "serve.json")
-    patience = float(said.get("start_timeout_seconds", START_SECONDS))
-    await_ready(candidate, timeout=start_limit(said.get("files"), patience=patience), again=True)
+    output = read_json(folder / "serve.json")
+    patience = float(output.get("start_timeout_seconds", START_SECONDS))
+    await_ready(candidate, timeout=start_limit(output.get("files"), patience=patience), again=True)
 
 
 def _keep_warm(endpoint: Path, changes: Journal) -> float:

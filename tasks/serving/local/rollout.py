@@ -41,10 +41,10 @@ class LocalTraffic:
         endpoint: Path,
         begun: Mapping[str, Any],
         *,
-        told: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
+        report: Callable[[str, dict[str, Any]], None] = lambda event, details: None,
     ) -> None:
         """`begun` is the first line of the change: `blue` and `green`, records, blue may be None, `config`, and what it is."""
-        self._endpoint, self._told = endpoint, told
+        self._endpoint, self._report = endpoint, report
         self.blue: Record | None = begun["blue"]
         self.green: Record = begun["green"]
         self._config: Mapping[str, Any] = begun["config"]
@@ -57,15 +57,15 @@ class LocalTraffic:
     def set_traffic(self, weights: Mapping[Role, int], *, mirror: int = 0) -> None:
         """See TrafficPort. Of two models of which one has no server, the other one has all of it."""
         roles: dict[Role, Record | None] = {"blue": self.blue, "green": self.green}
-        there = {role: one for role, one in roles.items() if one and _there(one)}
-        if not any(weights[role] for role in there):  # none was in service, and the new one may not be
+        existing = {role: one for role, one in roles.items() if one and _there(one)}
+        if not any(weights[role] for role in existing):  # none was in service, and the new one may not be
             return
-        shares = dict(weights) if len(there) > 1 else dict.fromkeys(there, 100)
-        colours = {one["colour"]: self._colour(one, shares[role]) for role, one in there.items()}
+        shares = dict(weights) if len(existing) > 1 else dict.fromkeys(existing, 100)
+        colours = {one["colour"]: self._colour(one, shares[role]) for role, one in existing.items()}
         routes = self._routes(
-            colours, self._main(weights, there), mirror=mirror if len(there) > 1 else 0, deployer=_me()
+            colours, self._main(weights, existing), mirror=mirror if len(existing) > 1 else 0, deployer=_me()
         )
-        self._carry(routes, any(runs(Path(one["folder"])) for role, one in there.items() if shares[role]))
+        self._carry(routes, any(runs(Path(one["folder"])) for role, one in existing.items() if shares[role]))
         self._green = _Observed(time.time())
 
     def observe(self) -> Mapping[Role, Seen]:
@@ -101,7 +101,7 @@ class LocalTraffic:
         self._gateway.follow(self._routes(colours, self.green))
         if self.blue and not warm:
             if runs(Path(self.blue["folder"])):
-                self._told("stopped", {"server": Path(self.blue["folder"]).name, "model_ref": self.blue["model_ref"]})
+                self._report("stopped", {"server": Path(self.blue["folder"]).name, "model_ref": self.blue["model_ref"]})
             stop_server(Path(self.blue["folder"]))
         (self._endpoint / "abort.json").unlink(missing_ok=True)
 
@@ -118,9 +118,9 @@ class LocalTraffic:
         """Whether green is in service already, as when a deployer died after that: blue may be stopped, and is no way back."""
         return bool((read_json(self._endpoint / "endpoint.json") or {}).get("folder") == self.green["folder"])
 
-    def _main(self, weights: Mapping[Role, int], there: Mapping[Role, Record]) -> Record:
+    def _main(self, weights: Mapping[Role, int], existing: Mapping[Role, Record]) -> Record:
         """Who has the traffic if this deployer dies: not a blue that does not run, as where a stopped endpoint is rolled back."""
-        blue = there.get("blue")
+        blue = existing.get("blue")
         if blue is None or self._promoted():
             return self.green
         return blue if weights["blue"] or runs(Path(blue["folder"])) else self.green
@@ -177,24 +177,24 @@ class _Observed:
         self.since = since
         self.seen = Seen()
 
-    def take(self, told: Mapping[str, Any], *, most: int | None = None) -> None:
+    def take(self, payload: Mapping[str, Any], *, most: int | None = None) -> None:
         """Add what is new; of times the newest `most` are kept. A gateway of a release before this one tells all of it again."""
-        if "latest" not in told:
-            self.seen = Seen(**told) if told else replace(self.seen, waiting=())
+        if "latest" not in payload:
+            self.seen = Seen(**payload) if payload else replace(self.seen, waiting=())
             return
-        before, measures = self.seen, told["measures"]
+        before, measures = self.seen, payload["measures"]
         kept = slice(-most if most else None, None)
         self.seen = Seen(
-            requests=before.requests + told["requests"],
-            failures=before.failures + told["failures"],
-            first_token=[*before.first_token, *told["first_token"]][kept],
-            seconds_per_token=[*before.seconds_per_token, *told["seconds_per_token"]][kept],
-            waiting=told["waiting"],
-            longest_wait=max(before.longest_wait, told["longest_wait"]),
+            requests=before.requests + payload["requests"],
+            failures=before.failures + payload["failures"],
+            first_token=[*before.first_token, *payload["first_token"]][kept],
+            seconds_per_token=[*before.seconds_per_token, *payload["seconds_per_token"]][kept],
+            waiting=payload["waiting"],
+            longest_wait=max(before.longest_wait, payload["longest_wait"]),
             measures={name: [*before.measures.get(name, ()), *new][-MOST_VALUES:] for name, new in measures.items()},
         )
-        if told["latest"] is not None:
-            self.since = nextafter(told["latest"], inf)
+        if payload["latest"] is not None:
+            self.since = nextafter(payload["latest"], inf)
 
 
 def _there(record: Record) -> bool:

@@ -82,17 +82,20 @@ def anomalies(
     folder = outputs_of(home / "endpoints" / endpoint, str(record["model_ref"])) if record else None
     if record is None or folder is None or not folder.is_dir():
         return None
-    told, from_then = read(folder), since if labels_since is None else labels_since
-    reference = [answer for answer in told.answers if ended(answer) < (since if before is None else before)]
-    window = [answer for answer in told.answers if ended(answer) >= since]
+    payload, from_then = read(folder), since if labels_since is None else labels_since
+    reference = [answer for answer in payload.answers if ended(answer) < (since if before is None else before)]
+    window = [answer for answer in payload.answers if ended(answer) >= since]
     own = [] if config.reference == "answers" else answers_of_reference(_model_folder(record))
     against = "model" if own and (config.reference == "model" or len(reference) < config.min_requests) else "answers"
     labels = (
-        [label for label in told.labels if label.time < (from_then if before is None else min(before, from_then))],
-        [label for label in told.labels if label.time >= from_then],
+        [label for label in payload.labels if label.time < (from_then if before is None else min(before, from_then))],
+        [label for label in payload.labels if label.time >= from_then],
     )
-    said = {"endpoint": endpoint, "model": record["model_ref"], "since": since, "against": against}
-    return {**said, **compare(own if against == "model" else reference, window, config, labels=labels, against=against)}
+    output = {"endpoint": endpoint, "model": record["model_ref"], "since": since, "against": against}
+    return {
+        **output,
+        **compare(own if against == "model" else reference, window, config, labels=labels, against=against),
+    }
 
 
 def _model_folder(record: dict[str, Any]) -> Path:
@@ -185,7 +188,7 @@ def _by_order(
     clock = None if learnt_from_new else _time_of_day(answers, runs)
     learnt, stretch = [run for run in runs if run.new is learnt_from_new], sum(len(run.rows) for run in runs if run.new)
     lengths = [block_length(without_hour(one, clock, learnt), learnt, stretch=stretch) for one in values]
-    found: list[_Judged | None] = [None] * len(measures)
+    results: list[_Judged | None] = [None] * len(measures)
     for length in sorted(set(lengths)):
         places = [place for place, one in enumerate(lengths) if one == length]
         blocks, part = cut(runs, length), len(places) / len(measures)
@@ -197,8 +200,8 @@ def _by_order(
         judgement = judge(apart, rate * part)
         for column, place in enumerate(places):
             p_value, threshold = float(judgement.p_values[column]), float(judgement.thresholds[column])
-            found[place] = _Judged(apart[:, column], min(p_value / part, 1.0), threshold)
-    return found
+            results[place] = _Judged(apart[:, column], min(p_value / part, 1.0), threshold)
+    return results
 
 
 def _time_of_day(answers: Sequence[Answer], runs: Sequence[Run]) -> Values | None:

@@ -22,11 +22,11 @@ SEED = 77
 
 def answers_of_reference(folder: Path) -> list[Answer]:
     """As many answers as were measured, drawn evenly from the quantiles of each measure; none without the file."""
-    told = read_json(folder / FILE) if (folder / FILE).is_file() else None
-    quantiles = quantiles_of(told)
-    if told is None or not any(quantiles.get(name) for name in COMPARABLE):
+    payload = read_json(folder / FILE) if (folder / FILE).is_file() else None
+    quantiles = quantiles_of(payload)
+    if payload is None or not any(quantiles.get(name) for name in COMPARABLE):
         return []
-    count = min(int(told["count"]), MOST)
+    count = min(int(payload["count"]), MOST)
     entropy, odd = (_drawn(quantiles.get(name, ()), count, place) for place, name in enumerate(COMPARABLE))
     return [
         Answer(time=0.0, seconds=0.0, max_tokens=0, entropy=one, odd=other)

@@ -38,15 +38,15 @@ from tasks.storage import open_store
 # Measures and accuracy of answers over time: a row a window of as many answers, the newest last. Pure; judges nothing.
 
 
-def series(told: Told, *, requests: int, windows: int) -> list[dict[str, Any]]:
+def series(payload: Told, *, requests: int, windows: int) -> list[dict[str, Any]]:
     """The last windows of so many requests each: `begins`, `ends` (seconds since the epoch), means, `labels` and `accuracy`.
 
     The newest window may hold fewer. A label belongs to the window in which its request was asked: accuracy is that of the
     answers of a time, whenever callers said so.
     """
-    cut = [told.answers[place : place + requests] for place in range(0, len(told.answers), requests)]
+    cut = [payload.answers[place : place + requests] for place in range(0, len(payload.answers), requests)]
     edges = [window[0].time for window in cut[1:]] + [math.inf]
-    rows = [_row(window, _asked_in(told.labels, window, edge)) for window, edge in zip(cut, edges, strict=False)]
+    rows = [_row(window, _asked_in(payload.labels, window, edge)) for window, edge in zip(cut, edges, strict=False)]
     return rows[-windows:]
 
 
@@ -138,10 +138,10 @@ def brief(name: str, seen: Seen | None) -> dict[str, Any]:
         verdict = "stopped" if seen is None else "nothing written"
         return {"endpoint": name, "verdict": verdict, "requests": 0, "said": [], "standing": [], "evidence": ""}
     keys = ("verdict", "model", "against", "requests", "reference_requests", "labels", "p_value")
-    told = {key: seen.told[key] for key in keys}
+    payload = {key: seen.told[key] for key in keys}
     return {
         "endpoint": name,
-        **told,
+        **payload,
         "said": list(seen.said),
         "standing": list(seen.standing),
         "evidence": seen.evidence,
@@ -167,83 +167,70 @@ def service_config(home: Path, model: str) -> ServiceConfig:
 
 def _follow(home: Path, name: str, known: Followed, *, now: float, dry: bool) -> tuple[Followed, Seen]:
     config = service_config(home, known.model)
-    told = anomalies(home, name, since=known.since, config=config, before=known.before, labels_since=known.labels_since)
-    after, columns = (_cooled(known, now), {}) if told is None else next_followed(known, told, config, now=now)
+    payload = anomalies(
+        home, name, since=known.since, config=config, before=known.before, labels_since=known.labels_since
+    )
+    after, columns = (_cooled(known, now), {}) if payload is None else next_followed(known, payload, config, now=now)
     evidence = ""
-    if told is not None and columns and not dry:
-        evidence = _write_evidence(home, name, told, now)
-        _say(home, name, told, columns, identity=_identity(known, after, columns), now=now, evidence=evidence)
-    if told is not None and told["labels"] >= config.min_labels:
+    if payload is not None and columns and not dry:
+        # All that was found, as a file of the home, which the event names; returns its path below the home.
+        folder = home / "endpoints" / name / "anomalies"
+        path = folder / f"{now:.3f}.json"
+        process.write_json(path, dict(payload))
+        files = sorted(folder.glob("*.json"), key=lambda one: float(one.stem))
+        for old in files[:-MOST_EVIDENCE]:
+            old.unlink(missing_ok=True)
+        evidence = str(path.relative_to(home))
+        # Once for all that stands: found again after a kill, it is a duplicate.
+        # Of what stands by when it began; of what came beside it by its columns as well.
+        begun = f"{after.before:.3f}"
+        identity = begun if known.said is None else f"{begun}/{'+'.join(sorted(columns))}"
+        data = {
+            "model": payload["model"],
+            "columns": columns,
+            "p_value": payload["p_value"],
+            "requests": payload["requests"],
+        }
+        text = f"endpoint/{name}@{identity}"
+        Ledger(home).receive(
+            Event(
+                name="endpoint.anomaly",
+                subject=f"endpoint/{name}",
+                source=SOURCE,
+                identity=text,
+                object=text,
+                occurred=now,
+                channel="headway",
+                data={**data, "evidence": evidence},
+            )
+        )
+    if payload is not None and payload["labels"] >= config.min_labels:
         after = after._replace(labels_since=now)
     standing = tuple(sorted(after.said["columns"])) if after.said else ()
-    return after, Seen(name, told, tuple(sorted(columns)), evidence, standing)
+    return after, Seen(name, payload, tuple(sorted(columns)), evidence, standing)
 
 
 def next_followed(
-    known: Followed, told: Mapping[str, Any], config: ServiceConfig, *, now: float
+    known: Followed, payload: Mapping[str, Any], config: ServiceConfig, *, now: float
 ) -> tuple[Followed, dict[str, list[str]]]:
     """How an endpoint is followed after a window, and the columns that are to be said of it. Pure."""
-    short = told["requests"] < max(config.min_requests, told["reference_requests"])
-    if told["verdict"] == "insufficient" and (short or told["against"] == "model"):
+    short = payload["requests"] < max(config.min_requests, payload["reference_requests"])
+    if payload["verdict"] == "insufficient" and (short or payload["against"] == "model"):
         return _cooled(known, now), {}
-    if told["verdict"] != "anomaly":
+    if payload["verdict"] != "anomaly":
         return _cooled(known._replace(since=now, before=known.before if known.said else None), now), {}
     begun = known.since if known.before is None else known.before
-    if known.said is None and known.before is None and not _at_once(told, config):
+    if known.said is None and known.before is None and not _at_once(payload, config):
         return known._replace(since=now, before=begun), {}
-    moved = _moved(told)
+    moved = {each["name"]: each["moved"] for each in payload["columns"] if each["verdict"] == "anomaly"}
     if known.said is None:
-        said = {"begun": begun, "columns": moved, "since": now, "last": now}
-        return known._replace(since=now, before=begun, said=said, newly=()), moved
-    at_once = _at_once(told, config)
+        output = {"begun": begun, "columns": moved, "since": now, "last": now}
+        return known._replace(since=now, before=begun, said=output, newly=()), moved
+    at_once = _at_once(payload, config)
     newly = {column: of for column, of in moved.items() if column not in known.said["columns"]}
     again = {column: of for column, of in newly.items() if column in known.newly or at_once}
-    said = {**known.said, "columns": {**known.said["columns"], **again}, "last": now}
-    return known._replace(since=now, before=begun, said=said, newly=tuple(newly.keys() - again.keys())), again
-
-
-def _identity(known: Followed, after: Followed, columns: Mapping[str, Any]) -> str:
-    """Of what stands by when it began; of what came beside it by its columns as well."""
-    begun = f"{after.before:.3f}"
-    return begun if known.said is None else f"{begun}/{'+'.join(sorted(columns))}"
-
-
-def _say(
-    home: Path,
-    name: str,
-    told: Mapping[str, Any],
-    columns: Mapping[str, list[str]],
-    *,
-    identity: str,
-    now: float,
-    evidence: str,
-) -> None:
-    """Once for all that stands: found again after a kill, it is a duplicate."""
-    data = {"model": told["model"], "columns": columns, "p_value": told["p_value"], "requests": told["requests"]}
-    said = f"endpoint/{name}@{identity}"
-    Ledger(home).receive(
-        Event(
-            name="endpoint.anomaly",
-            subject=f"endpoint/{name}",
-            source=SOURCE,
-            identity=said,
-            object=said,
-            occurred=now,
-            channel="headway",
-            data={**data, "evidence": evidence},
-        )
-    )
-
-
-def _write_evidence(home: Path, name: str, told: Mapping[str, Any], now: float) -> str:
-    """All that was found, as a file of the home, which the event names; returns its path below the home."""
-    folder = home / "endpoints" / name / "anomalies"
-    path = folder / f"{now:.3f}.json"
-    process.write_json(path, dict(told))
-    files = sorted(folder.glob("*.json"), key=lambda one: float(one.stem))
-    for old in files[:-MOST_EVIDENCE]:
-        old.unlink(missing_ok=True)
-    return str(path.relative_to(home))
+    output = {**known.said, "columns": {**known.said["columns"], **again}, "last": now}
+    return known._replace(since=now, before=begun, said=output, newly=tuple(newly.keys() - again.keys())), again
 
 
 def _cooled(known: Followed, now: float) -> Followed:
@@ -253,14 +240,10 @@ def _cooled(known: Followed, now: float) -> Followed:
     return known
 
 
-def _at_once(told: Mapping[str, Any], config: ServiceConfig) -> bool:
+def _at_once(payload: Mapping[str, Any], config: ServiceConfig) -> bool:
     """Too many requests fail, or callers call answers wrong that were right: the next window is not waited for."""
-    anomalous = {each["name"]: each["value"] for each in told["columns"] if each["verdict"] == "anomaly"}
+    anomalous = {each["name"]: each["value"] for each in payload["columns"] if each["verdict"] == "anomaly"}
     return anomalous.get("errors", 0.0) > config.max_error_share or ACCURACY in anomalous
-
-
-def _moved(told: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {each["name"]: each["moved"] for each in told["columns"] if each["verdict"] == "anomaly"}
 
 
 def _state(home: Path) -> Path:

@@ -134,19 +134,19 @@ class Judge:
         return Verdict("not judged", tuple(missing)) if over else Verdict("wait", tuple(missing))
 
     def _failed(self, green: Seen, blue: Seen) -> list[Check]:
-        config, before, found = self._config, self._before, []
+        config, before, result = self._config, self._before, []
         limit = f"at most a share of {config.max_error_share:g}"
         ours = max(0, green.probes - before.probes), max(0, green.probe_failures - before.probe_failures)
         if self._probes.add(*ours) == "bad":
             measured = f"{self._probes.total_beyond} of {self._probes.total} requests of our own failed"
-            found.append(_check("errors of our own requests", measured, limit))
+            result.append(_check("errors of our own requests", measured, limit))
         new = max(0, green.requests - before.requests), max(0, green.failures - before.failures)
         hang = late(green.waiting, longest=blue.longest_wait, requests=blue.requests)
         if self._errors.add(*new) == "bad" or self._errors.is_bad(more=hang):
             under_way = f", {hang} under way are late" if hang else ""
             measured = f"{self._errors.total_beyond} of {self._errors.total} requests failed{under_way}"
-            found.append(_check("errors", measured, limit))
-        return found
+            result.append(_check("errors", measured, limit))
+        return result
 
     def _slow(self, green: Seen, blue: Seen, *, width: float) -> list[Check]:
         first, pace = self._times.values()
@@ -158,21 +158,21 @@ class Judge:
         """The evidence that a step still needs: requests and time, and at the end an answer of each test."""
         config = self._config
         fewest, least = config.step_requests or FEWEST_REQUESTS, min(config.least_seconds, config.step_seconds)
-        found = []
+        results = []
         if green.requests < fewest:
-            found.append(_check("evidence", f"{green.requests} requests", f"at least {fewest} in the step"))
+            results.append(_check("evidence", f"{green.requests} requests", f"at least {fewest} in the step"))
         if waited < least:
-            found.append(_check("duration", f"{waited:.3g} s", f"at least {least:g} s"))
+            results.append(_check("duration", f"{waited:.3g} s", f"at least {least:g} s"))
         if last and not self._errors.sound:
             measured = f"{self._errors.total_beyond} of {self._errors.total} requests failed"
-            found.append(_check("errors", measured, f"a share under {self._errors.worst:g} for sure"))
-        return found + [check for name, one in self._times.items() for check in one.missing(name) if times]
+            results.append(_check("errors", measured, f"a share under {self._errors.worst:g} for sure"))
+        return results + [check for name, one in self._times.items() for check in one.missing(name) if times]
 
     def _shifted(self, green: Seen, blue: Seen) -> list[Check]:
         """Measures are compared at every twentieth more answers: each look is a chance for a false alarm."""
         if green.requests < 1.05 * self._compared or green.requests == self._before.requests:
             return []
-        self._compared, found = green.requests, []
+        self._compared, result = green.requests, []
         for name, new in green.measures.items():
             old = blue.measures.get(name, ())
             if not self._comparable(new, old) and name not in OF_PROMPTS:
@@ -182,8 +182,8 @@ class Judge:
             apart = distance(new, old)
             if apart > self._config.max_output_shift:
                 limit = f"at most {self._config.max_output_shift:g}"
-                found.append(_check(f"{name} of answers", f"{apart:.2f} apart", limit))
-        return found
+                result.append(_check(f"{name} of answers", f"{apart:.2f} apart", limit))
+        return result
 
     def _comparable(self, new: Sequence[float], old: Sequence[float]) -> bool:
         """Whether two samples of the same answers are hardly ever so far apart, at any look of any step, for any measure.

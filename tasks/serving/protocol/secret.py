@@ -25,9 +25,9 @@ def read_secret(path: str | Path | None) -> str:
     if not path:
         return ""
     try:
-        found = Path(path).read_text(encoding="ascii").strip()
+        text = Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; stop the endpoint, and deploy it again") from error
-    if not found:
+    if not text:
         raise ValueError(f"{path} is empty: remove it, stop the endpoint, and deploy it again")
-    return found
+    return text

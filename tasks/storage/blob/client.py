@@ -113,22 +113,22 @@ class Container:
         A request that is sent twice because its answer was lost finds its own writing there, and knows it by its mark.
         """
         mark = uuid.uuid4().hex
-        said = {"sha256": hashlib.sha256(data).hexdigest(), "writer": mark, **(metadata or {})}
+        output = {"sha256": hashlib.sha256(data).hexdigest(), "writer": mark, **(metadata or {})}
         conditions: dict[str, Any] = {"overwrite": not new}
         if etag:
             conditions |= {"etag": etag, "match_condition": MatchConditions.IfNotModified}
 
         def write() -> Written:
             headers = {"Content-MD5": base64.b64encode(md5(data)).decode()}
-            done = self.blob(name).upload_blob(data, length=len(data), metadata=said, headers=headers, **conditions)
+            done = self.blob(name).upload_blob(data, length=len(data), metadata=output, headers=headers, **conditions)
             return Written(str(done["etag"]), done.get("version_id"))
 
         with suppress(_Unmet):
             if done := self._found(name, lambda: until_whole(write)):
                 return done
-        there = self.head(name)
-        ours = there is not None and (there.metadata or {}).get("writer") == mark
-        return Written(str(there.etag), there.version_id) if there and ours else None
+        existing = self.head(name)
+        ours = existing is not None and (existing.metadata or {}).get("writer") == mark
+        return Written(str(existing.etag), existing.version_id) if existing and ours else None
 
     def get(self, name: str) -> Small | None:
         """A small blob; None when there is none. Raises IntegrityError when it is not what was written."""
@@ -152,16 +152,16 @@ class Container:
     def listing(self, prefix: str, include: tuple[str, ...] = ()) -> Iterator[BlobProperties]:
         """Blobs below a prefix, in the order of their names; each name is without the store's own prefix."""
         with self.told(prefix):
-            for found in self._container.list_blobs(name_starts_with=self.prefix + prefix, include=list(include)):
-                found.name = found.name.removeprefix(self.prefix)
-                yield found
+            for item in self._container.list_blobs(name_starts_with=self.prefix + prefix, include=list(include)):
+                item.name = item.name.removeprefix(self.prefix)
+                yield item
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders right below a prefix, which ends with `/`."""
         start = self.prefix + prefix
         with self.told(prefix):
             below = self._container.walk_blobs(name_starts_with=start, delimiter="/")
-            return [found.name.removeprefix(start)[:-1] for found in below if found.name.endswith("/")]
+            return [item.name.removeprefix(start)[:-1] for item in below if item.name.endswith("/")]
 
     def touch(self, name: str, metadata: dict[str, str]) -> None:
         self.ask(lambda: self.blob(name).set_blob_metadata(metadata), name)
@@ -191,9 +191,9 @@ class Container:
                 name, lambda: self.blob(name).start_copy_from_url(url, match_condition=MatchConditions.IfMissing)
             )
         except _Unmet:
-            there = self.head(name)
+            existing = self.head(name)
             mark = (known.metadata or {}).get("writer") if known else None
-            return there is not None and mark is not None and (there.metadata or {}).get("writer") == mark
+            return existing is not None and mark is not None and (existing.metadata or {}).get("writer") == mark
         if begun is None:
             return None
         self._copied(name, begun)
@@ -214,10 +214,10 @@ class Container:
         The SDK puts a snapshot into the address of its client, but no version id.
         """
         url = self.blob(name, version).url
-        said = [] if version.startswith("snapshot:") or not version else [f"versionid={quote(version, safe='')}"]
+        messages = [] if version.startswith("snapshot:") or not version else [f"versionid={quote(version, safe='')}"]
         if isinstance(self._credential, AzureSasCredential):
-            said.append(self._credential.signature.lstrip("?"))
-        return "&".join([url + ("" if "?" in url or not said else "?" + said.pop(0)), *said])
+            messages.append(self._credential.signature.lstrip("?"))
+        return "&".join([url + ("" if "?" in url or not messages else "?" + messages.pop(0)), *messages])
 
     def _found(self, name: str, work: Callable[[], T]) -> T | None:
         """What an operation gives; None for a blob that is not there. Raises _Unmet for a condition that does not hold."""

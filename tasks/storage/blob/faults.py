@@ -45,7 +45,15 @@ def explain(error: AzureError, uri: str, credential: str) -> HeadwayError:
     """What an error of the SDK means. `uri` is of the store, or of the blob that it was about."""
     status, code = getattr(error, "status_code", None), code_of(error)
     if not isinstance(error, HttpResponseError) or status is None:
-        return _without_answer(error, uri, credential)
+        if isinstance(error, ClientAuthenticationError):
+            return Missing(
+                f"{uri}: the credential {credential} gives no token: {_first_line(error)}",
+                remedy=f"{_REMEDIES[credential]} No other credential is tried by itself.",
+            )
+        return Missing(
+            f"{uri} does not answer: {_first_line(error)}",
+            remedy=f"Look at the network, at the account's firewall and at the address in stores.yaml. {AGAIN}.",
+        )
     if corrupted(error):
         return IntegrityError(
             f"{uri}: what arrives there is not what was sent, each time that it was sent",
@@ -65,21 +73,11 @@ def explain(error: AzureError, uri: str, credential: str) -> HeadwayError:
     return Missing(f"{uri}: the service answered {status or 'nothing'} {code}".rstrip(), remedy=f"{AGAIN}.")
 
 
-def _without_answer(error: AzureError, uri: str, credential: str) -> HeadwayError:
-    if isinstance(error, ClientAuthenticationError):
-        return Missing(
-            f"{uri}: the credential {credential} gives no token: {_first_line(error)}",
-            remedy=f"{_REMEDIES[credential]} No other credential is tried by itself.",
-        )
-    return Missing(
-        f"{uri} does not answer: {_first_line(error)}",
-        remedy=f"Look at the network, at the account's firewall and at the address in stores.yaml. {AGAIN}.",
-    )
-
-
 def _refused(error: HttpResponseError, uri: str, credential: str, code: str) -> HeadwayError:
     """401 and 403: a clock that is off, a credential that ended, or a right that is not there."""
-    off = _clock_off(error)
+    # Seconds by which our clock is ahead of the one that answered.
+    output = getattr(error.response, "headers", {}).get("Date")
+    off = time.time() - parsedate_to_datetime(output).timestamp() if output else 0.0
     if abs(off) > SKEW_SECONDS:
         return Missing(
             f"{uri}: this machine's clock is {abs(off) / 60:.0f} minutes {'ahead of' if off > 0 else 'behind'} Azure's, "
@@ -95,12 +93,6 @@ def _refused(error: HttpResponseError, uri: str, credential: str, code: str) -> 
         f"{uri}: the credential {credential} is not accepted, or no longer ({code or error.status_code})",
         remedy=f"{_REMEDIES[credential]} {AGAIN}.",
     )
-
-
-def _clock_off(error: HttpResponseError) -> float:
-    """Seconds by which our clock is ahead of the one that answered."""
-    said = getattr(error.response, "headers", {}).get("Date")
-    return time.time() - parsedate_to_datetime(said).timestamp() if said else 0.0
 
 
 def _first_line(error: AzureError) -> str:

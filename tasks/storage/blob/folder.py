@@ -79,13 +79,13 @@ class BlobFolder:
         A large file waits until it has not changed between two looks, and what tells of others waits for its folder;
         `settled` says that nothing writes any more.
         """
-        found = {name: seen for name, seen in self._look() if wanted(name)}
-        changed = [name for name, seen in found.items() if self._here.get(name) != seen]
-        waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, found[name])}
-        self._before = found
+        result = {name: seen for name, seen in self._look() if wanted(name)}
+        changed = [name for name, seen in result.items() if self._here.get(name) != seen]
+        waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, result[name])}
+        self._before = result
         for group in _in_order(name for name in changed if _folder(name) not in waiting):
-            in_parallel(lambda name: self._send(name, found[name]), group)
-        gone = [name for name in self._here if name not in found and wanted(name)]
+            in_parallel(lambda name: self._send(name, result[name]), group)
+        gone = [name for name in self._here if name not in result and wanted(name)]
         for group in reversed(_in_order(gone)):
             in_parallel(self._remove, group)
 
@@ -139,18 +139,28 @@ class BlobFolder:
     def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.name.endswith(GROWING):
-            return self._receive_segment(path, name)
+            result = self.container.get(self.prefix + name)
+            if result is None:
+                return None
+            start = _number_of(name) * SEGMENT
+            path.touch()
+            with open(path, "r+b") as file:
+                file.seek(start)
+                file.write(result.data)
+                if len(result.data) < SEGMENT:
+                    file.truncate()
+            return result.etag
         return self._receive_large(path, name) if blob.size > BLOCK else self._receive_small(path, name)
 
     def _receive_small(self, path: Path, name: str) -> str | None:
-        found = self.container.get(self.prefix + name)
-        if found is None:
+        result = self.container.get(self.prefix + name)
+        if result is None:
             return None
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(self.arriving(name, found.data))
+            file.write(self.arriving(name, result.data))
         os.replace(temporary, path)
-        return found.etag
+        return result.etag
 
     def _receive_large(self, path: Path, name: str) -> str | None:
         """A file of many ranges, whole and with the sha256 that it was sent with; None when it changed on the way."""
@@ -167,49 +177,33 @@ class BlobFolder:
         os.replace(temporary, path)
         return str(head.etag)
 
-    def _receive_segment(self, path: Path, name: str) -> str | None:
-        found = self.container.get(self.prefix + name)
-        if found is None:
-            return None
-        start = _number_of(name) * SEGMENT
-        path.touch()
-        with open(path, "r+b") as file:
-            file.seek(start)
-            file.write(found.data)
-            if len(found.data) < SEGMENT:
-                file.truncate()
-        return found.etag
-
     def _send(self, name: str, seen: Seen) -> None:
         path = self.local / name
         try:
             if name.endswith(GROWING):
-                self._send_segments(path, name, seen)
+                # Send a grown file from the segment on in which it ended; one that became shorter, whole.
+                before = self._here.get(name)
+                first = before.size // SEGMENT if before and before.size <= seen.size else 0
+                with open(path, "rb") as file:
+                    for number in range(first, seen.size // SEGMENT + 1):
+                        file.seek(number * SEGMENT)
+                        data = file.read(min(SEGMENT, seen.size - number * SEGMENT))
+                        hint = f"{name}@{number:06d}" if number else name
+                        if written := self.container.put(self.prefix + hint, data):
+                            self._there[hint] = written.etag
+                for hint in [known for known in self._there if _file_of(known) == name]:
+                    if _number_of(hint) > seen.size // SEGMENT:
+                        self._remove(hint)
             else:
                 self._there[name] = upload(self.container, self.prefix + name, path).written.etag
         except FileNotFoundError:  # deleted since we looked: the next look finds that
             return
         self._here[name] = seen
 
-    def _send_segments(self, path: Path, name: str, seen: Seen) -> None:
-        """Send a grown file from the segment on in which it ended; one that became shorter, whole."""
-        before = self._here.get(name)
-        first = before.size // SEGMENT if before and before.size <= seen.size else 0
-        with open(path, "rb") as file:
-            for number in range(first, seen.size // SEGMENT + 1):
-                file.seek(number * SEGMENT)
-                data = file.read(min(SEGMENT, seen.size - number * SEGMENT))
-                there = f"{name}@{number:06d}" if number else name
-                if written := self.container.put(self.prefix + there, data):
-                    self._there[there] = written.etag
-        for there in [known for known in self._there if _file_of(known) == name]:
-            if _number_of(there) > seen.size // SEGMENT:
-                self._remove(there)
-
     def _remove(self, name: str) -> None:
-        for there in [known for known in self._there if name in (known, _file_of(known))]:
-            self.container.remove(self.prefix + there)
-            del self._there[there]
+        for existing in [known for known in self._there if name in (known, _file_of(known))]:
+            self.container.remove(self.prefix + existing)
+            del self._there[existing]
         self._here.pop(name, None)
 
     def _note(self, name: str) -> None:

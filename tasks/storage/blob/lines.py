@@ -44,7 +44,7 @@ class Lines:
     def end(self) -> End | None:
         """Where the lines end now; None where none was ever written."""
         newest: End | None = None
-        for name in reversed([found.name for found in self._container.listing(f"{self._folder}/")]):
+        for name in reversed([item.name for item in self._container.listing(f"{self._folder}/")]):
             known = self._container.head(name)
             length = known.size if known else 0
             line = self._last_line(name, length) if length else b""
@@ -60,7 +60,13 @@ class Lines:
         """
         assert data.endswith(b"\n") and len(data) <= BLOCK
         if end is None or end.appends >= MOST_APPENDS:
-            end = self._begin(f"{self._folder}/{begins}")
+            name = f"{self._folder}/{begins}"
+            with faults.told(self.uri, self._container.config.credential):
+                try:
+                    self._container.blob(name).create_append_blob(match_condition=MatchConditions.IfMissing)
+                except ResourceExistsError:
+                    raise self._overtaken() from None
+            end = End(name, 0, 0, b"")
         blob = self._container.blob(end.blob)
         with faults.told(self.uri, self._container.config.credential):
             try:
@@ -70,14 +76,6 @@ class Lines:
                     raise
                 raise self._overtaken() from None
         return End(end.blob, end.length + len(data), end.appends + 1, data[:-1].rpartition(b"\n")[2])
-
-    def _begin(self, name: str) -> End:
-        with faults.told(self.uri, self._container.config.credential):
-            try:
-                self._container.blob(name).create_append_blob(match_condition=MatchConditions.IfMissing)
-            except ResourceExistsError:
-                raise self._overtaken() from None
-        return End(name, 0, 0, b"")
 
     def _overtaken(self) -> Conflict:
         return Conflict(f"{self.uri}: somebody else appended at the same time", remedy="Look where it ends, and go on.")

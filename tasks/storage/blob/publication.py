@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +60,9 @@ class Publication:
         brought = over_files(lambda path: self._bring(path, kept.get(path, [])), list(files), size_of=sizes.__getitem__)
         self.reused = {each.entry.path for each in brought if each.reused}
         content = Content(kind=self.kind, files=tuple(each.entry for each in brought), inputs=tuple(sorted(inputs)))
-        return self._manifest(content, {each.entry.path: each.blob_version for each in brought})
+        return Manifest(
+            content=content, provenance=_with(self.provenance, {each.entry.path: each.blob_version for each in brought})
+        )
 
     def appear(self, manifest: Manifest) -> Manifest | None:
         """Write the manifest; None when another wrote one for the same content first."""
@@ -70,41 +72,39 @@ class Publication:
             gone = self.reused - versions.stored_sizes(self.container, manifest).keys()
             if gone:
                 manifest = self._again(manifest, sorted(gone))
-            return self._appear(manifest, require)
+            # Make a manifest that stands on files of others appear, but not when a deletion began after `require` was
+            # asked. A deletion removes all drafts before it looks what is needed (store.py); the service then refuses
+            # to copy this one.
+            draft = layout.drafts_folder(self.place) + uuid.uuid4().hex
+            written = self.container.put(draft, manifest_bytes(manifest), metadata=_published())
+            try:
+                require()
+                appeared = self.container.appear(draft, layout.folder_of(manifest) + layout.MANIFEST)
+            finally:
+                self.container.remove(draft)
+                if written and written.version:
+                    self.container.remove(draft, written.version)
+            if appeared is None:
+                raise lease.lost(self.container, f"{self.place}lease")
+            return manifest if appeared else None
 
-    def replace(self, there: Manifest, damaged: set[str]) -> Manifest:
+    def replace(self, existing: Manifest, damaged: set[str]) -> Manifest:
         """Upload what is damaged of a version, and have its manifest name the new bytes. Nobody deletes it meanwhile.
 
         Raises Lost when somebody did all the same, because we were stopped for longer than a lease lasts.
         """
-        key = layout.folder_of(there) + layout.MANIFEST
+        key = layout.folder_of(existing) + layout.MANIFEST
         with lease.held(self.container, f"{self.place}lease") as require:
             before = self.container.head(key)
-            gone = {file.path for file in there.content.files} - versions.stored_sizes(self.container, there).keys()
-            mended = self._again(there, sorted(damaged | gone))
+            gone = {file.path for file in existing.content.files} - versions.stored_sizes(
+                self.container, existing
+            ).keys()
+            mended = self._again(existing, sorted(damaged | gone))
             require()
             etag = str(before.etag) if before else ""
             if not etag or not self.container.put(key, manifest_bytes(mended), etag=etag, metadata=_published()):
                 raise lease.lost(self.container, f"{self.place}lease")
         return mended
-
-    def _appear(self, manifest: Manifest, require: Callable[[], None]) -> Manifest | None:
-        """Make a manifest that stands on files of others appear, but not when a deletion began after `require` was asked.
-
-        A deletion removes all drafts before it looks what is needed (store.py); the service then refuses to copy this one.
-        """
-        draft = layout.drafts_folder(self.place) + uuid.uuid4().hex
-        written = self.container.put(draft, manifest_bytes(manifest), metadata=_published())
-        try:
-            require()
-            appeared = self.container.appear(draft, layout.folder_of(manifest) + layout.MANIFEST)
-        finally:
-            self.container.remove(draft)
-            if written and written.version:
-                self.container.remove(draft, written.version)
-        if appeared is None:
-            raise lease.lost(self.container, f"{self.place}lease")
-        return manifest if appeared else None
 
     def _bring(self, path: str, kept: list[Kept]) -> Brought:
         source = self.folder / path
@@ -114,8 +114,8 @@ class Publication:
             same_size.append(left)
         if same_size:
             size, sha256 = hash_file(source)
-            found = next((each for each in same_size if each.sha256 == sha256), None)
-            name = found and (found.blob_version or self._snapshot(path, found.etag))
+            result = next((each for each in same_size if each.sha256 == sha256), None)
+            name = result and (result.blob_version or self._snapshot(path, result.etag))
             if name:
                 return Brought(FileEntry(path=path, size=size, sha256=sha256), name, reused=True)
         entry, blob_version = self._upload(path)
@@ -150,9 +150,6 @@ class Publication:
             if entry != expected[path]:
                 raise ValueError(f"{path} was changed while it was published; publish again when nobody writes to it")
         return manifest.model_copy(update={"provenance": _with(manifest.provenance, named)})
-
-    def _manifest(self, content: Content, named: dict[str, str]) -> Manifest:
-        return Manifest(content=content, provenance=_with(self.provenance, named))
 
     def _write(self, manifest: Manifest) -> Manifest | None:
         key = layout.folder_of(manifest) + layout.MANIFEST

@@ -88,15 +88,15 @@ def _wait(tries: int) -> float:
     return min(LONGEST_WAIT_SECONDS, longest) * random.uniform(0.75, 1.25)
 
 
-def _retry_after(said: str | None) -> float | None:
+def _retry_after(text: str | None) -> float | None:
     """Seconds that a service asks for, given as seconds or as a date."""
-    if not said:
+    if not text:
         return None
     try:
-        return max(0.0, float(said))
+        return max(0.0, float(text))
     except ValueError:
         pass
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
         return None

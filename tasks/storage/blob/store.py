@@ -70,7 +70,12 @@ def remove(container: Container, manifest: Manifest, mode: Mode, others: Callabl
 
         def gone(blob: BlobProperties) -> None:
             require()
-            _remove(container, blob)
+            # The current blob goes by its etag; the service does not let go of it by its version id, before it is an
+            # old one.
+            if blob.is_current_version or not id_of(blob):
+                container.remove(blob.name, etag=str(blob.etag))
+            if id_of(blob):
+                container.remove(blob.name, id_of(blob))
 
         in_parallel(gone, list(container.listing(layout.drafts_folder(place), include=(mode,))))
         container.remove(layout.folder_of(manifest) + layout.MANIFEST)
@@ -97,8 +102,8 @@ def _chosen(container: Container, manifest: Manifest, mode: Mode, kept: set[tupl
     named = {folder + path: v for path, v in manifest.provenance.blob_versions.items()}
     ours = {path: version for path, version in named.items() if (path, version) not in kept}
     hashes = {folder + file.path: file.sha256 for file in manifest.content.files}
-    found = [b for b in container.listing(folder, include=(mode, "metadata", "copy")) if b.name in ours]
-    etags = {str(blob.etag) for blob in found if id_of(blob) == ours[blob.name]}
+    results = [b for b in container.listing(folder, include=(mode, "metadata", "copy")) if b.name in ours]
+    etags = {str(blob.etag) for blob in results if id_of(blob) == ours[blob.name]}
 
     def goes(blob: BlobProperties) -> bool:
         if (blob.name, id_of(blob)) in kept:
@@ -106,15 +111,7 @@ def _chosen(container: Container, manifest: Manifest, mode: Mode, kept: set[tupl
         copied = bool(blob.copy.id) and (blob.metadata or {}).get("sha256") == hashes[blob.name]
         return id_of(blob) == ours[blob.name] or copied or (not id_of(blob) and str(blob.etag) in etags)
 
-    return [blob for blob in found if goes(blob)]
-
-
-def _remove(container: Container, blob: BlobProperties) -> None:
-    """The current blob goes by its etag; the service does not let go of it by its version id, before it is an old one."""
-    if blob.is_current_version or not id_of(blob):
-        container.remove(blob.name, etag=str(blob.etag))
-    if id_of(blob):
-        container.remove(blob.name, id_of(blob))
+    return [blob for blob in results if goes(blob)]
 
 
 def _cover(container: Container, chosen: list[BlobProperties], kept: set[tuple[str, str]]) -> None:
@@ -144,8 +141,8 @@ class BlobStore:
         layout.name_folder(kind, provenance.name)
         publication = Publication(self.container, folder, kind=kind, provenance=provenance)
         made = publication.bring(self._known(kind, provenance.name), inputs)
-        there = self.manifest(kind, provenance.name, made.version)
-        published = self._mended(there, publication) if there else publication.appear(made)
+        existing = self.manifest(kind, provenance.name, made.version)
+        published = self._mended(existing, publication) if existing else publication.appear(made)
         if published is None:  # somebody else made the same version at the same time
             published = self.manifest(kind, provenance.name, made.version) or made
         if link:
@@ -159,21 +156,21 @@ class BlobStore:
             yield now
         yield from itertools.islice(self.manifests(kind, name), PAGE)
 
-    def _mended(self, there: Manifest, publication: Publication) -> Manifest:
+    def _mended(self, existing: Manifest, publication: Publication) -> Manifest:
         """What is published again is the newest again; what was damaged meanwhile is uploaded again."""
-        problems = self.verify(there)
+        problems = self.verify(existing)
         if problems:
-            return publication.replace(there, {problem.path for problem in problems})
-        key = layout.folder_of(there) + layout.MANIFEST
+            return publication.replace(existing, {problem.path for problem in problems})
+        key = layout.folder_of(existing) + layout.MANIFEST
         head = self.container.head(key)
         if head:
             self.container.touch(key, {**(head.metadata or {}), "published": str(time.time_ns())})
-        return there
+        return existing
 
     def fetch(self, manifest: Manifest) -> Path:
         def download(entries: list[FileEntry], into: Path) -> None:
-            found = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
-            _require_there(manifest, problems := [problem for problem in found if problem])
+            result = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
+            _require_there(manifest, problems := [problem for problem in result if problem])
             require_intact(manifest, problems)
 
         return cache.filled(cache.place_of(self.home, manifest), manifest, download)
@@ -188,8 +185,8 @@ class BlobStore:
         return problem
 
     def verify(self, manifest: Manifest) -> list[Problem]:
-        found = over_files(lambda entry: self._verified(manifest, entry), list(manifest.content.files), size_of=_size)
-        return [problem for problem in found if problem]
+        result = over_files(lambda entry: self._verified(manifest, entry), list(manifest.content.files), size_of=_size)
+        return [problem for problem in result if problem]
 
     def _verified(self, manifest: Manifest, entry: FileEntry) -> Problem | None:
         """What was flipped on the way is whole the next time; what is damaged there is not."""
@@ -211,22 +208,22 @@ class BlobStore:
 
     def manifest(self, kind: str, name: str, version: str) -> Manifest | None:
         key = layout.version_folder(kind, name, version) + layout.MANIFEST
-        found = self.container.get(key)
+        result = self.container.get(key)
         where = f"{self.uri}/{key}"
-        return parse_manifest(found.data, where=where, kind=kind, name=name, version=version) if found else None
+        return parse_manifest(result.data, where=where, kind=kind, name=name, version=version) if result else None
 
     def manifests(self, kind: str = "", name: str = "") -> Iterator[Manifest]:
         for each_kind, each_name in self._names(kind, name):
-            found = sorted(self._versions(each_kind, each_name), key=_age)
+            results = sorted(self._versions(each_kind, each_name), key=_age)
             read = partial(self.manifest, each_kind, each_name)
-            for start in range(0, len(found), PAGE):
-                page = in_parallel(read, [version for version, _ in found[start : start + PAGE]])
+            for start in range(0, len(results), PAGE):
+                page = in_parallel(read, [version for version, _ in results[start : start + PAGE]])
                 yield from (manifest for manifest in page if manifest)
 
     def versions(self) -> Iterator[Listed]:
         names = self._names("", "")
-        for (kind, name), found in zip(names, in_parallel(lambda n: list(self._versions(*n)), names), strict=True):
-            for version, blob in found:
+        for (kind, name), item in zip(names, in_parallel(lambda n: list(self._versions(*n)), names), strict=True):
+            for version, blob in item:
                 yield Listed(kind, name, version, str(blob.etag))
 
     def promote(self, manifest: Manifest) -> None:
@@ -250,12 +247,12 @@ class BlobStore:
         self.container.put(layout.folder_of(manifest) + layout.attachment_name(name), data)
 
     def attachment(self, manifest: Manifest, name: str) -> bytes | None:
-        found = self.container.get(layout.folder_of(manifest) + layout.attachment_name(name))
-        return found.data if found else None
+        result = self.container.get(layout.folder_of(manifest) + layout.attachment_name(name))
+        return result.data if result else None
 
     def read(self, key: str) -> Document | None:
-        found = self.container.get(layout.document_key(key))
-        return Document(key, found.data, found.etag) if found else None
+        result = self.container.get(layout.document_key(key))
+        return Document(key, result.data, result.etag) if result else None
 
     def create(self, key: str, data: bytes) -> bool:
         return self.container.put(layout.document_key(key), sealed(data, key=key), new=True) is not None
@@ -274,8 +271,8 @@ class BlobStore:
         kinds = [kind] if kind else self.container.folders("artifacts/")
         if name:
             return [(each, name) for each in kinds]
-        found = in_parallel(lambda each: self.container.folders(f"artifacts/{each}/"), kinds)
-        return sorted((each, inside) for each, names in zip(kinds, found, strict=True) for inside in names)
+        result = in_parallel(lambda each: self.container.folders(f"artifacts/{each}/"), kinds)
+        return sorted((each, inside) for each, names in zip(kinds, result, strict=True) for inside in names)
 
     def _versions(self, kind: str, name: str) -> Iterator[tuple[str, BlobProperties]]:
         folder = f"{layout.name_folder(kind, name)}versions/"

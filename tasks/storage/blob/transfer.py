@@ -84,7 +84,8 @@ def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
     def blocks() -> Iterator[bytes]:
         nonlocal size
         with open(path, "rb", buffering=0) as file:
-            length = _block_bytes(path.stat().st_size)
+            # The same for the same size, so that an upload that goes on cuts the file as the one before did.
+            length = BLOCK * max(1, -(-path.stat().st_size // (BLOCK * MOST_BLOCKS)))
             while block := file.read(length):
                 sha256.update(block)
                 size += len(block)
@@ -128,8 +129,8 @@ def check_stored(
         return stream.readall(), int(str(stream.properties.content_range).rpartition("/")[2])
 
     if not file.size:
-        there = container.head(name, version)
-        return None if there and not there.size else _other_size(file, there.size if there else None)
+        existing = container.head(name, version)
+        return None if existing and not existing.size else _other_size(file, existing.size if existing else None)
     with container.told(name):
         try:
             for piece, total in _pieces(get, range(0, file.size, BLOCK)):
@@ -163,8 +164,3 @@ def over_files(work: Callable[[A], R], items: list[A], *, size_of: Callable[[A],
     small = [item for item in items if size_of(item) <= BLOCK]
     done = iter(in_parallel(work, small))
     return [next(done) if size_of(item) <= BLOCK else work(item) for item in items]
-
-
-def _block_bytes(size: int) -> int:
-    """The same for the same size, so that an upload that goes on cuts the file as the one before did."""
-    return BLOCK * max(1, -(-size // (BLOCK * MOST_BLOCKS)))

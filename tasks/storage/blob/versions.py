@@ -28,8 +28,8 @@ _SAYS = b'{"schema": "headway/store/1"}\n'
 
 def detect(container: Container) -> Mode:
     """Whether writes make versions; where they do not, an emulator's snapshots stand in. Raises Missing elsewhere."""
-    there = container.head(layout.PROBE)
-    if there and there.version_id:
+    existing = container.head(layout.PROBE)
+    if existing and existing.version_id:
         return "versions"
     written = container.put(layout.PROBE, _SAYS)
     if written and written.version:
@@ -89,12 +89,12 @@ def stored_sizes(container: Container, manifest: Manifest) -> dict[str, int]:
 
 def _listed_sizes(container: Container, folder: str, named: dict[str, str]) -> dict[str, int]:
     old = "snapshots" if next(iter(named.values())).startswith("snapshot:") else "versions"
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for blob in container.listing(folder, include=(old,)):
         path = blob.name.removeprefix(folder)
         if named.get(path) == id_of(blob):
-            found[path] = int(blob.size)
-    return found
+            result[path] = int(blob.size)
+    return result
 
 
 def id_of(blob: BlobProperties) -> str:

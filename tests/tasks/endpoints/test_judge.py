@@ -165,17 +165,17 @@ class Port:
     def pause(self, seconds):
         self.now += max(seconds, 1.0)
 
-    def roll_out(self, folder, config=STEPS, told=lambda event, details: None):
+    def roll_out(self, folder, config=STEPS, report=lambda event, details: None):
         journal = Journal(folder / "journal.jsonl")
         journal.begin(what="deploy")
-        roll_out(self, config, journal, told=told, pause=self.pause, clock=lambda: self.now)
+        roll_out(self, config, journal, report=report, pause=self.pause, clock=lambda: self.now)
         return journal.last_change()
 
 
 def test_without_evidence_a_rollout_holds_and_then_ends_not_judged(tmp_path):
     port, told = Port(lambda seconds: Seen()), []
     with pytest.raises(GateFailed, match="was not judged at the step 10 %") as ended:
-        port.roll_out(tmp_path, told=lambda event, details: told.append(event))
+        port.roll_out(tmp_path, report=lambda event, details: told.append(event))
     assert ended.value.checks[0]["name"] == "evidence" and "rollout.step_requests" in ended.value.remedy
     assert port.shares == [0, 10, 0, "withdrawn"] and told == ["step", "step", "holding"]
     assert port.now >= 30 + 130

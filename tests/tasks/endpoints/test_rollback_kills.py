@@ -32,7 +32,7 @@ def dying(descriptor):
         os.kill(os.getpid(), signal.SIGKILL)
     count += 1
 os.fsync = dying
-go_back(folder, Journal(folder / "journal.jsonl"), reason="worse", taken=None, told=lambda event, details: None)
+go_back(folder, Journal(folder / "journal.jsonl"), reason="worse", taken=None, report=lambda event, details: None)
 """
 BEGIN, ROUTES, COMMIT, ROUTES_AGAIN, RECORD, REFUSED, WRITES = 0, 1, 2, 3, 4, 5, 8
 """What a rollback to a warm server writes that must last, in this order; then the routes without sharing, and `done`."""

@@ -83,7 +83,7 @@ def test_a_sound_model_takes_the_traffic_step_by_step_and_nobody_notices(endpoin
     endpoint.serve()
     traffic, told = endpoint.beside(), []
     with Clients(endpoint.port, rate=100) as clients:
-        roll_out(traffic, QUICK, endpoint.journal, told=lambda event, details: told.append((event, details)))
+        roll_out(traffic, QUICK, endpoint.journal, report=lambda event, details: told.append((event, details)))
         until(lambda: clients.got[GREEN] > 40)
     assert not clients.failed and clients.got[BLUE] > 20
     assert [event for event, _ in told] == ["step"] * 4 + ["switched"]
@@ -138,7 +138,7 @@ def test_beside_a_model_that_must_not_serve_a_new_one_is_judged_by_copies_and_ge
     endpoint.serve()
     traffic, told = endpoint.beside(), []
     with Clients(endpoint.port, rate=100) as clients:
-        roll_out(traffic, QUICK, endpoint.journal, barred="revoked", told=lambda *event: told.append(event))
+        roll_out(traffic, QUICK, endpoint.journal, barred="revoked", report=lambda *event: told.append(event))
         until(lambda: clients.got[GREEN] > 20)
     assert not clients.failed and record(endpoint)["model_ref"] == GREEN
     assert [(event, details.get("step") or details.get("why")) for event, details in told] == [
@@ -246,7 +246,9 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     with Clients(endpoint.port, rate=50) as clients:
         until(lambda: clients.got[GREEN] > 20)
         began = time.monotonic()
-        back = go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
+        back = go_back(
+            endpoint.folder, endpoint.journal, reason="worse", taken=None, report=lambda event, details: None
+        )
         took = time.monotonic() - began
         green = clients.got[GREEN]
         until(lambda: clients.got[BLUE] > 20)
@@ -257,7 +259,9 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     assert refused_models(endpoint.folder)[GREEN]["reason"] == "worse"
     accept(endpoint.folder, GREEN)
     assert refused_models(endpoint.folder) == {}
-    again = go_back(endpoint.folder, endpoint.journal, reason="after all", taken=None, told=lambda event, details: None)
+    again = go_back(
+        endpoint.folder, endpoint.journal, reason="after all", taken=None, report=lambda event, details: None
+    )
     assert again["model_ref"] == GREEN  # and forth
 
 
@@ -271,7 +275,7 @@ def test_a_large_model_is_given_the_time_that_reading_it_takes_for_the_way_back(
             file, {**process.read_json(file), "start_timeout_seconds": 0.01, "files": [{"path": "m", "size": size}]}
         )
         with pytest.raises(JobFailed, match=f"not ready within {within} s") if within else nullcontext():
-            go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, told=lambda event, details: None)
+            go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, report=lambda event, details: None)
     assert model_now(endpoint) == BLUE
 
 
@@ -292,7 +296,7 @@ def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
     taken = ask_for_traffic_back(endpoint.folder, "I saw something")
     deploying.join(limit(10))
     assert time.monotonic() - began < limit(5) and "I saw something" in failed[0].message
-    back = go_back(endpoint.folder, endpoint.journal, reason="I saw something", taken=taken, told=lambda e, d: None)
+    back = go_back(endpoint.folder, endpoint.journal, reason="I saw something", taken=taken, report=lambda e, d: None)
     assert back["model_ref"] == BLUE == model_now(endpoint) and not (endpoint.folder / "abort.json").exists()
     assert ask_for_traffic_back(endpoint.folder, "again") is None
 
@@ -312,7 +316,7 @@ def test_a_deploy_is_not_taken_back_by_what_was_asked_of_the_one_before(endpoint
 def test_without_a_model_before_there_is_no_way_back(endpoint):
     endpoint.serve()
     with pytest.raises(ValueError, match="no way back"):
-        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, told=lambda event, details: None)
+        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, report=lambda event, details: None)
 
 
 def test_a_model_before_that_does_not_start_again_leaves_the_traffic_where_it_is(endpoint):
@@ -323,7 +327,7 @@ def test_a_model_before_that_does_not_start_again_leaves_the_traffic_where_it_is
     spec |= {"argv": [sys.executable, "-c", "raise SystemExit(3)"], "restarts": 0}
     process.write_json(endpoint.folder / "servers" / "blue" / "process.json", spec)
     with pytest.raises(JobFailed, match="ended while it was starting"):
-        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, told=lambda event, details: None)
+        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, report=lambda event, details: None)
     assert model_now(endpoint) == GREEN == record(endpoint)["model_ref"]
     assert read_routes(endpoint.gateway.routes).colours["green"].weight == 100
 

@@ -362,7 +362,7 @@ class Rollouts(RuleBasedStateMachine):
         self.world.ticks = killed
         old = self.serves
         error = self.attempt(
-            lambda: go_back(self.endpoint, self.journal, reason="worse", taken=None, told=lambda event, details: None)
+            lambda: go_back(self.endpoint, self.journal, reason="worse", taken=None, report=lambda event, details: None)
         )
         self.world.ticks = None
         change = self.journal.last_change()

@@ -103,7 +103,7 @@ def test_a_file_that_changes_meanwhile_is_not_encoded_half(tokenizer, tmp_path, 
             changed.append(source.write_bytes(b"\n".join([*GOOD, *GOOD]) + b"\n"))
 
     with pytest.raises(ValueError, match=r"shard\.jsonl was changed while it was being read"):
-        preprocess(plan([source], Work(tokenizer), prefix=tmp_path / "out"), workers=1, told=change)
+        preprocess(plan([source], Work(tokenizer), prefix=tmp_path / "out"), workers=1, report=change)
     assert not list(tmp_path.glob("out_*"))
     preprocess(plan([source], Work(tokenizer), prefix=tmp_path / "out"), workers=1)
     assert open_tokens(tmp_path / "out_text_document").document_count == 2 * len(GOOD)

@@ -250,7 +250,7 @@ def test_two_runs_on_one_prefix_are_refused(tokenizer, source, tmp_path):
                 preprocess(job, workers=1)
             refused.append(raised)
 
-    preprocess(job, workers=1, told=second)
+    preprocess(job, workers=1, report=second)
     assert refused
 
 

@@ -1,0 +1,27 @@
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks.structure import Module, product
+
+pytestmark = pytest.mark.unit
+
+TEXT = """
+class Answer:
+    said: str = ""
+
+def look(told, *, here=1):
+    for found in told:
+        there = found
+    return [said for said in told if (output := said)]
+"""
+
+
+def test_names_that_say_nothing_are_seen_and_those_of_fields_are_not():
+    module = Module("one", Path("one.py"), TEXT, ast.parse(TEXT))
+    assert sorted(module.empty_names) == ["found:6", "here:5", "said:8", "there:7", "told:5"]
+
+
+def test_no_value_has_such_a_name():
+    assert [f"{module.path}:{name}" for module in product().values() for name in module.empty_names] == []
