@@ -71,7 +71,7 @@ which section in its key is in [stages.md](stages.md); `--dry-run` tells it for 
 | `MLFLOW_EXPERIMENT_NAME` | MLflow experiment of the runs. Without it: the model's name, or the cluster's. |
 | `HEADWAY_PERSON`, `HEADWAY_TOKEN` | Who you are, where the [policy](access.md) asks. |
 | `HEADWAY_POLICY`, `HEADWAY_TRUST`, `HEADWAY_STORES` | Other files; refused where the home has its own, or a policy. |
-| `PREFECT_API_URL` | A Prefect server that is there already. Without it: one on this machine, under the home. |
+| `PREFECT_API_URL` | A Prefect server that is there; a policy [lists](access.md#the-file) which. Else: one under the home. |
 
 ## Settings
 

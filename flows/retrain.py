@@ -125,7 +125,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     handed, how = with_origin(beside(base, mixed), start), config.execution
     taking = start.taking if start else None
     known = partial(recorded, train, tokens, config.training, *handed, how=how, under=limits, on=cluster)
-    with agreed_to_train(limits, config, recorded=known):
+    with agreed_to_train(limits, config, handed, recorded=known):
         checkpoint = train(tokens, config.training, *handed, how=how, under=limits, on=cluster, taking=taking)
     others = with_suites(mixed, files)
     scores = evaluate(checkpoint, tokens, config.evaluation, *others, on=cluster)

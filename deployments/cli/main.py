@@ -85,9 +85,9 @@ def _look_at_home(
 ) -> None:
     from contextlib import nullcontext, suppress
     from functools import partial
-    from pathlib import Path
 
-    from deployments.services.checks import no_file, not_newer, own_settings
+    from deployments.services.checks import no_file, not_newer
+    from deployments.services.prefect_settings import take_no_files
     from tasks.azure.arm_client import use_files
     from tasks.common.home import home
     from tasks.config.base import policy_file, trust_file
@@ -99,7 +99,7 @@ def _look_at_home(
         no_file(home())
         for file_of in (policy_file, trust_file, stores_file):
             file_of(home())  # refuses a variable that names another file than what binds this home
-    own_settings(Path.cwd())
+    take_no_files()
     with suppress(PermissionError) if doctor else nullcontext():
         not_newer(home())
     use_files(partial(open_files, home()))

@@ -102,6 +102,7 @@ def sign(
     """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
     from tasks.artifacts import parse_ref
     from tasks.common.home import home
+    from tasks.security.policy import in_force
     from tasks.security.signatures import KINDS
     from tasks.security.signatures import sign as sign_artifact
     from tasks.storage import open_store
@@ -114,6 +115,11 @@ def sign(
             f"{ref} is not signed here: checkpoints and models are; for a dataset: headway dataset publish --sign-key"
         )
     store = open_store(home())
+    if not version and in_force(home()).digest:
+        # Which version is the newest is what the store says, and whoever may write to it is not who signs.
+        raise ValueError(
+            f"{ref} names no version: write the one that you vouch for, {ref}@DIGITS; `headway artifacts` lists them"
+        )
     with asked("override", as_, what=f"sign {ref}", reason=_given(reason)):
         manifest = find(store, kind, name, version)
         require_intact(manifest, store.verify(manifest))

@@ -95,7 +95,8 @@ def _folder_of(path: Path, work: Path) -> Iterator[Path]:
 
 def convert(file: Path, folder: Path) -> None:
     """Make a Hugging Face folder of a .gguf file, in a process of its own: the orchestrator has no torch in it."""
-    argv = [sys.executable, "-m", "tasks.jobs.gguf_folder", str(file.resolve()), str(folder)]
+    # -P: nothing is imported from the folder that somebody's command was typed in.
+    argv = [sys.executable, "-P", "-m", "tasks.jobs.gguf_folder", str(file.resolve()), str(folder)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import socket
 import sqlite3
@@ -15,8 +13,6 @@ from tasks.common.errors import Missing
 LAYOUT = 1
 """Number of the form in which state lies under home; raised when an older Headway could not read it."""
 NEEDED_GB = 0.5
-_PREFECT_READS = {".env": r"(?i)\bPREFECT_", "prefect.toml": r"", "pyproject.toml": r"tool\.prefect"}
-"""Files of the working directory that Prefect takes settings from, and what one that has any of them has in it."""
 LOCK_SECONDS = 5.0
 
 
@@ -81,24 +77,6 @@ def no_file(home: Path) -> None:
     """Raise ValueError when a home is something else than a folder."""
     if home.exists() and not home.is_dir():
         raise ValueError(f"HEADWAY_HOME is {home}, which is a file: name a folder; it is made when it does not exist")
-
-
-def own_settings(folder: Path) -> None:
-    """Raise ValueError when Prefect would take settings from a file of another user in the working directory.
-
-    They say which server runs are made on and answered by: in a shared folder, whoever wrote them would choose it.
-    """
-    for name, has in _PREFECT_READS.items():
-        path = folder / name
-        try:
-            owner, text = path.stat().st_uid, path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        if owner not in (os.geteuid(), 0) and re.search(has, text):
-            raise ValueError(
-                f"{path} belongs to another user (uid {owner}) and holds settings of Prefect, which would be obeyed here: "
-                "work in another folder, or take the file over with chown once you have read it"
-            )
 
 
 def not_newer(home: Path) -> None:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.services.checks import choose_port, not_locked
+from deployments.services.prefect_settings import take_no_files
 from tasks.common import process
-from tasks.common.errors import Missing
+from tasks.common.errors import Missing, Refused
+from tasks.security.policy import load_or_none
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -46,6 +48,7 @@ def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
     """
     if importlib.util.find_spec("prefect") is None:
         raise Missing("Prefect is not installed", remedy="pip install -c constraints.txt -e '.[local]'")
+    take_no_files()
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     named = named_server(home)
     if named:
@@ -71,10 +74,22 @@ def client() -> SyncPrefectClient:
 
 
 def named_server(home: Path) -> str | None:
-    """The address of a server of somebody else's that `PREFECT_API_URL` names; None when that is empty, or our own."""
-    url = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    """The address of a server of somebody else's that `PREFECT_API_URL` names; None when that is empty, or our own.
+
+    Raises Refused for one that the home's policy does not list: the server says who started a run, and a worker does what it
+    says, so whoever chose the server would choose who they are.
+    """
+    url = os.environ.get("PREFECT_API_URL", "").rstrip("/").removesuffix("/api")
     known = process.read_json(home / "prefect" / "server.json") or {}
-    return url if url and url != known.get("url") else None
+    if not url or url == known.get("url"):
+        return None
+    policy = load_or_none(home)
+    if policy and url not in {one.rstrip("/").removesuffix("/api") for one in policy.prefect_servers}:
+        raise Refused(
+            f"PREFECT_API_URL names {url}, which the policy of {home} does not list: nothing is run on it",
+            remedy="Unset it; or have whoever keeps the policy write the address under `prefect_servers` there.",
+        )
+    return url
 
 
 def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:

@@ -16,7 +16,7 @@ from flows.support.revalidated import evidence_of
 from tasks.artifacts import Plan
 from tasks.common.errors import HeadwayError
 from tasks.config.base import canonical_json, digest
-from tasks.config.continue_from import ContinueFrom
+from tasks.config.continue_from import ContinueFrom, Origin
 from tasks.config.flows import RetrainConfig
 from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
@@ -69,11 +69,13 @@ def agreed(dataset: str, config: RetrainConfig, cause: str, continue_from: Conti
 
 
 @contextmanager
-def agreed_to_train(plan: Plan, config: RetrainConfig, *, recorded: Callable[[], bool]) -> Iterator[None]:
+def agreed_to_train(
+    plan: Plan, config: RetrainConfig, beside: tuple[Any, ...], *, recorded: Callable[[], bool]
+) -> Iterator[None]:
     """Wait until a person agrees to what training takes, where the settings want it; what is done inside uses that up.
 
-    Asked once a plan, and not for a training that is `recorded`. Raises GateFailed when somebody rejects, or nobody
-    answers in time.
+    Asked once for a plan and what train is handed `beside` it, and not for a training that is `recorded`. Raises GateFailed when
+    somebody rejects, or nobody answers in time.
     """
     run = current()
     asks = config.approval.before_train and isinstance(plan, Plan) and run.spool is not None and not run.beyond("train")
@@ -83,10 +85,31 @@ def agreed_to_train(plan: Plan, config: RetrainConfig, *, recorded: Callable[[],
     from flows.support.approval import approve, using
 
     question = f"Train {config.training.model} for about {duration(plan.seconds)}{_at_a_cost(plan)}?"
-    given = approve(question, _numbers(plan), config.approval, kind="train", subject=plan.ref, exercises="run")
+    terms = _terms(beside)
+    rows = [[name.replace("_", " "), value] for name, value in terms.items()]
+    given = approve(
+        question,
+        "\n\n".join((*([table(["begins with", ""], rows)] if rows else []), _numbers(plan))),
+        config.approval,
+        kind="train",
+        subject=plan.ref,
+        terms=terms,
+        exercises="run",
+    )
     run.results["approval"] = f"Training approved by {given.person}: {given.reason}"
     with using(given):
         yield
+
+
+def _terms(beside: tuple[Any, ...]) -> dict[str, str]:
+    """What training is made from that its plan does not hold: the checkpoint that it goes on from, a mixture's other tokens."""
+    terms = {}
+    for value in beside:
+        if isinstance(value, Origin):
+            terms["continue_from"] = f"{value.job} step {value.step}, {value.sha256}"
+        if isinstance(value, tuple) and value:
+            terms["mixture"] = ", ".join(tokens.ref for tokens in value)
+    return terms
 
 
 def _at_a_cost(plan: Plan) -> str:

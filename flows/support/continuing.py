@@ -217,7 +217,8 @@ def _keep(seen: _Seen, name: str) -> None:
 
 def _origins(job: Job, root: Path, *words: object) -> str:
     """What the program says, which alone can read checkpoints."""
-    argv = [sys.executable, "-m", "tasks.jobs.checkpoint.origins", str(root), *map(str, words)]
+    # -P: nothing is imported from the folder that somebody's command was typed in.
+    argv = [sys.executable, "-P", "-m", "tasks.jobs.checkpoint.origins", str(root), *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise IntegrityError(

@@ -59,7 +59,9 @@ def write_tokenizer(file: Path, folder: Path, payload: dict[str, str]) -> None:
             f"its tokenizer is of the kind {kind!r} and cuts text by {cut!r}; known are the kind 'gpt2' with "
             f"{', '.join(map(repr, BEFORE))}: publish the model's Hugging Face folder instead"
         )
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+    )
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(BEFORE[cut])
     tokenizer.save_pretrained(folder)
@@ -78,8 +80,11 @@ def write_weights(file: Path, folder: Path) -> None:
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
         local_files_only=True,
+        trust_remote_code=False,
     )
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    config = AutoConfig.from_pretrained(
+        file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+    )
     for name in ("quantization_config", "_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)

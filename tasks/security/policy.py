@@ -85,6 +85,8 @@ class Policy(BaseModel):
     persons: dict[Name, Person] = {}
     automatic: dict[str, Rights] = {"schedule": ("publish", "run"), "prefect": ("run",), "bridge": ("publish", "run")}
     """What flow runs may do that nobody with a name started: by a `schedule`, or in the page of `prefect`."""
+    prefect_servers: tuple[str, ...] = Field((), exclude_if=lambda servers: not servers)
+    """Addresses that `PREFECT_API_URL` may name, beside the home's own server. What they say of who started a run counts."""
 
     @model_validator(mode="after")
     def _names_apart(self) -> Policy:

@@ -12,7 +12,6 @@ import pytest
 from waiting import limit
 
 from deployments.cli.output import of_the_disk
-from deployments.services.checks import own_settings
 from tasks.common.redaction import redact
 
 CAPABILITIES = "-dac_override,-dac_read_search,-fowner,-chown"
@@ -111,26 +110,3 @@ def test_a_login_that_we_may_not_read_does_not_keep_us_from_speaking(tmp_path, m
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     (tmp_path / "prefect" / "credentials").mkdir(parents=True)  # it cannot be read, whoever we are
     assert redact("password=abcdefgh") == "password=[redacted]"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand a file to another user")
-@pytest.mark.parametrize(
-    ("name", "text", "harmless"),
-    [
-        (".env", "PREFECT_API_URL=http://127.0.0.1:9/api\n", "OTHER=1\n"),
-        ("prefect.toml", "[api]\nurl = 'http://127.0.0.1:9/api'\n", None),
-        ("pyproject.toml", "[tool.prefect.api]\nurl = 'http://127.0.0.1:9/api'\n", "[tool.ruff]\n"),
-    ],
-)
-def test_settings_of_prefect_in_another_users_file_are_not_obeyed(tmp_path, monkeypatch, name, text, harmless):
-    """In a shared folder they would choose the server that runs are made on."""
-    file = tmp_path / name
-    file.write_text(text)
-    own_settings(tmp_path)
-    os.chown(file, SOMEBODY, SOMEBODY)
-    monkeypatch.chdir(tmp_path)
-    code, error, _ = headway(tmp_path / "home", "status", tmp_path)
-    assert code == 2 and str(file) in error["message"] and f"uid {SOMEBODY}" in error["message"]
-    if harmless:
-        file.write_text(harmless)
-        own_settings(tmp_path)

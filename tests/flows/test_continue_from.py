@@ -13,16 +13,18 @@ import pytest
 from support import publish_tiny
 from waiting import limit
 
+from flows.support.agreement import _terms
 from flows.support.continuing import require_possible, start_of
 from tasks.artifacts import Tokens
 from tasks.common.errors import Refused
 from tasks.compute.job import Job
-from tasks.config.continue_from import ContinueFrom
+from tasks.config.continue_from import ContinueFrom, Origin
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
 from tasks.orchestration.run import lifecycle
+from tasks.registry.approvals import asked_about
 from tasks.registry.publishing import publish
 from tasks.security.audit import acting
 from tasks.security.policy import add_person
@@ -30,6 +32,16 @@ from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
 TRAINING = ("--set", "training.steps=4000", "--to", "train")
+
+
+def test_who_agreed_to_a_training_agreed_to_what_it_begins_with():
+    """The plan does not hold it: from another run's weights, or with other tokens beside its own, it is another training."""
+    origin = Origin(job="train-1", step=5, sha256="a" * 64)
+    others = (Tokens(name="other", version="b" * 64, uri=""),)
+    asked = [(), (None, ()), (None, (), origin), (None, (), origin.model_copy(update={"step": 6})), (None, others)]
+    places = [asked_about("train", f"plan/tiny@{'c' * 64}", _terms(beside)) for beside in asked]
+    assert places[0] == places[1], "what was agreed to before this was asked goes on counting"
+    assert len(set(places)) == 4
 
 
 def test_a_job_that_there_is_not(fresh):

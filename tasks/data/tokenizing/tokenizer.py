@@ -169,7 +169,7 @@ def _through_transformers(folder: Path) -> OpenedTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         output = str(error).splitlines()[0]
         raise ValueError(

@@ -27,7 +27,9 @@ def device_of(config: EvaluationConfig) -> torch.device:
 
 def load_model(checkpoint: Path, *, precision: str = "fp32", device: torch.device | str = "cpu") -> Any:
     """The causal language model of a folder, in evaluation mode."""
-    model = AutoModelForCausalLM.from_pretrained(str(checkpoint), dtype=PRECISIONS[precision], local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(checkpoint), dtype=PRECISIONS[precision], local_files_only=True, trust_remote_code=False
+    )
     return model.to(device).eval()
 
 

@@ -50,7 +50,7 @@ class Original:
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
         self._opening = list(opening_of(checkpoint))
         self.network = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.float32, local_files_only=True
+            checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         ).eval()
 
     def encode(self, prompt: str) -> list[int]:

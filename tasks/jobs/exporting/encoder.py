@@ -34,7 +34,9 @@ def export_encoder(checkpoint: Path, output: Path, prompts: Sequence[str], *, th
     from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
-    network = AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32, local_files_only=True).eval()
+    network = AutoModelForMaskedLM.from_pretrained(
+        checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    ).eval()
     _write(Logits(network), output)
     tokenizer.save_pretrained(output)
     copy_settings(checkpoint, output)

@@ -72,7 +72,7 @@ def copy_settings(checkpoint: Path, output: Path) -> None:
     if (checkpoint / "generation_config.json").is_file():
         shutil.copyfile(checkpoint / "generation_config.json", output / "generation_config.json")
     else:
-        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
         GenerationConfig.from_model_config(config).to_json_file(output / "generation_config.json")
 
 

@@ -24,7 +24,7 @@ def main(checkpoint: str, config: str, output: str) -> int:
     from transformers import AutoConfig
 
     saved = next(path for path in Path(checkpoint).iterdir() if SAVED.fullmatch(path.name))
-    bridge = bridges.AutoBridge.from_hf_config(AutoConfig.from_pretrained(config))
+    bridge = bridges.AutoBridge.from_hf_config(AutoConfig.from_pretrained(config, trust_remote_code=False))
     with loading.temporary_distributed_context(backend="gloo"):
         network = loading.load_megatron_model(
             str(saved), model_type="gpt", use_cpu_init=True, skip_temp_dist_context=True

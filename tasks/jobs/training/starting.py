@@ -43,7 +43,7 @@ def load_base(folder: Path) -> nn.Module:
     It has no padding token while it is trained: torch.nn.Embedding never trains the row of its padding token.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
-    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     config.pad_token_id = None
     network: nn.Module = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -51,6 +51,7 @@ def load_base(folder: Path) -> nn.Module:
         dtype=torch.float32,
         attn_implementation="sdpa",
         local_files_only=True,
+        trust_remote_code=False,
         use_safetensors=True,
     )
     return network.train()

@@ -106,3 +106,15 @@ def _same_as_auto_tokenizer(folder):
     for text in AWKWARD:
         tokens = [*ours.prefix, *engine.encode([text]).tokens.tolist(), *ours.suffix]
         assert tokens == theirs(text).input_ids, text[:40]
+
+
+@pytest.mark.integration
+def test_code_that_a_tokenizer_brings_is_not_run_whoever_says_yes(tmp_path, monkeypatch):
+    """At a terminal transformers would ask, and whoever answers does not know what they are asked."""
+    (tmp_path / "config.json").write_text('{"model_type": "evil"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="no tokenizer that transformers can read"):
+        open_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
