@@ -110,8 +110,8 @@ def supervised(folder: Path, jobs: int) -> tuple[set, threading.Event]:
     from tasks.common.errors import Cancelled
     from tasks.compute import open_backend
     from tasks.compute.job import Job
+    from tasks.compute.polling import Watch
     from tasks.compute.supervisor import run
-    from tasks.compute.watching import Watch
     from tasks.config.cluster import ClusterConfig
     from tasks.registry.journal import StoreJournal
     from tasks.storage import open_store

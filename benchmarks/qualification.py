@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import load_sku
-from tasks.jobs.qualify.plans import Answer, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
-from tasks.jobs.qualify.schedule import Group
+from tasks.jobs.qualify.plans import Answer, Group, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.jobs.qualify.steps import GRACE_SECONDS
 from tasks.jobs.qualify.sweeps import sweeping
 

@@ -19,11 +19,10 @@ from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, free_disk_bytes, home_folder, noted, publish, scratch
 from tasks.planning.case_of_config import division_of
-from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, expected_goodput
+from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, corrected_every_steps, expected_goodput
 from tasks.planning.correction import correction, kind_of, measured_on
 from tasks.planning.failures import job_seconds
 from tasks.planning.gpu_plan import GpuPlan, plan_on_gpus
-from tasks.planning.interval import corrected_every_steps
 from tasks.planning.size import (
     activation_bytes,
     adapter_parameters,
@@ -31,11 +30,11 @@ from tasks.planning.size import (
     flops_per_token_6n,
     flops_per_token_megatron,
     parameter_count,
+    step_seconds,
     training_memory_bytes,
 )
 from tasks.planning.spending import Use, cost_of, cost_per_hour, known_cost, plain, taken_away
 from tasks.planning.spending import checks as spending_checks
-from tasks.planning.steptime import step_seconds
 
 WRITE_BYTES_PER_SECOND = 200e6
 """What a plain disk takes with fsync and sha256 (measured: 512 MiB in 2.0 to 2.6 s)."""

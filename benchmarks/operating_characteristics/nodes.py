@@ -19,8 +19,7 @@ from benchmarks.operating_characteristics import Line
 from tasks.common.names import Collective
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
-from tasks.jobs.qualify.plans import Answer, Found, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
-from tasks.jobs.qualify.schedule import Group
+from tasks.jobs.qualify.plans import Answer, Found, Group, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.peers import Rate, against_peers

@@ -21,8 +21,7 @@ from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.hardware.machines import machine_of_sku
 from tasks.plan import reckon
-from tasks.planning.checkpoint_plan import plan_checkpoints
-from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, chosen_interval
+from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, chosen_interval, plan_checkpoints
 from tasks.planning.gpu_plan import plan_on_gpus
 
 SEED = 20

@@ -239,8 +239,7 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
     from pathlib import Path
 
     from tasks.common.home import home
-    from tasks.planning.rightsize import judge
-    from tasks.planning.spent import timed
+    from tasks.planning.spent import judge, timed
     from tasks.report.machines_used import machines_of, used
 
     for one in timed(run.events):

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tasks.artifacts import Qualification
     from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
-    from tasks.planning.planned_case import Planned
-    from tasks.planning.what_if import Point, WhatIf
+    from tasks.planning.planned_case import Planned, Point, WhatIf
 
 # A plan as people read it in a terminal: the verdict, the numbers, memory as a bar, what else would do, what to mind.
 
@@ -219,7 +218,7 @@ def _plan_measured_page(payload: dict[str, Any]) -> str:
     return "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])])
 
 
-# `headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/what_if.py's.
+# `headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/planned_case.py's.
 
 
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
@@ -227,7 +226,7 @@ LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
 
 def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> list[Path]:
     """Write the pictures of every case, in a folder of its own where there are several. Raises ValueError before writing."""
-    from tasks.planning.what_if import what_if
+    from tasks.planning.planned_case import what_if
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--plots {str(folder)!r} is a file: give a folder")
@@ -241,7 +240,7 @@ def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> l
 
 
 def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
-    from tasks.planning.what_if import cheapest_by_time
+    from tasks.planning.planned_case import cheapest_by_time
     from tasks.report import plan_pictures as picture
 
     written = []

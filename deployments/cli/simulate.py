@@ -141,8 +141,7 @@ def _saving(
     words: Words, case: Case | None, machine: Machine | None, rates: Rates
 ) -> tuple[Saving, float | None, tuple[str, ...]]:
     """What a save costs: as measured and given; else by the size of a checkpoint and where it goes; else a cautious guess."""
-    from tasks.planning.checkpoint_plan import plan_of_bytes
-    from tasks.planning.checkpointing import SNAPSHOT_OVERHEAD_SECONDS, Saving, checkpoint_bytes
+    from tasks.planning.checkpointing import SNAPSHOT_OVERHEAD_SECONDS, Saving, checkpoint_bytes, plan_of_bytes
     from tasks.planning.storages import GIB, storage_named
 
     storage = storage_named(words.storage).name if words.storage else ""

@@ -18,10 +18,10 @@ from deployments.cli.running import job_may_stop, make_home
 from tasks.common.errors import Conflict
 from tasks.common.home import home
 from tasks.compute.job import Job, JobResult
+from tasks.compute.polling import Watch
 from tasks.compute.submission import settle
 from tasks.compute.supervisor import run
 from tasks.compute.supervisor_lock import is_supervised
-from tasks.compute.watching import Watch
 from tasks.config.base import experiment, tracking_uri
 from tasks.config.cluster import ClusterConfig
 from tasks.config.environment import surroundings

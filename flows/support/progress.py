@@ -13,7 +13,7 @@ from typing import Any
 from prefect.logging import get_run_logger
 
 from tasks.common.redaction import redact
-from tasks.compute.watching import OUT_OF_THE_ORDINARY
+from tasks.compute.polling import OUT_OF_THE_ORDINARY
 from tasks.orchestration.observers import Outcome, Unobserved
 from tasks.orchestration.prefect_artifacts import Away, Request, ask, hand_in, new_artifact
 

@@ -15,13 +15,11 @@ from typing import Any
 
 from tasks.common.errors import Cancelled, JobFailed, Missing
 from tasks.compute import metrics
-from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, Job, JobState
 from tasks.compute.marks import read_mark
 from tasks.compute.metrics import is_step
-from tasks.compute.polling import Poller, Watched
+from tasks.compute.polling import CLOCK, Clock, Event, Kind, Poller, Watch, Watched
 from tasks.compute.supervisor_lock import note
-from tasks.compute.watching import Event, Kind, Watch
 
 # Whether a job that runs still gets on: no step for longer than steps take means that it hangs.
 #

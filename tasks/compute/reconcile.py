@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.compute import open_backend
+from tasks.compute.failures import close_failed
 from tasks.compute.job import Job, JobState, Journal
 from tasks.compute.jobs_book import JobEntry, Opener, cluster_of, find_job, handle_of, job_of
 from tasks.compute.nodes import ended_state
-from tasks.compute.retrying import close_failed
 from tasks.compute.submission import mark_settled, newest
 from tasks.compute.supervisor_lock import unsupervised
 

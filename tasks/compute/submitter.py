@@ -1,7 +1,7 @@
 """Hand a job to a scheduler once: the intent first, then the job, then the note of its handle.
 
 Whatever is lost in between, the scheduler's answer or this process, the intent and the job's name are enough to find it again.
-When there is a next submission is supervisor.py and retrying.py.
+When there is a next submission is supervisor.py and failures.py.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.common.process import write_json
-from tasks.compute.clock import CLOCK, Clock
 from tasks.compute.job import Backend, Job, JobState, Journal, require_enough, write_folder
 from tasks.compute.marks import read_mark
 from tasks.compute.nodes import ended_state
+from tasks.compute.polling import CLOCK, Clock, Event, Watch
 from tasks.compute.submission import CANCELLED, Generation, intend, note_handle, set_aside, settle
-from tasks.compute.watching import Event, Watch
 from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
 

@@ -1,7 +1,7 @@
 """One job from intent to result, whatever dies in between, and however often it must be submitted.
 
 The protocol (docs/compute.md): intent with token, submit, handle, poll, result. On a restart a handle is asked, an intent alone
-is looked for by its name and adopted; a job is never submitted twice. What follows a failure is decided in retrying.py by the
+is looked for by its name and adopted; a job is never submitted twice. What follows a failure is decided in failures.py by the
 table in failures.json. A submission is open until `settle` says how it ended (submission.py).
 """
 
@@ -16,16 +16,13 @@ from typing import Any
 
 from tasks.common.errors import Cancelled
 from tasks.common.process import read_json
-from tasks.compute.clock import CLOCK, Clock
-from tasks.compute.failures import Failed, error_of
+from tasks.compute.failures import Decision, Failed, close_failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal
 from tasks.compute.job_monitor import Attendance, Forwarding, with_result
-from tasks.compute.polling import Poller, poller_of
-from tasks.compute.retrying import Decision, close_failed
+from tasks.compute.polling import CLOCK, Clock, Event, Poller, Watch, poller_of
 from tasks.compute.submission import Generation, clear, differences, newest, require_ours, settle
 from tasks.compute.submitter import PAUSE_SECONDS, Submitted, Submitter, as_intended, with_lessons
 from tasks.compute.supervisor_lock import supervising
-from tasks.compute.watching import Event, Watch
 from tasks.config.cluster import ClusterConfig
 
 CANCEL_SECONDS = 10.0

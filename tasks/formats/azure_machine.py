@@ -1,6 +1,6 @@
 """What an Azure machine says of itself: its instance metadata (IMDS), Hyper-V's key-value pairs, the image's component versions.
 
-Pure: who reads is tasks/jobs/qualify/versions.py.
+Pure: who reads is tasks/jobs/qualify/health.py.
 """
 
 from __future__ import annotations

@@ -9,11 +9,90 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.config.training import NetworkConfig
+
+# Smaller variants that lie in an exported model's folder, as what a server may fall back on. Pure.
+#
+# What makes them is tasks/jobs/exporting/variants.py, what answers with them tasks/jobs/serving/fallback_models.py.
+
+
+FOLDER = "variants"
+
+
+def smaller_rungs(
+    model_folder: Path, model_ref: str, files: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The variants that an export put beside the model, as rungs of serve.json; the largest first.
+
+    `files` are the model's, as its manifest has them. None: nobody says what they must be, of the variants neither.
+    """
+    results = []
+    for folder in (model_folder / FOLDER).glob("*/"):
+        prefix = f"{FOLDER}/{folder.name}/"
+        rung: dict[str, Any] = {"name": "smaller", "model_ref": f"{model_ref}/{prefix[:-1]}", "folder": str(folder)}
+        if files is None:
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            results.append((size, {**rung, "files": None}))
+            continue
+        own = [
+            {**file, "path": str(file["path"]).removeprefix(prefix)}
+            for file in files
+            if str(file["path"]).startswith(prefix)
+        ]
+        results.append((sum(int(file["size"]) for file in own), {**rung, "files": own}))
+    return [rung for _, rung in sorted(results, key=lambda one: -one[0])]
+
+
+# What a model's answers looked like when it was exported: `reference.json` of a model, for whoever watches its answers
+# later.
+#
+# The export writes it (tasks/jobs/exporting/reference.py); the judge of a rollout and the watch compare an endpoint's
+# answers with it. `measures` holds those of tasks/formats/answers.py, by name: `count` of them, their `mean`, and
+# `quantiles`, LEVELS values from the smallest to the largest at even distances. Numbers only, and no text. Pure; the
+# standard library only.
+
+
+VERSION = 1
+FILE = "reference.json"
+LEVELS = 21
+FEWEST = 20
+"""Answers; fewer say too little for a model to be sent back by."""
+MEASURES = ("length", "entropy", "repetition", "odd")
+"""Tokens of an answer; the others as in tasks/formats/answers.py."""
+
+
+def summary(values: Mapping[str, Sequence[float]], *, prompts: int, max_tokens: int) -> dict[str, Any]:
+    """What is written: of each measure of `prompts` answers, of at most `max_tokens` tokens each, taken greedily."""
+    payload = {name: _told(sorted(values[name])) for name in MEASURES if values.get(name)}
+    return {"version": VERSION, "count": prompts, "max_tokens": max_tokens, "greedy": True, "measures": payload}
+
+
+def quantiles_of(payload: Any) -> dict[str, list[float]]:
+    """The quantiles of each measure that enough answers were measured for; nothing of what is no such file."""
+    measures = payload.get("measures") if isinstance(payload, Mapping) and payload.get("version") == VERSION else None
+    if not isinstance(measures, Mapping):
+        return {}
+    enough = {str(name): text["quantiles"] for name, text in measures.items() if text["count"] >= FEWEST}
+    return {name: [float(value) for value in quantiles] for name, quantiles in enough.items()}
+
+
+def _told(ordered: list[float]) -> dict[str, Any]:
+    levels = [step / (LEVELS - 1) * (len(ordered) - 1) for step in range(LEVELS)]
+    quantiles = [round(_between(ordered, level), 6) for level in levels]
+    return {"count": len(ordered), "mean": round(sum(ordered) / len(ordered), 6), "quantiles": quantiles}
+
+
+def _between(ordered: list[float], place: float) -> float:
+    """The value at a place between two, on the line through both."""
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tasks.common.process import write_json
 from tasks.config.serving import ExportConfig
 from tasks.evaluation.scores import Estimate
-from tasks.formats.reference import FILE as REFERENCE
+from tasks.formats.model_folder import FILE as REFERENCE
 from tasks.jobs.exporting.card import write_card
 from tasks.jobs.exporting.comparison import Answer, Exported, Original, answer, golden_of, parity
 from tasks.jobs.exporting.encoder import export_encoder, is_encoder

@@ -36,10 +36,9 @@ from tasks.jobs.megatron.converting import convert
 from tasks.jobs.megatron.following import Following
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED
 from tasks.jobs.node.runtime import Rank, main
-from tasks.jobs.training.account import write_account
-from tasks.jobs.training.machine_time import Held
+from tasks.jobs.training.card import write_account
 from tasks.jobs.training.records import last_records, mend
-from tasks.jobs.training.stops import limited, reached
+from tasks.jobs.training.stops import Held, limited, reached
 from tasks.planning.size import parameter_count
 
 POLL_SECONDS = 0.2

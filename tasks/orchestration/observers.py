@@ -46,7 +46,7 @@ class Observer(Protocol):
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
 
     def happened(self, stage: str, kind: str, text: str) -> None:
-        """Something happened to the stage's job: `kind` as tasks/compute/watching.py names it, and a sentence."""
+        """Something happened to the stage's job: `kind` as tasks/compute/polling.py names it, and a sentence."""
         ...
 
     def waiting(self, reason: str, question: str, since: float, exercises: str, key: str) -> None:

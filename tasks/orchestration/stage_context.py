@@ -26,9 +26,9 @@ from tasks.common.redaction import redacted
 from tasks.compute import open_backend
 from tasks.compute.job import JobResult
 from tasks.compute.metrics import Thinning
+from tasks.compute.polling import OUT_OF_THE_ORDINARY, Event, Watch
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
-from tasks.compute.watching import OUT_OF_THE_ORDINARY, Event, Watch
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.orchestration.job_spec import Program, job_of

@@ -1,20 +1,243 @@
 """What checkpoints cost and save: bytes, seconds to each storage, what stands still, how often, and the goodput that is left.
 
-Pure; seconds and bytes. How often trainings fail is in failures.py; Young's and Daly's formulas are in interval.py; a whole
+Pure; seconds and bytes. How often trainings fail is in failures.py; Young's and Daly's formulas are in checkpointing.py; a whole
 training is played through in simulation/, which agrees with `expected_goodput`. See docs/planning.md, "Failures".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.hardware.machine import Machine
 from tasks.planning.case import Engine, Precision
-from tasks.planning.failures import Range
-from tasks.planning.interval import daly_interval, useful_share, with_time_to_write, young_interval
-from tasks.planning.storages import Storage, bandwidth_of
+from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates, failure_rates
+from tasks.planning.storages import GIB, STORAGES, TIB, Storage, bandwidth_of, capacity_for, storage_named
+
+# How often to save: the interval that loses least to saving and to failures together.
+#
+# Pure; all times in seconds. What a save costs is measured or estimated by the caller; how checkpoints are written is
+# in tasks/jobs/checkpoint/snapshot.py. See docs/planning.md.
+
+
+MIN_CHECKPOINTS = 10
+"""A run is saved at least this often, however rare failures are: people stop runs too."""
+
+WRITER_SHARE = 2.0
+"""So many times as long as writing takes an interval is where that costs hardly anything: the writer takes processors, memory and
+disk from training (two cores: a step of 4.9 ms took 9.5 ms while a save was written)."""
+WORTH = 0.005
+"""Share of useful time that shorter intervals must bring for the writer to be at work for more than half of the time."""
+
+
+def young_interval(save_seconds: float, mean_seconds_between_failures: float) -> float:
+    """T = sqrt(2 C M) (Young 1974): first-order optimum of the computing time between two saves."""
+    if save_seconds <= 0 or mean_seconds_between_failures <= 0:
+        raise ValueError(
+            f"a save of {save_seconds} s and {mean_seconds_between_failures} s between failures: both must be above 0"
+        )
+    return math.sqrt(2 * save_seconds * mean_seconds_between_failures)
+
+
+def daly_interval(save_seconds: float, mean_seconds_between_failures: float) -> float:
+    """Daly 2006, equation 37: Young's with two further terms; holds where saving is not small against M.
+
+    T = sqrt(2 C M) [1 + sqrt(C / 2M) / 3 + (C / 2M) / 9] - C for C < 2M, else T = M.
+    """
+    young = young_interval(save_seconds, mean_seconds_between_failures)
+    share = save_seconds / (2 * mean_seconds_between_failures)
+    if share >= 1:
+        return mean_seconds_between_failures
+    return young * (1 + math.sqrt(share) / 3 + share / 9) - save_seconds
+
+
+def useful_share(interval_seconds: float, save_seconds: float, mean_seconds_between_failures: float) -> float:
+    """Share of useful time where failures are exponential, and recovery and writing beside training cost nothing.
+
+    T / M / (e^((T + C) / M) - 1), Daly 2006, equation 20, without its restart: that multiplies it (checkpointing.py).
+    """
+    cycle = (interval_seconds + save_seconds) / mean_seconds_between_failures
+    return interval_seconds / mean_seconds_between_failures * math.exp(-cycle) / -math.expm1(-cycle)
+
+
+def with_time_to_write(
+    interval_seconds: float, *, save_seconds: float, write_seconds: float, mean_seconds_between_failures: float
+) -> float:
+    """The interval that is wanted, made as long as the writer needs.
+
+    Never shorter than a write, for one checkpoint is written at a time; and WRITER_SHARE times as long, unless that costs more
+    than WORTH of the time.
+    """
+    shortest, spared = max(interval_seconds, write_seconds), max(interval_seconds, WRITER_SHARE * write_seconds)
+    if spared == shortest:
+        return shortest
+    lost = useful_share(shortest, save_seconds, mean_seconds_between_failures) - useful_share(
+        spared, save_seconds, mean_seconds_between_failures
+    )
+    return spared if lost <= WORTH else shortest
+
+
+def checkpoint_every_steps(
+    steps: int, step_seconds: float, *, save_seconds: float, mean_seconds_between_failures: float
+) -> int:
+    """Steps between checkpoints by Daly's interval; at least 1, and at most a tenth of the run where it has ten steps.
+
+    `save_seconds` is the time that training stands still for one save.
+    """
+    wanted = round(daly_interval(save_seconds, mean_seconds_between_failures) / step_seconds)
+    return max(1, min(wanted, steps // MIN_CHECKPOINTS))
+
+
+def corrected_every_steps(
+    steps: int,
+    step_seconds: float,
+    *,
+    stall_seconds: float,
+    write_seconds: float,
+    mean_seconds_between_failures: float,
+) -> int:
+    """`checkpoint_every_steps` by what was measured: the time that training stood still, and the time until it was committed.
+
+    Not oftener than `with_time_to_write` lets.
+    """
+    result = checkpoint_every_steps(
+        steps, step_seconds, save_seconds=stall_seconds, mean_seconds_between_failures=mean_seconds_between_failures
+    )
+    seconds = with_time_to_write(
+        result * step_seconds,
+        save_seconds=stall_seconds,
+        write_seconds=write_seconds,
+        mean_seconds_between_failures=mean_seconds_between_failures,
+    )
+    return min(max(result, math.ceil(seconds / step_seconds)), max(1, steps))
+
+
+# Checkpoints of one plan: how large, where to, how often, and the goodput over a range of failure rates. Pure.
+
+
+KEPT = 3
+"""Checkpoints that there is room for: two that are kept and the one that is written."""
+CANDIDATES = ("blob-hot", "lustre-40", "lustre-125", "lustre-250", "lustre-500")
+"""What all machines see and what outlives them, the slowest a TiB first; a faster tier of a file system costs more a TiB."""
+WRITES_AN_INTERVAL = 4.0
+"""A file system whose bandwidth grows with its size is ordered so large that a write takes a quarter of the best interval."""
+"""Goodput that a faster storage must bring to be taken."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Where checkpoints go and what that makes of the time."""
+
+    bytes: int
+    storage: Storage
+    tib: float | None
+    """To order; None: it needs no order."""
+    cost: Saving
+    recovery: Recovery
+    write_seconds: float
+    interval: Interval
+    rates: Rates
+    goodput: Shares
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def gib(self) -> float:
+        return self.bytes / GIB
+
+    @property
+    def interval_seconds(self) -> float:
+        return self.interval.seconds
+
+
+def plan_checkpoints(
+    parameters: int,
+    machine: Machine,
+    *,
+    gpus: int,
+    precision: Precision = "bf16",
+    engine: Engine = "megatron",
+    storage: str = "",
+    asynchronous: bool = True,
+    spot: bool = False,
+    spot_class: str = "",
+    gpu_hours: Range | None = None,
+) -> CheckpointPlan:
+    """Where to save and how often; `storage` empty: the first of CANDIDATES that costs no more than WORTH of goodput.
+
+    Raises ValueError when the machines cannot write to the storage at all.
+    """
+    size = checkpoint_bytes(parameters, precision=precision, engine=engine)
+    given = {} if gpu_hours is None else {"gpu_hours": gpu_hours}
+    rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, spot=spot, spot_class=spot_class, **given)
+    return plan_of_bytes(size, machine, rates, storage=storage, asynchronous=asynchronous)
+
+
+def plan_of_bytes(
+    size: int, machine: Machine, rates: Rates, *, storage: str = "", asynchronous: bool = True
+) -> CheckpointPlan:
+    """The same for a checkpoint whose size is known."""
+    names = (storage,) if storage else CANDIDATES
+    results = [_to(storage_named(name), size, machine, rates, asynchronous=asynchronous) for name in names]
+    plans = [plan for plan in results if plan is not None]
+    if not plans:
+        raise ValueError(
+            f"checkpoints to {storage or 'any storage'}: {machine.name} cannot write there, or it cannot be had as large "
+            f"as {KEPT * size / TIB:.1f} TiB; give one of {', '.join(STORAGES)}"
+        )
+    return _cheapest(plans)
+
+
+def _cheapest(plans: Sequence[CheckpointPlan]) -> CheckpointPlan:
+    best = max(plan.goodput.mid for plan in plans)
+    taken = next(plan for plan in plans if plan.goodput.mid >= best - WORTH)
+    more = best - taken.goodput.mid
+    others = f"; a faster one would bring {more:.1%} more goodput" if more >= 0.0005 else ""
+    size = f", {taken.tib:g} TiB" if taken.tib and math.isfinite(taken.tib) else ""
+    reason = f"{taken.storage.said}{size}: written in {taken.write_seconds:.0f} s{others}"
+    return CheckpointPlan(**{**taken.__dict__, "reason": reason})
+
+
+def _to(storage: Storage, size: int, machine: Machine, rates: Rates, *, asynchronous: bool) -> CheckpointPlan | None:
+    snapshot = snapshot_seconds(size, machine, rates.gpus)
+    quick = daly_interval(snapshot, rates.together.mid) / WRITES_AN_INTERVAL
+    tib = _ordered(storage, KEPT * size / TIB, size / quick)
+    write = write_seconds(size, storage, machine, rates.machines, tib=tib)
+    if write is None or (storage.step and tib is None):
+        return None
+    cost = saving(snapshot, write, asynchronous=asynchronous)
+    recovery = Recovery(restart_seconds=RESTART_SECONDS + write)
+    interval = chosen_interval(cost, recovery, rates.together.mid)
+    goodput = goodput_range(interval.seconds, cost, recovery, rates.together)
+    warnings = (*rates.warnings, *_warnings(storage, cost, rates, goodput))
+    return CheckpointPlan(
+        size, storage, tib, cost, recovery, write, interval, rates, goodput, interval.reason, warnings
+    )
+
+
+def _ordered(storage: Storage, tib: float, bandwidth: float) -> float | None:
+    """As large as there is room to need, and as fast as it should be; else the largest that there is; None: too small even so."""
+    if not storage.step:
+        return None
+    return capacity_for(storage, tib, bandwidth) or (storage.largest if tib <= storage.largest else None)
+
+
+def _warnings(storage: Storage, cost: Saving, rates: Rates, goodput: Shares) -> list[str]:
+    messages = []
+    if not storage.durable:
+        messages.append(
+            f"{storage.name} goes with its machine: copy checkpoints elsewhere, or a lost machine takes them along"
+        )
+    if rates.evictions and cost.stall_seconds + cost.lag_seconds > SPOT_NOTICE_SECONDS:
+        seconds = cost.stall_seconds + cost.lag_seconds
+        messages.append(
+            f"a save takes {seconds:.0f} s, an eviction's notice is {SPOT_NOTICE_SECONDS:.0f} s: work is lost each time"
+        )
+    if goodput.low < 0.5:
+        messages.append(f"with failures as frequent as they may be, only {goodput.low:.0%} of the time is useful")
+    return messages
+
 
 BYTES_PER_PARAMETER: Mapping[Precision, int] = {"bf16": 14, "fp16": 14, "fp8": 14, "fp32": 12}
 """2 of the weights in 16 bits, 4 of those in 32, 8 of Adam's two moments; fp32 has no first ones; gradients are not saved.
@@ -128,7 +351,7 @@ def chosen_interval(cost: Saving, recovery: Recovery, mean_seconds_between_failu
     """Daly's, unless the writer needs longer.
 
     Daly's holds where a failure may also hit a save or a restart, as they do; what recovery takes does not move that optimum, nor
-    does the lag. How long the writer needs, `with_time_to_write` says (interval.py).
+    does the lag. How long the writer needs, `with_time_to_write` says (checkpointing.py).
     """
     mean = mean_seconds_between_failures
     if cost.stall_seconds == 0:

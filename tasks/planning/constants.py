@@ -25,7 +25,7 @@ class Constants:
     Engine. Fitted."""
     flash_efficiency_torch: float = 0.23
     """As `flash_efficiency`, of PyTorch's and Triton's kernels on Hopper and later, whose new instructions they do not use; on
-    older GPUs, BEFORE_HOPPER (efficiency.py) times that. Fitted."""
+    older GPUs, BEFORE_HOPPER (steps.py) times that. Fitted."""
     unfused: float = 1.56
     """How much more memory traffic than Megatron-LM's fused kernels PyTorch and DeepSpeed have outside of matmuls: casts of
     autocast, norms and activations in several kernels, copies between buckets. Fitted."""

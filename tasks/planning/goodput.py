@@ -1,7 +1,7 @@
 """What the time of a training run went to, over all its attempts: useful steps, others, starts, standstills, nothing.
 
 Pure: in go the records of `metrics.jsonl` (tasks/jobs/training/metrics_logger.py writes them). How long failures may make a run
-is estimated in interval.py. See docs/training.md, "Goodput".
+is estimated in checkpointing.py. See docs/training.md, "Goodput".
 """
 
 from __future__ import annotations

@@ -1,20 +1,365 @@
 """What a training takes of the fullest GPU, by part, and whether that fits. Pure.
 
-Parameters' share is states.py, activations' activations.py. Total is what the process's allocator holds at its peak
+Parameters' share is memory.py, activations' memory.py. Total is what the process's allocator holds at its peak
 (torch.cuda.max_memory_reserved); the driver's and CUDA's own is not in it, nor in a machine's usable memory.
 Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tasks.hardware.machine import Machine
-from tasks.planning.activations import Stage, element_bytes, micro_tokens, stage_activations
 from tasks.planning.case import Network
-from tasks.planning.counts import gpu_parameters, stage_layers
+from tasks.planning.counts import (
+    Parameters,
+    expert_ffn_size,
+    expert_layers,
+    ffn_size,
+    gpu_parameters,
+    has_biases,
+    kv_heads,
+    kv_size,
+    query_size,
+    stage_layers,
+)
 from tasks.planning.prediction import GIB, Division, Fit, Memory
-from tasks.planning.states import States, states, step_copies
+
+# What a forward pass leaves in memory for the backward pass: of a layer, of a pipeline stage, at the output.
+#
+# Pure. Counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum
+# is theirs (tests/tasks/planning/test_memory.py). Sizes are bytes of one GPU.
+
+
+LOGIT_BYTES_MEGATRON = 6
+"""Of one element of [tokens, vocabulary]: logits in bf16, and in float32 what becomes their gradient in place (Megatron-LM,
+core/tensor_parallel/cross_entropy.py). Its golden values of 15B and 7B networks agree: benchmarks/planning_memory.py."""
+LOGIT_BYTES_TORCH = 14
+"""Logits in bf16; in float32 their copy, its log-softmax and the gradient of it: torch's own cross entropy."""
+LOGIT_BYTES_LOSS_PARALLEL = 18
+"""Where the vocabulary is divided: DTensor's loss is not one operation, and keeps one more copy in float32."""
+SCORE_BYTES = 5
+"""Of one element of heads x s x s: softmax's output 2, the mask of its dropout 1, what comes out of that 2 (Korthikanti)."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Bytes of one layer and one micro batch."""
+
+    whole: float
+    """Kept when nothing is computed again."""
+    kept: float
+    """Kept as `recompute` says."""
+    passing: float
+    """At the worst moment of its backward pass on top of what is kept: gradients on their way, what is gathered over tp."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Bytes of one pipeline stage at its peak."""
+
+    kept: float
+    """Of all micro batches in flight."""
+    working: float
+    """Of the layer that is computed: what is computed again, and what passes."""
+    logits: float
+    """On the last stage: the output and its loss. Not at the same time as `working`."""
+    spare: float
+    """Of `logits`, what a loss in one operation (fused) does not take."""
+
+
+def element_bytes(division: Division) -> int:
+    """Of an activation: under mixed precision what matrices work on."""
+    return 4 if division.precision == "fp32" else 2
+
+
+def micro_tokens(division: Division, sequence: int) -> float:
+    """Tokens of one micro batch on one GPU: context parallelism divides the sequence."""
+    return division.micro * sequence / division.cp
+
+
+def layer(
+    network: Network, division: Division, *, sequence: int, flash_attention: bool, experts: bool = False
+) -> Layer:
+    """What one layer keeps of one micro batch.
+
+    In fp8 Transformer Engine keeps what goes into a matrix in one byte: after the norms and the activation function, of experts
+    too, and of what comes out of attention one byte more.
+    """
+    tokens, size, tp = micro_tokens(division, sequence), element_bytes(division), division.tp
+    along = tp if division.sequence_parallel else 1
+    narrow = _narrow(division)
+    outside = (_outside(network, size) - 2 * narrow * network.hidden) / along
+    inside = (_attention(network, division, size) + _feed_forward(network, division, size, experts=experts)) / tp
+    inside += narrow * (query_size(network) - (0 if experts else ffn_size(network))) / tp
+    routed = _routed(network, division, size) if experts else 0.0
+    heads = network.heads / tp
+    scores = 0.0 if flash_attention else SCORE_BYTES * size / 2 * heads * sequence
+    statistics = 4 * heads if flash_attention else 0.0
+    whole = tokens * (outside + inside + routed + scores + statistics)
+    kept = {
+        "none": whole,
+        "selective": whole - tokens * scores,
+        "full": tokens * size * network.hidden / along,
+    }[division.recompute]
+    if division.recompute == "selective" and division.engine == "torch":
+        kept = tokens * (_every_second_matrix(network, size) / tp + 2 * size * network.hidden / along)
+    return Layer(whole, min(kept, whole), tokens * _passing(network, division, size))
+
+
+def _narrow(division: Division) -> int:
+    """Bytes that an element which goes into a matrix takes less in fp8: Transformer Engine keeps what it has quantized.
+
+    Linear and GroupedLinear alike (transformer_engine/pytorch/module/linear.py, grouped_linear.py: `save_for_backward`).
+    """
+    return 1 if division.precision == "fp8" and division.engine == "megatron" else 0
+
+
+def _outside(network: Network, size: int) -> float:
+    """Of a token, what tensor parallelism alone does not divide: inputs and outputs of both norms, masks of dropout.
+
+    GPT-3 and its kind have dropout; networks without biases were trained without it.
+    """
+    return network.hidden * (4 * size + (2 if has_biases(network) else 0))
+
+
+def _attention(network: Network, division: Division, size: int) -> float:
+    """Of a token, over all of tp: queries, keys, values and what comes out; torch rotates queries and keys into copies."""
+    keys = kv_size(network) * max(1.0, division.tp / kv_heads(network))
+    rotated = query_size(network) + keys if division.engine == "torch" and network.gated else 0
+    return size * (2 * query_size(network) + 2 * keys + rotated)
+
+
+def _feed_forward(network: Network, division: Division, size: int, *, experts: bool) -> float:
+    """Of a token, over all of tp: what goes into the activation function and what comes out; torch keeps the gate's too."""
+    wide = ffn_size(network)
+    if experts and network.experts:
+        wide = network.experts.shared * expert_ffn_size(network)
+    return size * wide * _wide_tensors(network, division)
+
+
+def _wide_tensors(network: Network, division: Division) -> int:
+    if not network.gated:
+        return 2
+    return 4 if division.engine == "torch" else 3
+
+
+def _routed(network: Network, division: Division, size: int) -> float:
+    """Of a token on one GPU with experts in balance: its copies' inputs and outputs, and the part in the experts over tp."""
+    assert network.experts is not None
+    wide = expert_ffn_size(network) / division.tp
+    inside = size * wide * _wide_tensors(network, division) - _narrow(division) * wide
+    outside = (2 * size - _narrow(division)) * network.hidden
+    return network.experts.active * (outside + inside) + 8 * network.experts.count
+
+
+def _every_second_matrix(network: Network, size: int) -> float:
+    """What torchtitan's selective recomputation keeps of a token: attention's output, and of the matrices every second one.
+
+    With a layer's input and the down matrix's output, both of width h. torchtitan, distributed/activation_checkpoint.py.
+    """
+    return size * (2 * query_size(network) + kv_size(network) + ffn_size(network))
+
+
+def _passing(network: Network, division: Division, size: int) -> float:
+    """Of a token: gradient of the widest pair of tensors, and of the layer's output; with sequence parallelism gathered."""
+    wide = ffn_size(network) * (2 if network.gated else 1)
+    if network.experts:
+        wide = max(wide, network.experts.active * expert_ffn_size(network) * (2 if network.gated else 1))
+    across = max(wide, query_size(network) + 2 * kv_size(network)) / division.tp
+    return size * (across + network.hidden * (2 if division.sequence_parallel else 1))
+
+
+def in_flight(division: Division, *, stage: int, micro_batches: int) -> float:
+    """Micro batches whose activations a stage holds at most, in whole passes through its layers; one forward, one backward.
+
+    Narayanan et al. 2021, section 2.2: p - i of stage i; interleaved, 2 (p - i - 1) + (v - 1) p + 1 pieces of 1/v each.
+    """
+    before = division.pp - stage
+    if division.virtual == 1:
+        return min(micro_batches, before)
+    pieces = 2 * (before - 1) + (division.virtual - 1) * division.pp + 1
+    return min(micro_batches * division.virtual, pieces) / division.virtual
+
+
+def stage_activations(
+    network: Network,
+    division: Division,
+    *,
+    sequence: int,
+    micro_batches: int,
+    flash_attention: bool,
+    stage: int,
+) -> Stage:
+    """Peak of one pipeline stage. DeepSpeed and torch keep the stage's output of each micro batch in flight as well."""
+    dense = layer(network, division, sequence=sequence, flash_attention=flash_attention)
+    layers = stage_layers(network.layers, division.pp)[stage]
+    with_experts = expert_layers(network, division)[stage]
+    sparse = dense
+    if with_experts:
+        sparse = layer(network, division, sequence=sequence, flash_attention=flash_attention, experts=True)
+    kept = (layers - with_experts) * dense.kept + with_experts * sparse.kept
+    if division.pp > 1 and division.engine != "megatron":
+        kept += micro_tokens(division, sequence) * element_bytes(division) * network.hidden
+    again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
+    last = stage == division.pp - 1
+    return Stage(
+        kept=kept * in_flight(division, stage=stage, micro_batches=micro_batches),
+        working=again + max(dense.passing, sparse.passing),
+        logits=logits(network, division, sequence=sequence) if last else 0.0,
+        spare=_copies_of_logits(network, division, sequence=sequence) if last else 0.0,
+    )
+
+
+def logits(network: Network, division: Division, *, sequence: int) -> float:
+    """The output over the vocabulary and its loss, with what goes into the last matrix, and its gradient where gathered."""
+    tokens, size = micro_tokens(division, sequence), element_bytes(division)
+    around = size * network.hidden * (3 if division.sequence_parallel else 2)
+    return tokens * (around + network.vocab / division.tp * _logit_bytes(division))
+
+
+def _copies_of_logits(network: Network, division: Division, *, sequence: int) -> float:
+    """None where the vocabulary is divided: DTensor has no fused loss."""
+    if division.tp > 1:
+        return 0.0
+    more = _logit_bytes(division) - LOGIT_BYTES_MEGATRON - (element_bytes(division) - 2)
+    return micro_tokens(division, sequence) * network.vocab / division.tp * more
+
+
+def _logit_bytes(division: Division) -> int:
+    """Megatron-DeepSpeed takes Megatron's loss; what DeepSpeed trains otherwise, such as Hugging Face's networks, torch's."""
+    more = element_bytes(division) - 2
+    if division.engine == "megatron" or (division.engine == "deepspeed" and division.tp * division.pp > 1):
+        return LOGIT_BYTES_MEGATRON + more
+    return (LOGIT_BYTES_LOSS_PARALLEL if division.tp > 1 else LOGIT_BYTES_TORCH) + more
+
+
+# What parameters take of one GPU: weights, gradients, optimizer state, by precision, engine, ZeRO stage and offload.
+#
+# Pure.
+
+
+LIVE_PARAMETERS = 1_000_000_000
+"""Most that DeepSpeed's ZeRO-3 holds gathered: `stage3_max_live_parameters`, default (deepspeed.ai, docs/config-json)."""
+BUCKET_PARAMETERS = 500_000_000
+"""Gradients that DeepSpeed reduces at once: `reduce_bucket_size`, default; two of them, for it overlaps."""
+
+
+@dataclass(frozen=True)
+class Each:
+    """Bytes of one parameter before anything is divided."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """Weights in half precision beside the float32 ones, and those of other GPUs while they are needed."""
+    copies: float
+    """Gradients a second time: buckets, float32 copies for the optimizer."""
+    host: float
+    """What this GPU has in its host's memory."""
+    spare: float
+    """Of the gradients, what Megatron-LM does not take when it accumulates and reduces them in bf16, as NeMo's recipes do."""
+
+
+def bytes_each(division: Division) -> Each:
+    """By precision and engine.
+
+    Megatron-LM (megatron/training/theoretical_memory_usage.py and its README): bf16 2 + 4 + 12, fp16 2 + 2 + 16 (with the float32
+    copy of the gradients), fp32 4 + 4 + 8. In fp8 Transformer Engine holds the matrices and their transposes for the bf16 ones.
+    DeepSpeed (Rajbhandari et al. 2020, K = 12): 2 + 2 + 12; its bf16 optimizer, up to stage 1, accumulates gradients in float32
+    beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28).
+    torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
+    """
+    if division.engine == "torch" or division.precision == "fp32":
+        return Each(4, 4, 8)
+    if division.engine == "deepspeed":
+        return Each(2, 6 if division.precision == "bf16" and division.zero <= 1 else 2, 12)
+    return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
+
+
+def sharing(division: Division) -> tuple[int, float]:
+    """Over how many GPUs ZeRO divides what is dense, and what belongs to experts."""
+    ranks = division.dp * division.cp
+    return ranks, max(1.0, ranks / division.ep)
+
+
+def states(network: Network, division: Division, of: Parameters) -> States:
+    """Of one GPU with these parameters (counts.gpu_parameters)."""
+    each, (dense, sparse) = bytes_each(division), sharing(division)
+    shared = of.dense / dense + of.experts / sparse
+    weights = each.weights * (shared if division.zero >= 3 else of.total)
+    gradients = each.gradients * (shared if division.zero >= 2 else of.total)
+    optimizer = each.optimizer * (shared if division.zero >= 1 else of.total)
+    host = 0.0
+    if division.offload != "none":
+        host, optimizer = optimizer, 0.0
+        if division.engine != "megatron":
+            host, gradients = host + gradients / each.gradients * 4, 0.0
+        if division.zero == 3:
+            host, weights = host + weights, 0.0
+    if division.zero == 3 and division.engine == "torch" and division.pp > 1:
+        gradients = each.gradients * of.total  # kept whole until the last micro batch of a step
+    return States(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        gathered=_gathered(network, division, of),
+        copies=_copies(division, of, shared),
+        host=host,
+        spare=gradients / 2 if division.engine == "megatron" and division.precision in ("bf16", "fp8") else 0.0,
+    )
+
+
+def _gathered(network: Network, division: Division, of: Parameters) -> float:
+    """FSDP2: two layers and the two ends of the network; with pipeline stages all of the stage, for weights stay gathered.
+
+    DeepSpeed's ZeRO-3: four bytes of its largest matrix (DeepSpeed's own estimate, docs/code-docs/source/memory.rst), or as much
+    as it may hold alive. Under autocast: the weights in bf16, for the backward pass.
+    """
+    half = 4 if division.precision == "fp32" else 2
+    if division.zero < 3:
+        return half * of.total if division.engine == "torch" and division.precision != "fp32" else 0.0
+    if division.engine == "deepspeed":
+        largest = network.hidden * max(ffn_size(network), query_size(network), network.vocab) / division.tp
+        whole = of.total * division.pp
+        return max(2 * half * largest, half * min(LIVE_PARAMETERS, whole))
+    if division.pp > 1:
+        return half * of.total
+    return half * (of.total - of.layers + 2 * of.layers / stage_layers(network.layers, division.pp)[0])
+
+
+def _copies(division: Division, of: Parameters, shared: float) -> float:
+    """Gradients a second time, while activations are there.
+
+    Megatron-LM's local data parallelism flattens fp16 gradients to reduce them: 2 bytes (seen in the V100 logs that
+    benchmarks/planning_memory.py compares). DeepSpeed's ZeRO: a float32 copy of its share, and buckets.
+    """
+    if division.engine == "megatron":
+        return 2 * of.total if division.precision == "fp16" and division.zero == 0 else 0.0
+    if division.engine == "torch" or division.offload != "none" or division.precision == "fp32":
+        return 0.0
+    if division.zero == 0:
+        return 0.0
+    in_float32 = bytes_each(division).gradients > 2
+    buckets = 2 * (4 if in_float32 else 2) * min(BUCKET_PARAMETERS, of.total / 2)
+    return buckets + (0 if in_float32 else 4 * shared)
+
+
+def step_copies(division: Division, of: Parameters) -> float:
+    """Bytes that only the optimizer's step needs, when activations are gone: DeepSpeed without ZeRO, gradients in float32."""
+    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
+    return 4 * of.total if plain else 0.0
+
 
 FRAMEWORK = 0.2 * GIB
 """Workspaces of cuBLAS and Transformer Engine, batches, tables of positions. Between steps, Megatron-LM's golden values are by

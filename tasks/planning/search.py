@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Engine, Goal, Offload, Parallel, Recompute
-from tasks.planning.possible import require_possible
-from tasks.planning.predict import predict
+from tasks.planning.predict import predict, require_possible
 from tasks.planning.prediction import Division, Prediction
 
 # Every way in which a training can be divided over so many GPUs: what the case gives is kept, the rest is enumerated.

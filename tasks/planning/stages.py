@@ -1,6 +1,6 @@
 """One micro batch on one GPU of each pipeline stage, in seconds, and which stage all others wait for. Pure.
 
-What it computes is work.py, what it sends traffic.py; a step out of many micro batches is steps.py. See docs/planning.md.
+What it computes is steps.py, what it sends traffic.py; a step out of many micro batches is steps.py. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.hardware.machine import Machine
-from tasks.planning import counts, traffic, work
+from tasks.planning import counts, traffic
+from tasks.planning import steps as work
 from tasks.planning.case import Network
 from tasks.planning.constants import Constants
-from tasks.planning.efficiency import Rates
 from tasks.planning.prediction import Division
-from tasks.planning.work import Work
+from tasks.planning.steps import Rates, Work
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
+from tasks.qualification.limits import tolerances
 from tasks.qualification.merged import Merged, size
 from tasks.qualification.sweeps import NETWORK, of_sweep
-from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 
 BAD = ("failed", "unknown")

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.hardware.sku import Sku
-from tasks.qualification.tolerances import tolerances
+from tasks.qualification.limits import tolerances
 from tasks.qualification.verdicts import NodeVerdict, Reason, Value
 
 WARNINGS = 3

@@ -15,16 +15,15 @@ from typing import NamedTuple
 from tasks.config.base import digest
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Image, Sku, plain_name
-from tasks.qualification import bisection, pairs, presence
-from tasks.qualification.fault_attribution import Pair
+from tasks.qualification import bisection, pairs, remaining
 from tasks.qualification.history import Past, of_past
-from tasks.qualification.limits import all_gpus, cited, same
+from tasks.qualification.limits import all_gpus, cited, same, tolerances
 from tasks.qualification.measured import Measurement, RankReport
 from tasks.qualification.merged import Merged, merged
+from tasks.qualification.pairs import Pair
 from tasks.qualification.peers import Rate, against_peers, rates_of, standings
 from tasks.qualification.probes import of_probe
 from tasks.qualification.sweeps import of_sweep
-from tasks.qualification.tolerances import tolerances
 from tasks.qualification.training import of_training, rates_of_training
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
 
@@ -161,16 +160,16 @@ class Found(NamedTuple):
 
 def judge(measurement: Measurement, sku: Sku, config: BenchmarkConfig, history: Sequence[Past] = ()) -> ClusterVerdict:
     """The verdict on every machine, on every pair, and on what they did together. What is missing is unknown."""
-    names = presence.known_nodes(measurement, config)
+    names = remaining.known_nodes(measurement, config)
     sweeps = merged(measurement.sweeps)
     rates = (*rates_of(measurement, sku), *rates_of_training(measurement, sku), *_rates_of_nodes(sweeps, sku))
     case = Case(measurement, sku, config, names, sweeps, rates)
     network = _network(case)
     reasons = [*_of_machines(case), *network.reasons, *of_training(measurement, sku, config)]
     reasons += against_peers(rates, sku, config)
-    nodes = (*_nodes(case, reasons, history), *presence.absent(measurement, len(names)))
+    nodes = (*_nodes(case, reasons, history), *remaining.absent(measurement, len(names)))
     unfinished = tuple(node.name for node in nodes if node.verdict in ("unknown", "failed"))
-    reasons += presence.of_cluster(measurement, unfinished)
+    reasons += remaining.of_cluster(measurement, unfinished)
     of_cluster = _in_order(reason for reason in reasons if not reason.node)
     return ClusterVerdict(
         verdict=worst(*(node.verdict for node in nodes), *(reason.verdict for reason in of_cluster)),
@@ -215,7 +214,7 @@ def _of_machines(case: Case) -> Iterator[Reason]:
     for node, mine in sorted(installed.items()):
         yield from unlike_image(node, mine, case.sku)
     for name in case.names:
-        yield from presence.of_node(name, case.measurement, case.sku, case.config)
+        yield from remaining.of_node(name, case.measurement, case.sku, case.config)
     for report in case.measurement.ranks:
         yield from of_another_size(report, case.sku)
         for probe in report.probes:
@@ -231,7 +230,7 @@ def _network(case: Case) -> Found:
     several = [sweep for sweep in case.sweeps if len(sweep.nodes) > 1]
     twos = [sweep for sweep in several if sweep.scope == "pair"]
     larger = [sweep for sweep in several if sweep.scope != "pair"]
-    missing, switches = _missing_pairs(case, twos), presence.switches(case.measurement)
+    missing, switches = _missing_pairs(case, twos), remaining.switches(case.measurement)
     by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=missing, switches=switches)
     judged = [(s, bisection.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
     whole = [
@@ -271,10 +270,10 @@ def _in_no_sweep(name: str, which: str) -> Reason:
         check="collectives",
         measured="in no sweep",
         limit=f"a sweep {which}",
-        source=presence.SOURCE,
+        source=remaining.SOURCE,
         verdict="unknown",
         said=f"no sweep {which} has it",
-        remedy=presence.LOGS,
+        remedy=remaining.LOGS,
     )
 
 

@@ -17,9 +17,8 @@ from tasks.qualification.log_files import Log, one_name
 from tasks.qualification.measured import Measurement, RankReport, Sweep
 from tasks.qualification.merged import Merged, merged
 from tasks.qualification.probes import of_probe
-from tasks.qualification.sweeps import of_sweep
+from tasks.qualification.sweeps import of_sweep, of_transport
 from tasks.qualification.training import of_training
-from tasks.qualification.transports import of_transport
 from tasks.qualification.verdicts import Reason, worst
 
 SOURCE = "Headway: what is missing is unknown"

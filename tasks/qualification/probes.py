@@ -13,7 +13,7 @@ from tasks.common.names import Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import as_number, by_limit, cited_by
 from tasks.qualification.measured import Probe
-from tasks.qualification.presence import RATES
+from tasks.qualification.remaining import RATES
 from tasks.qualification.verdicts import Reason
 
 NEEDS = {

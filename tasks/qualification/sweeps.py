@@ -10,11 +10,71 @@ from collections.abc import Iterator
 
 from tasks.common.names import Verdict
 from tasks.hardware.sku import BusBandwidth, Sku
-from tasks.qualification.limits import Judged, all_gpus, bandwidths, by_bandwidth, cited, cited_by
+from tasks.qualification.limits import (
+    Judged,
+    Tolerances,
+    all_gpus,
+    bandwidths,
+    by_bandwidth,
+    cited,
+    cited_by,
+    tolerances,
+)
 from tasks.qualification.merged import Merged, Point, size
-from tasks.qualification.tolerances import Tolerances, tolerances
-from tasks.qualification.transports import of_transport
 from tasks.qualification.verdicts import Reason
+
+# What a library really sent its messages over. A silent fall back to TCP passes many a bandwidth check and ruins a
+# training.
+
+
+BETWEEN_MACHINES = ("NET", "tcp")
+BETWEEN = {
+    "node": (*BETWEEN_MACHINES, "SHM"),
+    "pair": BETWEEN_MACHINES,
+    "all": BETWEEN_MACHINES,
+    "part": BETWEEN_MACHINES,
+}
+"""What stands in for the right transport when it is not there. Within a machine shared memory does, and slower."""
+
+
+FALL_BACK = (
+    "See why NCCL did not take it: NCCL_DEBUG=INFO, InfiniBand's driver, NCCL_IB_DISABLE, NCCL_NET, the topology file."
+)
+UNSAID = "Run it with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH, so that the log says it."
+
+
+def of_transport(sweep: Merged, sku: Sku) -> Iterator[Reason]:
+    """A transport that is not the hardware's, or that nobody knows."""
+    scope = "node" if len(sweep.nodes) == 1 else "all" if sweep.scope == "part" else sweep.scope
+    wanted = next((allowed for name, allowed in sku.transports.items() if name == scope), ())
+    if not wanted or sweep.status != "measured":
+        return
+    if not sweep.transport:
+        yield _reason(sweep, sku, wanted, "")
+        return
+    others = [used for used in sweep.transport if not _is_one(used, wanted) and _is_one(used, BETWEEN[scope])]
+    if others or not any(_is_one(used, wanted) for used in sweep.transport):
+        yield _reason(sweep, sku, wanted, ", ".join(others or sweep.transport))
+
+
+def _is_one(used: str, names: tuple[str, ...]) -> bool:
+    """NET/IB/GDR is a NET/IB; NET/IB is no NET/IB/GDR."""
+    return any(used == name or used.startswith(f"{name}/") for name in names)
+
+
+def _reason(sweep: Merged, sku: Sku, wanted: tuple[str, ...], used: str) -> Reason:
+    key = sku.section_sources.get("transports", "")
+    return Reason(
+        node="",
+        check=f"{sweep.collective} transport",
+        measured=used or None,
+        limit=f"one of {', '.join(wanted)}",
+        source=cited(sku, key) if key else f"{sku.name}: its transports",
+        verdict="failed" if used else "unknown",
+        said=f"it fell back to {used}" if used else "the library did not say what it used",
+        remedy=FALL_BACK if used else UNSAID,
+    )
+
 
 # A bandwidth curve over the sizes of messages, and not only its last row.
 #

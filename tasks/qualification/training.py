@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
-from tasks.qualification.limits import by_limit, cited_by
+from tasks.qualification.limits import by_limit, cited_by, tolerances
 from tasks.qualification.measured import Measurement, TrainingPoint
 from tasks.qualification.peers import Rate
-from tasks.qualification.tolerances import tolerances
 from tasks.qualification.verdicts import Reason
 
 SLOW = "See the probe's shares of data, communication and compute; compare with the plan (`headway retrain --to plan`)."

@@ -12,8 +12,7 @@ from typing import Any
 
 from tasks.config.cluster import ClusterConfig
 from tasks.hardware.sku import load_sku
-from tasks.planning.rightsize import Use
-from tasks.planning.spent import Machines
+from tasks.planning.spent import Machines, Use
 
 GPU_BUSY, CPU_BUSY = "_utilization_percentage", "system/cpu_utilization_percentage"
 MEMORY_USED = "system/system_memory_usage_percentage"

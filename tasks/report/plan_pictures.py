@@ -1,6 +1,6 @@
 """A plan's what-if as PNG pictures: by GPUs, cost against time, by depth of the network, by interval between saves.
 
-The numbers are tasks/planning/what_if.py's, handed in as plain curves: name -> points of x and y.
+The numbers are tasks/planning/planned_case.py's, handed in as plain curves: name -> points of x and y.
 """
 
 from __future__ import annotations

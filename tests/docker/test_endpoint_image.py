@@ -151,7 +151,7 @@ def test_variants_are_no_rungs_where_nobody_wants_degraded_answers(installed, mo
 
 
 def test_variants_of_a_version_that_is_named_are_verified_with_it(model, tmp_path):
-    from tasks.jobs.serving.settings import ServeSettings
+    from tasks.jobs.serving.program import ServeSettings
 
     ref = whole_version(with_a_variant(model, tmp_path / "model"), tmp_path / "mounted")
     files = tmp_path / "mounted" / "files"

@@ -127,8 +127,8 @@ def test_the_plan_reckons_with_the_bases_size_and_with_what_is_trained_of_it(bas
 
 
 def test_adapters_are_as_many_as_peft_makes(base):
-    from tasks.jobs.training.lora import add_adapters
     from tasks.jobs.training.network import build_network
+    from tasks.jobs.training.starting import add_adapters
 
     gpt2 = {"architecture": "gpt2", "layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 2, "intermediate_size": 32}
     for network in ({}, gpt2):

@@ -51,7 +51,7 @@ from tasks.config.cluster import ClusterConfig
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
+from tasks.compute.polling import Watch
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 

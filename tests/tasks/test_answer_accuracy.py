@@ -10,7 +10,7 @@ from answers import answers, broken, every
 from tasks.common.process import write_json
 from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Label, line
-from tasks.formats.reference import FILE, summary
+from tasks.formats.model_folder import FILE, summary
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import anomalies, compare

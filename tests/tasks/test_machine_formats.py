@@ -4,7 +4,8 @@ import datetime
 
 import pytest
 
-from tasks.formats import azure_machine, gpu_health, kernel_log, links, smi
+from tasks.formats import azure_machine, gpu_health, links, smi
+from tasks.formats import gpu_health as kernel_log
 from tasks.formats.links import Interface
 from tasks.formats.smi import Links
 

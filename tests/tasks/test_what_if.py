@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tasks.planning.case import Case
-from tasks.planning.planned_case import planned
-from tasks.planning.what_if import Point, cheapest_by_time, what_if
+from tasks.planning.planned_case import Point, cheapest_by_time, planned, what_if
 
 CASE = {
     "network": {"layers": 16, "hidden": 2048, "heads": 16, "vocab": 51200},

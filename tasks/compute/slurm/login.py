@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from tasks.common.errors import Missing
 from tasks.common.process import read_json
-from tasks.compute import connection_files as files
+from tasks.compute import connection as files
 from tasks.compute.connection import Connection, Ran, Unreachable
 from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.slurm.commands import ANSWER_SECONDS, NoAnswer, Said, absent, answered

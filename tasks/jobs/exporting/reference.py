@@ -1,6 +1,6 @@
 """The answers of an exported model, measured as an endpoint measures its own: what later answers are compared with.
 
-The prompts are the golden ones and the beginnings of held-out documents. The file's form is tasks/formats/reference.py.
+The prompts are the golden ones and the beginnings of held-out documents. The file's form is tasks/formats/model_folder.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.formats.reference import summary
+from tasks.formats.model_folder import summary
 from tasks.jobs.exporting.loss import Sample
 from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.outputs import measures

@@ -195,7 +195,7 @@ def _is_end(name: str) -> bool:
 def run(mirror: Mirror, command: list[str]) -> int:
     """Run a command with the folder in step; its exit code, or that of the process that it supervised.
 
-    It is told which store the folder comes from, to measure the way there (tasks/jobs/qualify/storage_blob.py); no secret is.
+    It is told which store the folder comes from, to measure the way there (tasks/jobs/qualify/storage.py); no secret is.
     """
     words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
     payload = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}

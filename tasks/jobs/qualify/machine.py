@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.formats import gpu_health, kernel_log, smi
+from tasks.formats import gpu_health, smi
+from tasks.formats import gpu_health as kernel_log
 from tasks.formats.gpu_health import Rules
 from tasks.jobs.node.probes import RULES
 from tasks.jobs.node.vendor_commands import ask, query_smi

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tasks.jobs.qualify import gpus
+from tasks.jobs.qualify import compute
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.rates import Rate, Together, measure_windows, steady
 
@@ -41,12 +41,12 @@ def measure(bench: Bench) -> None:
     if not bench.cuda:
         _on_cpu(together)
         return
-    devices = gpus.own(bench)
+    devices = compute.own(bench)
     outcome = together.best(
-        "memory_bandwidth", lambda: gpus.measure_all(devices, _copy_within, 2.0 * GPU_BYTES, bench.config.seconds)
+        "memory_bandwidth", lambda: compute.measure_all(devices, _copy_within, 2.0 * GPU_BYTES, bench.config.seconds)
     )
     text = f"copies of {GPU_BYTES >> 20} MiB, read and written bytes"
-    together.note("memory_bandwidth", "GB/s", outcome, where=gpus.names(devices), per=GIGA, text=text)
+    together.note("memory_bandwidth", "GB/s", outcome, where=compute.names(devices), per=GIGA, text=text)
     together.meet("before copies")
     if bench.local_rank == 0:
         _between_memories(together)
@@ -124,8 +124,8 @@ def _with_host(device: int, to_device: bool, seconds: float) -> Rate:
         source, target = (near, far) if to_device else (far, near)
         return lambda: target.copy_(source, non_blocking=True)
 
-    with gpus.beside(device):
-        return gpus.measure_one(device, work, HOST_BYTES, seconds)
+    with compute.beside(device):
+        return compute.measure_one(device, work, HOST_BYTES, seconds)
 
 
 @cache
@@ -142,4 +142,4 @@ def _with_peer(one: int, two: int) -> Rate:
         target = torch.empty_like(source, device=two if device == one else one)
         return lambda: target.copy_(source, non_blocking=True)
 
-    return min(gpus.measure_one(device, work, PEER_BYTES, PAIR_SECONDS) for device in (one, two))
+    return min(compute.measure_one(device, work, PEER_BYTES, PAIR_SECONDS) for device in (one, two))

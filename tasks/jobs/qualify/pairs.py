@@ -1,16 +1,14 @@
 """Pairs of machines in a tournament, and fresh runs until what is slow has a machine, a link or no explanation.
 
-The tournament and the search are schedule.py and plans.py; how a pair is measured is steps.py.
+The tournament and the search are plans.py and plans.py; how a pair is measured is steps.py.
 """
 
 from __future__ import annotations
 
 from tasks.jobs.qualify import collectives
-from tasks.jobs.qualify.barrier import LeftOut, agree
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.plans import PAIRS, Standard, pairs_plan
-from tasks.jobs.qualify.schedule import Group
-from tasks.jobs.qualify.steps import names_of_all, note_left_out, remembered, run
+from tasks.jobs.qualify.plans import PAIRS, Group, Standard, pairs_plan
+from tasks.jobs.qualify.steps import LeftOut, agree, names_of_all, note_left_out, remembered, run
 
 GROUP = "pairs"
 

@@ -19,7 +19,7 @@ import torch
 
 from tasks.formats import gpu_health, rocm
 from tasks.jobs.node.vendor_commands import Hangs, ask
-from tasks.jobs.qualify import gpus
+from tasks.jobs.qualify import compute as gpus
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, failure

@@ -2,24 +2,64 @@
 
 One rank a machine, all machines at the same time, as when a training run saves: what all of them share shows here. The store is
 where a checkpoint comes to lie: the job's folder, of which a store in a folder is made (by links); for machines without a shared
-folder the container that the mirror of the folder is told of (storage_blob.py). How files are written: disk.py.
+folder the container that the mirror of the folder is told of (storage.py). How files are written: disk.py.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from tasks.common.errors import HeadwayError
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify import disk
 from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.disk import BLOCK, Moved
 from tasks.jobs.qualify.rates import Together
 from tasks.jobs.qualify.workload_size import parameters
 from tasks.planning.size import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
 from tasks.qualification.measured import Probe
+from tasks.storage.blob.client import open_container
+from tasks.storage.blob.transfer import STREAMS, check_stored, upload
+from tasks.storage.manifest import FileEntry
+from tasks.storage.settings import StoreConfig
+
+# The store of machines that share no folder: one blob written, read and removed again.
+#
+# Which store that is says the mirror of the job's folder (HEADWAY_STORE, tasks/jobs/node/mirror.py).
+
+
+def through(text: str, rank: Rank, *, bytes: int) -> Moved:
+    """Upload so many random bytes in parallel blocks, as checkpoints are, and read them back. Raises OSError, HeadwayError."""
+    container = open_container(StoreConfig.model_validate_json(text))
+    name = f"qualification/{rank.folder.name}/{rank.rank}.bin"
+    with tempfile.NamedTemporaryFile(dir=rank.folder, prefix="headway-storage-") as file:
+        for _ in range(-(-bytes // BLOCK)):
+            file.write(os.urandom(BLOCK))
+        file.flush()
+        began = time.perf_counter()
+        done = upload(container, name, Path(file.name))
+        write_seconds = time.perf_counter() - began
+    try:
+        began = time.perf_counter()
+        check_stored(container, name, FileEntry(path=name, size=done.size, sha256=done.sha256), "")
+        read_seconds = time.perf_counter() - began
+    finally:
+        container.remove(name)
+        if done.written.version:
+            container.remove(name, done.written.version)
+    return Moved(
+        done.size,
+        done.size / write_seconds,
+        done.size / read_seconds,
+        f"as a blob in {STREAMS} blocks at a time, hashed",
+    )
+
 
 GIGA = 1e9
 MOST_OF_FREE = 0.1
@@ -93,8 +133,6 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
         ]
     payload = os.environ.get("HEADWAY_STORE", "")
     if payload:
-        from tasks.jobs.qualify.storage_blob import through
-
         moved = through(payload, bench.rank, bytes=volume)
     else:
         moved = disk.large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)

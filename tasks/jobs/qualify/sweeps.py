@@ -1,6 +1,6 @@
 """A sweep of one collective by torch.distributed: the sizes, the time and the correctness of each, as nccl-tests measure.
 
-algbw is size / time and busbw is algbw times the collective's factor (operations.py); time is the mean over ranks of operations
+algbw is size / time and busbw is algbw times the collective's factor (sweeps.py); time is the mean over ranks of operations
 one after another, without a barrier between them. Out of place and in place are measured apart. torch's all-reduce and
 broadcast know no second buffer: out of place, the message was copied into one before the clock starts.
 """
@@ -9,20 +9,292 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
-from torch import cuda, distributed
+import torch
+from torch import Tensor, cuda, distributed
 
 from tasks.common.names import Collective
 from tasks.config.qualification import BenchmarkConfig
+from tasks.formats.nccl_log import transports
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.groups import Communicator
-from tasks.jobs.qualify.operations import DIVIDED, ELEMENT_BYTES, TWO_BUFFERS, Prepared, bus_factor, prepare
 from tasks.qualification.measured import Row
+
+# A communicator over some ranks, thrown away after use: after a time-out nothing of it can be trusted.
+#
+# Also what it really used, by NCCL's own debug log. A rank is in one group at a time, so each is torch's default group,
+# on a prefix of the launcher's store that is used once.
+
+
+LOUD = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,NET",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+"""NCCL says which transports it uses, and waiting for a collective raises after the group's time limit: by default torch's
+watchdog ends the process instead (docs.pytorch.org, torch_nccl_environment_variables)."""
+
+STARTS = 20
+"""Times the limit of one operation that a communicator may be open: NCCL's start has no limit, so the job would never end."""
+
+
+class Communicator:
+    """An open group of ranks."""
+
+    def __init__(self, bench: Bench, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.size = len(ranks)
+        self.rank = self.ranks.index(bench.rank.rank)
+        self.cuda = bench.cuda
+        self.device = torch.device("cuda", _gpu(bench)) if bench.cuda else torch.device("cpu")
+
+    def over_all(
+        self, values: Sequence[float], how: distributed.ReduceOp.RedOpType = distributed.ReduceOp.SUM
+    ) -> list[float]:
+        """Values of all ranks, added up, or the largest of each."""
+        together = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(together, op=how)
+        return [float(value) for value in together]
+
+
+def backend(bench: Bench) -> str:
+    """What communicates: nccl, rccl or gloo."""
+    if not bench.cuda:
+        return "gloo"
+    return "rccl" if torch.version.hip else "nccl"
+
+
+@contextmanager
+def communicator(bench: Bench, name: str, ranks: Sequence[int], *, seconds: float) -> Iterator[Communicator]:
+    """Open one over `ranks`, of which this is one. Each of its operations raises RuntimeError after `seconds`."""
+    if bench.cuda:
+        cuda.set_device(_gpu(bench))
+        os.environ.update(LOUD, NCCL_DEBUG_FILE=str(_log(bench, bench.rank.rank)))
+    # Wait for the others at the store. NCCL waits for ever for a rank that does not come to its start. Raises
+    # RuntimeError.
+    count = len(ranks)
+    if bench.store.add(f"{name}/come", 1) == count:
+        bench.store.set(f"{name}/all", "")
+    bench.store.wait([f"{name}/all"], timedelta(seconds=seconds))
+    overdue = threading.Timer(STARTS * seconds, os._exit, (1,))
+    overdue.daemon = True
+    overdue.start()
+    try:
+        distributed.init_process_group(
+            "nccl" if bench.cuda else "gloo",
+            store=distributed.PrefixStore(name, bench.store),
+            rank=ranks.index(bench.rank.rank),
+            world_size=len(ranks),
+            timeout=timedelta(seconds=seconds),
+        )
+        yield Communicator(bench, ranks)
+    except BaseException:
+        # Without waiting for what still hangs in it. torch puts the count of default groups into their names, by
+        # which ranks find each other, and starts anew only when one is destroyed: of one that did not come up it
+        # would stay, and the next group's ranks would look for different names.
+        if distributed.is_initialized():
+            with suppress(RuntimeError):
+                if bench.cuda:
+                    distributed.distributed_c10d._abort_process_group()
+                else:
+                    distributed.destroy_process_group()
+        distributed.distributed_c10d._world.group_count = 0
+        raise
+    finally:
+        overdue.cancel()
+    distributed.destroy_process_group()
+
+
+def _gpu(bench: Bench) -> int:
+    """The rank's GPU; where the scheduler shows each rank only its own, that is number 0."""
+    return bench.local_rank % cuda.device_count()
+
+
+class Transports:
+    """What is used from now on by this machine's ranks. NCCL appends to one log a rank as long as the process lives."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.cuda = bench.cuda
+        mine = range(bench.node_rank * bench.ranks_per_node, (bench.node_rank + 1) * bench.ranks_per_node)
+        self.began = {
+            path: (path.stat().st_size if path.exists() else 0) for path in (_log(bench, rank) for rank in mine)
+        }
+
+    def used(self) -> tuple[str, ...]:
+        """By NCCL's logs since the beginning; of gloo, TCP and the interface that it was told."""
+        if not self.cuda:
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            return (f"tcp/{interface}" if interface else "tcp",)
+        return transports("\n".join(_since(path, began) for path, began in self.began.items()))
+
+
+def _log(bench: Bench, rank: int) -> Path:
+    return bench.rank.folder / "logs" / f"nccl-{rank}.log"
+
+
+def _since(path: Path, began: int) -> str:
+    try:
+        with path.open("rb") as log:
+            log.seek(began)
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+# The six collectives: what is sent, what must arrive, and how bus bandwidth follows from time.
+#
+# Messages are float32. Element i of the message k is (i + 31 k) mod 1021: sums over up to 16,000 ranks are exact, a
+# part that arrives in the wrong place or not at all is seen, and every element is compared.
+
+
+PERIOD = 1021
+SHIFT = 31
+ELEMENT_BYTES = 4
+CHECKED_ELEMENTS = PERIOD * 16_384
+"""Compared at once: the comparison must not need as much memory as the message."""
+NOTHING = -1.0
+"""Stands where something must arrive."""
+TWO_BUFFERS: tuple[Collective, ...] = ("alltoall", "sendrecv")
+"""They have no form in place, and nccl-tests check none."""
+DIVIDED: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "alltoall")
+"""Their size is the whole buffer, of which each rank holds a part; the others' is one rank's message."""
+REDUCED: tuple[Collective, ...] = ("all_reduce", "reduce_scatter")
+
+
+def bus_factor(collective: Collective, ranks: int) -> float:
+    """busbw / algbw, by NVIDIA/nccl-tests doc/PERFORMANCE.md."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if collective in DIVIDED else 1.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Buffers with an operation on them."""
+
+    start: Callable[[], list[distributed.Work]]
+    """Start it once; what was started must be waited for."""
+    wrong: Callable[[], int]
+    """Elements that are not what must have arrived after the first time; later ones add sums to sums."""
+
+
+def prepare(collective: Collective, elements: int, comm: Communicator, *, in_place: bool) -> Prepared:
+    """`elements`: of the whole buffer, a multiple of the ranks for the divided ones."""
+    return _PREPARE[collective](elements, comm, in_place)
+
+
+def _all_reduce(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    message = _filled(elements, comm, comm.rank)
+    buffer = message if in_place else message.clone()
+    return Prepared(
+        lambda: _works(distributed.all_reduce(buffer, async_op=True)), lambda: wrong_elements(buffer, _sums(comm.size))
+    )
+
+
+def _broadcast(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    """From rank 0."""
+    message = _filled(elements, comm, 0) if comm.rank == 0 else torch.full((elements,), NOTHING, device=comm.device)
+    buffer = message if in_place else message.clone()
+    return Prepared(
+        lambda: _works(distributed.broadcast(buffer, src=0, async_op=True)), lambda: wrong_elements(buffer, pattern(0))
+    )
+
+
+def _all_gather(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    buffer, part = torch.full((elements,), NOTHING, device=comm.device), elements // comm.size
+    mine = buffer.view(comm.size, part)[comm.rank] if in_place else torch.empty(part, device=comm.device)
+    fill(mine, pattern(comm.rank))
+    return Prepared(
+        lambda: _works(distributed.all_gather_single(buffer, mine, async_op=True)),
+        lambda: sum(wrong_elements(part, pattern(k)) for k, part in enumerate(buffer.view(comm.size, part))),
+    )
+
+
+def _reduce_scatter(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    message, part = _filled(elements, comm, comm.rank), elements // comm.size
+    mine = message.view(comm.size, part)[comm.rank] if in_place else torch.full((part,), NOTHING, device=comm.device)
+    expected = _sums(comm.size).roll(-(comm.rank * part % PERIOD))
+    return Prepared(
+        lambda: _works(distributed.reduce_scatter_single(mine, message, async_op=True)),
+        lambda: wrong_elements(mine, expected),
+    )
+
+
+def _alltoall(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    """What rank k sends to rank m is message k + m x ranks."""
+    message = torch.empty(elements, device=comm.device)
+    buffer = torch.full_like(message, NOTHING)
+    for peer, part in enumerate(message.view(comm.size, -1)):
+        fill(part, pattern(comm.rank + peer * comm.size))
+    return Prepared(
+        lambda: _works(distributed.all_to_all_single(buffer, message, async_op=True)),
+        lambda: sum(
+            wrong_elements(part, pattern(peer + comm.rank * comm.size))
+            for peer, part in enumerate(buffer.view(comm.size, -1))
+        ),
+    )
+
+
+def _sendrecv(elements: int, comm: Communicator, in_place: bool) -> Prepared:
+    """Every rank sends to the next one, all at the same time."""
+    message, buffer = _filled(elements, comm, comm.rank), torch.full((elements,), NOTHING, device=comm.device)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    both = [distributed.P2POp(distributed.isend, message, after), distributed.P2POp(distributed.irecv, buffer, before)]
+    return Prepared(lambda: distributed.batch_isend_irecv(both), lambda: wrong_elements(buffer, pattern(before)))
+
+
+_PREPARE: dict[Collective, Callable[[int, Communicator, bool], Prepared]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "alltoall": _alltoall,
+    "broadcast": _broadcast,
+    "sendrecv": _sendrecv,
+}
+
+
+def pattern(number: int) -> Tensor:
+    """One period of the message of a number."""
+    return ((torch.arange(PERIOD) + SHIFT * number) % PERIOD).to(torch.float32)
+
+
+def fill(buffer: Tensor, period: Tensor) -> None:
+    """Write a period over and over."""
+    whole = buffer.numel() // PERIOD * PERIOD
+    period = period.to(buffer.device)
+    buffer[:whole].view(-1, PERIOD).copy_(period.expand(whole // PERIOD, PERIOD))
+    buffer[whole:] = period[: buffer.numel() - whole]
+
+
+def wrong_elements(buffer: Tensor, period: Tensor) -> int:
+    """Elements of a buffer that are not the period, over and over. What is not a number is wrong."""
+    whole, period = buffer.numel() // PERIOD * PERIOD, period.to(buffer.device)
+    rows = (chunk.view(-1, PERIOD) != period for chunk in buffer[:whole].split(CHECKED_ELEMENTS))
+    return sum(int(row.sum()) for row in rows) + int((buffer[whole:] != period[: buffer.numel() - whole]).sum())
+
+
+def _filled(elements: int, comm: Communicator, number: int) -> Tensor:
+    buffer = torch.empty(elements, device=comm.device)
+    fill(buffer, pattern(number))
+    return buffer
+
+
+def _sums(ranks: int) -> Tensor:
+    return torch.stack([pattern(rank) for rank in range(ranks)]).sum(dim=0)
+
+
+def _works(work: distributed.Work | None) -> list[distributed.Work]:
+    assert work is not None, "this rank is not in the group"
+    return [work]
+
 
 SMALLEST = 1024
 ITERATIONS = 20

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.jobs.serving import memory
-from tasks.jobs.serving.decoder import CHUNK
+from tasks.jobs.serving.decoder import CHUNK, Choice, Logits, entropy
+from tasks.jobs.serving.generation import TextStream
 from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
-from tasks.jobs.serving.sampling import Choice, Logits, entropy
-from tasks.jobs.serving.text import TextStream
 
 if TYPE_CHECKING:
     from tasks.jobs.serving.generation import Generation

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from tasks.formats.answers import Label, line
-from tasks.jobs.serving.outputs import Outputs, clean
-from tasks.jobs.serving.segments import Segments, oldest_first
+from tasks.jobs.serving.outputs import Outputs, Segments, clean, oldest_first
 
 MOST_LABEL_SEGMENTS = 10
 """Of an endpoint: 20 MB, about 100,000 labels."""

@@ -1,22 +1,70 @@
 """Who asks? A caller shows an API key, or a token of Microsoft Entra; the file of keys is read again when it changes.
 
-How a key and its file look is tasks/formats/api_keys.py; tokens are tokens.py. Neither is ever written down.
+How a key and its file look is tasks/formats/api_keys.py; tokens are keys.py. Neither is ever written down.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.config.access import AccessConfig, require_asked
+from tasks.azure.entra import Entra, KeysAway, NotBelieved
+from tasks.config.access import AccessConfig, EntraConfig, require_asked
 from tasks.formats import api_keys
 
 if TYPE_CHECKING:
     from tasks.config.access import EntraConfig
-    from tasks.jobs.serving.tokens import Tokens
+
+# Tokens of Microsoft Entra that callers show, checked beside the server's loop. What makes one right is
+# tasks/azure/entra.py.
+
+
+TOKENS_KEPT = 1000
+TOKEN_SECONDS = 60.0
+"""Time that a token which was right is believed without looking again; it may expire meanwhile."""
+TOKENS_CHECKED = 64
+"""At once: each may have to wait for the authority."""
+
+
+class Tokens:
+    """The check. State: the tokens that were right a moment ago. The authority may have to be asked: threads do that."""
+
+    def __init__(self, config: EntraConfig) -> None:
+        self._entra = Entra(config)
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="entra")
+        self._checking = 0
+        self._right: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+
+    async def caller(self, token: str) -> str:
+        name = hashlib.sha256(token.encode()).digest()
+        client, until = self._right.get(name, ("", 0.0))
+        if time.monotonic() >= until:
+            client = await self._check(token)
+            self._right[name] = (client, time.monotonic() + TOKEN_SECONDS)
+            while len(self._right) > TOKENS_KEPT:
+                self._right.popitem(last=False)
+        return f"entra:{client}"
+
+    async def _check(self, token: str) -> str:
+        if self._checking >= TOKENS_CHECKED:
+            raise Nobody(503, "too many tokens are being checked", retry_after=1)
+        self._checking += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._entra.check, token)
+        except NotBelieved as error:
+            raise Nobody(error.status, str(error)) from error
+        except KeysAway as error:
+            raise Nobody(503, str(error), retry_after=max(1, round(error.retry_after))) from error
+        finally:
+            self._checking -= 1
+
 
 LOOK_SECONDS = 0.5
 log = logging.getLogger("headway.serve")
@@ -108,7 +156,6 @@ def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
 
 def _tokens(config: EntraConfig) -> Tokens:
     """What checks them is loaded where it is wanted: a gateway that crashed is back a third sooner."""
-    from tasks.jobs.serving.tokens import Tokens
 
     return Tokens(config)
 

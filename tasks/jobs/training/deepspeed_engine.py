@@ -1,32 +1,255 @@
 """The engine `deepspeed`: our network, data and loop, with optimizer state, gradients and weights divided by ZeRO.
 
-What DeepSpeed is told is tasks/formats/ds_config.py; how its files are read again, deepspeed_files.py.
+What DeepSpeed is told is tasks/formats/ds_config.py; how its files are read again, deepspeed_engine.py.
 See docs/training.md, "DeepSpeed".
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
 
-from tasks.common.errors import Missing
+from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import write_json
-from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.files import Manifest, place_of
+from tasks.jobs.checkpoint.folders import FolderSaver
+from tasks.jobs.checkpoint.snapshot import generators, take_generators
+from tasks.jobs.checkpoint.writer import OWN
 from tasks.jobs.data.samples import Batch, Shares
+from tasks.jobs.node.elastic import newcomers_seed
 from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.network import next_token_loss, parameter_count
 from tasks.jobs.training.optimizer import adamw
 from tasks.jobs.training.parallel import own_device, recompute
-from tasks.jobs.training.starting import starting_network
-from tasks.jobs.training.writing import write_network
+from tasks.jobs.training.starting import starting_network, write_network
+
+# DeepSpeed's own checkpoint files: written by DeepSpeed, read only as they were hashed, and never unpickled freely.
+#
+# Who hashes and commits them is tasks/jobs/checkpoint/folders.py. torch's format is a pickle inside: `weights_only`
+# admits tensors, plain values and the few classes of NAMED, so a file that was made to run code is refused, whatever
+# its manifest says.
+
+
+# A checkpoint of DeepSpeed taken over by another number of ranks, or under another ZeRO stage.
+#
+# DeepSpeed itself refuses that. Every rank reads all files, puts each weight and its moments together, and takes its
+# own part of them: memory for the whole state on the host of each rank, once, at the start.
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Whole = dict[str, dict[str, Tensor]]
+"""By name of the weight: its `weight` and AdamW's moments, float32, of any shape."""
+
+
+def reshard(engine: Any, folder: Path, read: Callable[[Path], Any], *, ranks: int) -> None:
+    """Take over the files that `ranks` ranks wrote into a folder; `read` loads one of them."""
+    states = [read(_only(folder, f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")) for rank in range(ranks)]
+    states = [state["optimizer_state_dict"] for state in states]
+    model = read(sorted(folder.glob("*_model_states.pt"))[0])
+    shapes = {name: shape for group in model["param_shapes"] for name, shape in group.items()}
+    at_stage_3 = "fp32_flat_groups" in states[0]
+    whole = _whole_of_stage_3(states, shapes) if at_stage_3 else _whole(states)
+    base = states[0]["optimizer_state_dict" if at_stage_3 else "base_optimizer_state"]
+    _begin(engine.optimizer, step=base["state"][0]["step"])
+    take = _take_part if _at_stage_3(engine.optimizer) else _take
+    for name, parameter in engine.module.named_parameters():
+        take(parameter, whole[name])
+    _refresh(engine.optimizer)
+
+
+def _at_stage_3(zero: Any) -> bool:
+    return hasattr(zero, "fp32_partitioned_groups_flat")
+
+
+def _begin(zero: Any, *, step: Tensor) -> None:
+    """AdamW's state, which is not there before its first step, and whose place DeepSpeed looks up only after it."""
+    lines = zero.fp32_partitioned_groups_flat if _at_stage_3(zero) else zero.single_partition_of_fp32_groups
+    for line in lines:
+        state = zero.optimizer.state[line]
+        state["step"] = step.clone().to(line.device)
+        for key in MOMENTS:
+            state.setdefault(key, torch.zeros_like(line))
+    if not _at_stage_3(zero):
+        zero._lazy_init_hp_params_optimizer_state()
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    results = sorted(folder.glob(pattern))
+    if len(results) != 1:
+        raise FileNotFoundError(f"{folder} has {len(results)} files {pattern}, not one")
+    return results[0]
+
+
+def _whole(states: list[dict[str, Any]]) -> Whole:
+    """Of stages 1 and 2: a group of weights is one line of numbers, cut into as many parts as there are ranks."""
+    pieces: dict[str, dict[str, list[Tensor]]] = {}
+    for state in states:
+        for group, mapping in enumerate(state["param_slice_mappings"]):
+            of_group = state["base_optimizer_state"]["state"][group]
+            flat = {
+                "weight": state["single_partition_of_fp32_groups"][group],
+                **{key: of_group[key] for key in MOMENTS},
+            }
+            for name, part in mapping.items():
+                for key, numbers in flat.items():
+                    result = pieces.setdefault(name, {}).setdefault(key, [])
+                    result.append(numbers.flatten()[part.start : part.start + part.numel])
+    return {name: {key: torch.cat(parts) for key, parts in result.items()} for name, result in pieces.items()}
+
+
+def _whole_of_stage_3(states: list[dict[str, Any]], shapes: Mapping[str, Any]) -> Whole:
+    """Of stage 3: each weight by itself is cut into equal parts, the last one filled up."""
+    lines = [_lines(state) for state in states]
+    whole: Whole = {}
+    begin = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        end = begin + math.ceil(count / len(states))
+        whole[name] = {key: torch.cat([line[key][begin:end] for line in lines])[:count] for key in lines[0]}
+        begin = end
+    return whole
+
+
+def _lines(state: dict[str, Any]) -> dict[str, Tensor]:
+    """A rank's parts, one weight after the other."""
+    groups = state["optimizer_state_dict"]["state"]
+    moments = {key: torch.cat([groups[number][key] for number in sorted(groups)]) for key in MOMENTS}
+    return {"weight": torch.cat(state["fp32_flat_groups"]), **moments}
+
+
+def _take(parameter: nn.Parameter, whole: Mapping[str, Tensor]) -> None:
+    """Stages 1 and 2."""
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    safe_set_full_fp32_param(parameter, whole["weight"])
+    for key in MOMENTS:
+        safe_set_full_optimizer_state(parameter, whole[key], key)
+
+
+def _take_part(parameter: Any, whole: Mapping[str, Tensor]) -> None:
+    """Stage 3."""
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    size = parameter.ds_tensor.numel()
+    begin = size * torch.distributed.get_rank()
+    own = {key: _filled(numbers, begin, size) for key, numbers in whole.items()}
+    safe_set_local_fp32_param(parameter, own["weight"])
+    for key in MOMENTS:
+        safe_set_local_optimizer_state(parameter, own[key], key)
+
+
+def _filled(numbers: Tensor, begin: int, size: int) -> Tensor:
+    part = numbers[begin : begin + size]
+    return nn.functional.pad(part, (0, size - part.numel()))
+
+
+def _refresh(zero: Any) -> None:
+    """The weights that compute, from those of the optimizer."""
+    if not _at_stage_3(zero):
+        zero.update_lp_params()
+        return
+    for group in range(len(zero.fp16_groups)):
+        zero._reassign_or_swap_out_partitioned_parameters(group)
+    zero.checkpoint_event_epilogue()
+
+
+TAG = "deepspeed"
+"""Folder of DeepSpeed's files within a checkpoint's."""
+NAMED = [LossScaler, ZeroStageEnum, fragment_address]
+"""Classes of DeepSpeed that stand in its files beside tensors and plain values."""
+
+
+class HashedFiles(TorchCheckpointEngine):
+    """How DeepSpeed reads and writes files; the bytes that are hashed are the bytes that are loaded."""
+
+    def __init__(self, sha256: Mapping[Path, str]) -> None:
+        """`sha256` of every file of the verified manifest, by path; empty: nothing is read yet."""
+        super().__init__()
+        self.sha256, self.failed = sha256, ""
+
+    def read(self, path: Path) -> bytes:
+        """Raises IntegrityError for a file that changed since it was verified, or that its manifest does not name."""
+        data = path.read_bytes()
+        if self.sha256.get(path) != hashlib.sha256(data).hexdigest():
+            raise IntegrityError(f"{path} changed between verification and loading, or its manifest does not name it")
+        return data
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Raises IntegrityError for what `read` does, and for a file that holds more than data."""
+        data = io.BytesIO(self.read(Path(path)))
+        with torch.serialization.safe_globals(NAMED):
+            try:
+                return torch.load(data, map_location=map_location, weights_only=True)
+            except pickle.UnpicklingError as error:
+                raise IntegrityError(
+                    f"{path} holds more than tensors and plain values: {str(error).splitlines()[0]}",
+                    remedy="It was written by another release of DeepSpeed, or by somebody else: go on from another one.",
+                ) from error
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """A failure is kept, for other ranks wait for this one in DeepSpeed's barriers; torch reports a full disk as it likes."""
+        try:
+            super().save(state_dict, path)
+        except (OSError, RuntimeError) as error:
+            self.failed = f"{path}: {error}"
+
+
+def saver(engine: Any, rank: int, writing: Mapping[str, Any]) -> FolderSaver:
+    """What writes a rank's checkpoints of DeepSpeed's engine, and its generator's state beside them."""
+
+    def write(folder: Path) -> None:
+        files = engine.checkpoint_engine = HashedFiles({})
+        engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        if files.failed:
+            raise OSError(files.failed)
+        save_file({name: piece.tensor for name, piece in generators().items()}, _generator(folder, rank))
+
+    engine._copy_recovery_script = lambda path: None  # programs, which have no place in a checkpoint
+    return FolderSaver(write, **writing)
+
+
+def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size: int) -> None:
+    """Take over a verified checkpoint, and this rank's generator; a rank that was not there gets a seed of its own.
+
+    Raises IntegrityError for bytes that were not verified, and for files that hold more than data.
+    """
+    folder = place_of(root, result.step, result.attempt)
+    own = folder / OWN
+    files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in result.files})
+    if result.world_size == world_size and _same_layout(engine, own / TAG):
+        engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
+    else:
+        reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=result.world_size)
+    if rank < result.world_size:
+        take_generators(load(files.read(_generator(own, rank))))
+    else:
+        torch.manual_seed(newcomers_seed(int(result.identity["training"]["seed"]), result.step, rank))
+
+
+def _same_layout(engine: Any, folder: Path) -> bool:
+    """Stages 1 and 2 write one file of weights, stage 3 one a rank."""
+    return (engine.zero_optimization_stage() == 3) == any(folder.glob("zero_pp_rank_*_model_states.pt"))
+
+
+def _generator(folder: Path, rank: int) -> Path:
+    return folder / f"generator-{rank}.safetensors"
+
 
 NORMS = {1: "scaled_global_norm", 2: "scaled_global_norm", 3: "_get_norm_groups"}
 """The method of DeepSpeed's optimizer, by stage, whose answer it clips by."""
@@ -94,7 +317,6 @@ class DeepspeedEngine:
         self.engine.step()
 
     def restore(self, root: Path, result: Manifest) -> None:
-        from tasks.jobs.training.deepspeed_files import restore
 
         rank, own = self.setting.rank, [{key: group[key] for key in HYPER} for group in self.zero.param_groups]
         restore(self.engine, root, result, rank=rank.rank, world_size=rank.world_size)
@@ -103,7 +325,6 @@ class DeepspeedEngine:
             group.update(values)
 
     def saving(self, writing: Mapping[str, Any]) -> Saving:
-        from tasks.jobs.training.deepspeed_files import saver
 
         return saver(self.engine, self.setting.rank.rank, writing)
 

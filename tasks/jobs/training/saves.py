@@ -2,7 +2,7 @@
 
 Who writes is the engine's saver (engine.Saving). A save that is due while one is being written is left out and counted: storage
 that is slow costs checkpoints, not steps and not memory. One that fails is told and counted; so many in a row end the run.
-The interval is the plan's; where the plan chose it, it is corrected by what saving takes here (tasks/planning/interval.py).
+The interval is the plan's; where the plan chose it, it is corrected by what saving takes here (tasks/planning/checkpointing.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tasks.jobs.training.engine import Saving
-from tasks.planning.interval import corrected_every_steps
+from tasks.planning.checkpointing import corrected_every_steps
 
 FAILURES_AT_MOST = 3
 """Saves that may fail in a row: then there is no checkpoint to go on from worth the name."""

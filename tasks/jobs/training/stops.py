@@ -1,6 +1,6 @@
 """Why a run stops before its last step, always with a checkpoint: a limit of hours or money, or its machine is to be taken.
 
-A request by SIGTERM is tasks/jobs/node/elastic.py. Ranks tell each other in the step's collective (agreement.py), save after that
+A request by SIGTERM is tasks/jobs/node/elastic.py. Ranks tell each other in the step's collective (watch.py), save after that
 step, and end. See docs/training.md, "Stops".
 """
 
@@ -12,15 +12,69 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tasks.common.process import read_json, write_json
 from tasks.config.training import ExecutionConfig, LimitsConfig, NoticesConfig
 from tasks.jobs.checkpoint.files import create_only, digest
-from tasks.jobs.node.elastic import Asked
+from tasks.jobs.node.elastic import Asked, process_age
 from tasks.jobs.node.runtime import Ended, Rank
-from tasks.jobs.training.machine_time import Held
+from tasks.jobs.training.safety import FOLDER
+
+# How long a run has held its machines: starts, checkpoints, restarts and standstills are paid for as steps are.
+#
+# Rank 0 leaves when a submission's first process began and when one was last alive, in `safety/held-NNNN.json` of the
+# job folder. Between two submissions no machine is held.
+
+
+EVERY_SECONDS = 5.0
+"""How often it is written; what a submission's last process did after that is not counted."""
+
+
+class Held:
+    """State: when this process and the first one of its submission began. `before` are all seconds before this process."""
+
+    def __init__(self, job: Path) -> None:
+        self._path = job / FOLDER / f"held-{_submission(job):04d}.json"
+        self._age, self._made = process_age(), time.monotonic()
+        start = time.time() - self._age
+        mine = read_json(self._path)
+        self._began = min(float(mine["began"]), start) if mine else start
+        others = (path for path in self._path.parent.glob("held-*.json") if path != self._path)
+        self.before = sum(map(_seconds, others)) + start - self._began
+
+    def seconds(self) -> float:
+        """All of them until now."""
+        return self.before + self._age + time.monotonic() - self._made
+
+    def note(self) -> None:
+        """Write down that this process is alive."""
+        write_json(self._path, {"began": self._began, "latest": time.time()})
+
+    def keep(self) -> None:
+        """Note it from now on, beside the training; rank 0 does."""
+        self.note()
+        threading.Thread(target=self._keep, name="held", daemon=True).start()
+
+    def _keep(self) -> None:
+        while True:
+            time.sleep(EVERY_SECONDS)
+            with suppress(OSError):  # a folder that is away for a moment: the next note counts this time too
+                self.note()
+
+
+def _submission(job: Path) -> int:
+    known = os.environ.get("HEADWAY_SUBMISSION") or (read_json(job / "job.json") or {}).get("submission")
+    return int(known or 1)
+
+
+def _seconds(path: Path) -> float:
+    noted = read_json(path)
+    return max(0.0, float(noted["latest"]) - float(noted["began"]))
+
 
 ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled Events after which the machine's processes are gone; of the others, `Freeze` only pauses it for seconds."""

@@ -21,8 +21,7 @@ from tasks.jobs.training.network import next_token_loss, parameter_count
 from tasks.jobs.training.optimizer import build_optimizer
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
 from tasks.jobs.training.pieces import Piece
-from tasks.jobs.training.starting import starting_network
-from tasks.jobs.training.writing import write_network
+from tasks.jobs.training.starting import starting_network, write_network
 
 
 class TorchEngine:

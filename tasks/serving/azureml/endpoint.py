@@ -19,7 +19,7 @@ from tasks.common.errors import HeadwayError, JobFailed
 from tasks.common.process import read_json, write_json
 from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig
-from tasks.formats.reference import quantiles_of
+from tasks.formats.model_folder import quantiles_of
 from tasks.serving.azureml.probes import ask_golden
 from tasks.serving.azureml.render import Rendering, model_name, model_prefix, require_complete
 from tasks.serving.azureml.rollout import AzureTraffic, Record, online_of

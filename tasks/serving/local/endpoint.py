@@ -19,8 +19,7 @@ from tasks.common import process
 from tasks.common.process import read_json, write_json
 from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig
-from tasks.formats.reference import quantiles_of
-from tasks.formats.variants import smaller_rungs
+from tasks.formats.model_folder import quantiles_of, smaller_rungs
 from tasks.serving.client import ready_state
 from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.serving.gateway import Gateway

@@ -26,7 +26,7 @@ from tasks.data.drift.family import judge
 from tasks.data.drift.histograms import moved
 from tasks.data.drift.splits import Splits, Values, greatest_step
 from tasks.formats.answers import Answer, Label
-from tasks.formats.reference import FEWEST
+from tasks.formats.model_folder import FEWEST
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import SHARE, accuracy_column, judged
 from tasks.serving.monitor.blocks import DAY, Run, block_length, cut, orders, same_time_of_day, without_hour

@@ -1,7 +1,7 @@
 """The answers that a model's own `reference.json` stands for: what the export measured on prompts of its own.
 
 Users ask other things, so only what depends little on the question is taken of it: no lengths, no times, no ends. The file's form
-is tasks/formats/reference.py.
+is tasks/formats/model_folder.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.common.process import read_json
 from tasks.formats.answers import Answer
-from tasks.formats.reference import FILE, quantiles_of
+from tasks.formats.model_folder import FILE, quantiles_of
 
 COMPARABLE = ("entropy", "odd")
 MOST = 500

@@ -14,8 +14,8 @@ from azureml_stand import standing
 
 import deployments
 from tasks.compute.job import Job
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.training import TrainingConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store

@@ -14,8 +14,8 @@ from slurm_stand import slurm
 
 from tasks.common.process import read_json
 from tasks.compute.job import Job
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import RetryConfig, WatchConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store

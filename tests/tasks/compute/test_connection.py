@@ -4,7 +4,7 @@ import pytest
 from ssh_stand import PORT, ssh_stand
 
 from tasks.common.errors import Missing
-from tasks.compute import connection_files as files
+from tasks.compute import connection as files
 from tasks.compute.connection import Connection, Unreachable, parse_address, run_all
 from tasks.config.cluster import SshConfig
 

@@ -13,8 +13,8 @@ from tasks.common.process import write_json
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState
 from tasks.compute.job_monitor import HangWatch
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store

@@ -17,11 +17,11 @@ from tasks.common.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState, write_folder
 from tasks.compute.jobs_book import cancel_job, find_job, list_jobs
+from tasks.compute.polling import Watch
 from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.supervisor_lock import is_supervised
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig, RetryConfig, SlurmConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
@@ -49,7 +49,7 @@ from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
+from tasks.compute.polling import Watch
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 home, job, cluster = Path(sys.argv[1]), Job.model_validate_json(sys.argv[2]), ClusterConfig()

@@ -9,7 +9,7 @@ import pytest
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
-from tasks.compute import connection_files as files
+from tasks.compute import connection as files
 from tasks.compute.connection import Connection
 from tasks.config.cluster import SshConfig
 

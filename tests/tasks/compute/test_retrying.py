@@ -9,10 +9,9 @@ from scripted_backend import RUNNING, ScriptedBackend, done, fails
 from tasks.common.errors import Cancelled, Conflict, JobFailed, Missing
 from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job, JobState
-from tasks.compute.polling import poller_of
+from tasks.compute.polling import Watch, poller_of
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store

@@ -12,8 +12,8 @@ from waiting import limit, until
 
 from tasks.common import process
 from tasks.compute import open_backend
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig
 
 CONFIG = training(steps=500, hidden_size=64)

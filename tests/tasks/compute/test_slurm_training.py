@@ -12,8 +12,8 @@ from waiting import limit
 
 from tasks.compute import open_backend
 from tasks.compute.job import Job
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig
 from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.registry.journal import StoreJournal

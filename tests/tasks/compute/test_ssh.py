@@ -23,8 +23,8 @@ from waiting import limit, until
 from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
+from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
@@ -345,7 +345,7 @@ from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
+from tasks.compute.polling import Watch
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 

@@ -17,9 +17,9 @@ from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.local import spec
+from tasks.compute.polling import Watch
 from tasks.compute.submission import settle
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
 from tasks.config.cluster import ClusterConfig, RetryConfig
 from tasks.jobs.node.launching import Place, environment, launcher
 from tasks.registry.journal import StoreJournal
@@ -62,7 +62,7 @@ from tasks.config.cluster import ClusterConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
-from tasks.compute.watching import Watch
+from tasks.compute.polling import Watch
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 base = Path(sys.argv[1])

@@ -183,9 +183,8 @@ def test_adapters_of_another_base_are_no_good(launch, lora, tmp_path):
 
 
 def test_gpt2s_matrices_lie_on_their_side_and_are_merged_so(tmp_path):
-    from tasks.jobs.training.lora import add_adapters
     from tasks.jobs.training.network import build_network
-    from tasks.jobs.training.writing import write_network
+    from tasks.jobs.training.starting import add_adapters, write_network
 
     small = {"architecture": "gpt2", "layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 2, "intermediate_size": 32}
     config = TrainingConfig.model_validate({**LORA.model_dump(), "network": small})

@@ -22,7 +22,7 @@ from tasks.jobs.checkpoint.retention import pin, retain
 from tasks.jobs.checkpoint.snapshot import restore, training_tensors
 from tasks.jobs.checkpoint.writer import scrub
 from tasks.jobs.training.pieces import Piece
-from tasks.planning.interval import corrected_every_steps
+from tasks.planning.checkpointing import corrected_every_steps
 
 
 @pytest.fixture

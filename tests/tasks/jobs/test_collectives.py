@@ -18,8 +18,8 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import nccl_binaries
-from tasks.jobs.qualify.barrier import LeftOut, agree
 from tasks.jobs.qualify.nccl_binaries import alone, binary, run_binary
+from tasks.jobs.qualify.steps import LeftOut, agree
 from tasks.jobs.qualify.sweeps import sweeping, whole_elements
 from tasks.qualification.measured import read_measurement
 

@@ -18,7 +18,7 @@ from tasks.common.process import read_json, write_json
 from tasks.config.serving import ExportConfig
 from tasks.export import export_checks
 from tasks.formats.mmididx import TokenWriter
-from tasks.formats.variants import smaller_rungs
+from tasks.formats.model_folder import smaller_rungs
 
 CONFIG = ExportConfig(golden_prompts=PROMPTS[:2], golden_tokens=12, reference_prompts=20, speed_seconds=0.01)
 MADE_FROM = ["dataset/tiny@" + "a" * 64, "checkpoint/tiny@" + "b" * 64]
@@ -86,8 +86,8 @@ def test_every_variant_is_a_whole_folder_that_a_server_takes_as_a_rung(exported)
 
 def test_a_server_takes_a_variant_by_its_own_golden_answers_and_no_others(exported, tmp_path):
     from tasks.jobs.serving.model_process import ProcessRuntime
+    from tasks.jobs.serving.program import RungSettings
     from tasks.jobs.serving.runtime import Gone
-    from tasks.jobs.serving.settings import RungSettings
 
     async def prove(one):
         runtime = ProcessRuntime(files=one.files, named=one.model_ref)
@@ -216,7 +216,7 @@ def test_the_artifact_says_how_a_completion_ends(exported):
 
 
 def test_the_reference_is_what_an_endpoint_would_have_measured(exported):
-    from tasks.formats.reference import LEVELS, quantiles_of
+    from tasks.formats.model_folder import LEVELS, quantiles_of
     from tasks.serving.monitor.reference import answers_of_reference
 
     told = read_json(exported[0].output / "reference.json")
@@ -230,7 +230,7 @@ def test_the_reference_is_what_an_endpoint_would_have_measured(exported):
 
 
 def test_few_answers_are_no_reference():
-    from tasks.formats.reference import quantiles_of, summary
+    from tasks.formats.model_folder import quantiles_of, summary
 
     few = summary({"odd": [0.0] * 19}, prompts=19, max_tokens=8)
     assert quantiles_of(few) == {} and quantiles_of(None) == {} and quantiles_of({"version": 7}) == {}

@@ -8,7 +8,7 @@ import pytest
 from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
 from tasks.formats import azure_machine
-from tasks.jobs.qualify import versions
+from tasks.jobs.qualify import health
 from tasks.qualification.judge import unlike_image
 
 COMPUTE = {
@@ -32,7 +32,7 @@ class Metadata(BaseHTTPRequestHandler):
     """IMDS: it refuses a request without its header, and of another version."""
 
     def do_GET(self):
-        known = self.headers.get("Metadata") == "true" and self.path == versions.IMDS_PATH
+        known = self.headers.get("Metadata") == "true" and self.path == health.IMDS_PATH
         body = json.dumps(COMPUTE if known else {"error": "Bad request"}).encode()
         self.send_response(200 if known else 400)
         self.end_headers()
@@ -57,14 +57,14 @@ def recorded(tmp_path, monkeypatch):
     record = b"PhysicalHostName".ljust(512, b"\0") + b"BLZ1234567".ljust(2048, b"\0")
     machine.file("var/lib/hyperv/.kvp_pool_3", "")
     (machine.root / "var/lib/hyperv/.kvp_pool_3").write_bytes(b"HostName".ljust(2560, b"\0") + record)
-    machine.file(versions.COMPONENTS, json.dumps(COMPONENTS))
+    machine.file(health.COMPONENTS, json.dumps(COMPONENTS))
     machine.file("proc/sys/kernel/osrelease", "6.8.0-1021-azure")
     machine.command("nvidia-smi", "echo 580.173.02")
     return machine
 
 
 def noted(recorded, imds):
-    versions.note(bench_of(recorded.folder / "job"), recorded.machine(imds=imds))
+    health.note(bench_of(recorded.folder / "job"), recorded.machine(imds=imds))
     return report_of(recorded.folder / "job")
 
 
@@ -101,7 +101,7 @@ def test_a_driver_that_was_exchanged_is_seen_although_the_image_says_its_own(rec
 
 
 def test_in_a_container_versions_are_not_compared_with_the_machines_image(recorded, imds):
-    (recorded.root / versions.COMPONENTS).unlink()
+    (recorded.root / health.COMPONENTS).unlink()
     recorded.file("usr/local/cuda/version.json", '{"cuda": {"name": "CUDA SDK", "version": "12.8.1"}}')
     recorded.file("usr/lib/x86_64-linux-gnu/libnccl.so.2.26.2", "")
     recorded.command("mpirun", "echo 'mpirun (Open MPI) 4.1.7a1'")
@@ -115,7 +115,7 @@ def test_in_a_container_versions_are_not_compared_with_the_machines_image(record
 
 def test_elsewhere_nobody_is_asked_and_what_nobody_knows_is_not_said(recorded, imds):
     recorded.file("sys/class/dmi/id/chassis_asset_tag", "No Asset Tag")
-    recorded.file(versions.COMPONENTS, "not JSON")
+    recorded.file(health.COMPONENTS, "not JSON")
     (recorded.root / "var/lib/hyperv/.kvp_pool_3").unlink()
     (recorded.bin / "nvidia-smi").unlink()
     report = noted(recorded, imds)

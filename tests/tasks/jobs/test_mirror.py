@@ -21,7 +21,7 @@ from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
 from tasks.jobs.node.mirror import Mirror, Where, environment, where_we_are
 from tasks.jobs.node.runtime import Rank
-from tasks.jobs.qualify.storage_blob import through
+from tasks.jobs.qualify.storage import through
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
 from tasks.storage.settings import StoreConfig

@@ -16,11 +16,9 @@ from tasks.jobs.qualify.plans import (
     Standard,
     better,
     collectives_plan,
-    pairs_plan,
-)
-from tasks.jobs.qualify.schedule import (
     disjoint,
     halves,
+    pairs_plan,
     quick_tournament,
     sound_rate,
     standard_tournament,

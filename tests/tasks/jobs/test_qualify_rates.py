@@ -10,7 +10,7 @@ import pytest
 import torch
 from bench_stand import bench, measured, probes
 
-from tasks.jobs.qualify import gpus, memory, soak
+from tasks.jobs.qualify import compute, memory, soak
 from tasks.jobs.qualify.bench import switch_of
 from tasks.jobs.qualify.compute import matmul_windows
 from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind
@@ -200,5 +200,5 @@ def test_degrees_of_gpus_by_the_vendors_tools(tmp_path, monkeypatch):
 
 
 def test_cores_as_linux_lists_them():
-    assert gpus.read_cores("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert gpus.read_cores("\n") == set()
+    assert compute.read_cores("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert compute.read_cores("\n") == set()

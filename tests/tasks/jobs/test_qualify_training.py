@@ -64,7 +64,7 @@ def test_a_probe_whose_time_is_over_is_no_rate(tmp_path):
 
 def test_steps_that_take_too_long_are_told(tmp_path):
     """The time is over during the first step: none of those that count was done."""
-    from tasks.jobs.qualify.training_steps import train
+    from tasks.jobs.qualify.training import train
 
     with pytest.raises(RuntimeError, match="none was timed"):
         train(bench(tmp_path), [0], seconds=1e-3)
@@ -85,7 +85,7 @@ def test_sizes_of_the_curve():
 
 
 def test_batches_divide_on_every_number_of_ranks():
-    from tasks.jobs.qualify.training_steps import shares
+    from tasks.jobs.qualify.training import shares
 
     for ranks in range(1, 9):
         for of_all in range(ranks, 9):

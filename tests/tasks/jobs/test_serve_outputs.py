@@ -18,8 +18,7 @@ from tasks.common.errors import JobFailed, Missing
 from tasks.common.process import read_json
 from tasks.common.seal import opened
 from tasks.formats.answers import Answer, line
-from tasks.jobs.serving.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, Outputs, prune
-from tasks.jobs.serving.segments import SEGMENT_BYTES
+from tasks.jobs.serving.outputs import FIRST_SEGMENTS, MOST_SEGMENTS, SEGMENT_BYTES, Outputs, prune
 from tasks.serving import open_endpoint
 from tasks.serving.client import Sampling, complete, ready_state
 from tasks.serving.local.endpoint import outputs_of

@@ -13,7 +13,7 @@ from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_
 from tasks.config.training import DeepspeedConfig, ExecutionConfig
 from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint.files import digest, manifests
-from tasks.jobs.training.deepspeed_files import _filled, _whole_of_stage_3
+from tasks.jobs.training.deepspeed_engine import _filled, _whole_of_stage_3
 
 STEPS, EVERY, KILLED_AT = 100, 25, 80
 TOLERANCE = 1e-5

@@ -16,10 +16,9 @@ from tasks.config.training import LoraConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.data.samples import Shares
 from tasks.jobs.training import meter, metrics_logger
-from tasks.jobs.training.flops import flops_of
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.metrics_logger import MachineUse
+from tasks.jobs.training.metrics_logger import MachineUse, flops_of
 from tasks.planning.size import flops_per_token_megatron
 
 CPU = torch.device("cpu")

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from tasks.hardware.machine import Machine
-from tasks.planning.checkpoint_plan import plan_checkpoints
 from tasks.planning.checkpointing import (
     Recovery,
     Saving,
@@ -14,6 +13,7 @@ from tasks.planning.checkpointing import (
     chosen_interval,
     expected_goodput,
     goodput_range,
+    plan_checkpoints,
     saving,
     snapshot_seconds,
     write_seconds,

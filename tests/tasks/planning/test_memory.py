@@ -10,12 +10,20 @@ import pytest
 import yaml
 
 from tasks.hardware.machine import Machine
-from tasks.planning.activations import in_flight, layer, stage_activations
 from tasks.planning.case import Experts, Network, Precision
 from tasks.planning.counts import gpu_parameters, parameters
-from tasks.planning.memory import judged, memory, memory_of_stage, needs, warnings
+from tasks.planning.memory import (
+    in_flight,
+    judged,
+    layer,
+    memory,
+    memory_of_stage,
+    needs,
+    stage_activations,
+    states,
+    warnings,
+)
 from tasks.planning.prediction import GIB, Division, Memory
-from tasks.planning.states import states
 
 pytestmark = pytest.mark.unit
 

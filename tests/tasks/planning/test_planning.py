@@ -7,7 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.jobs.training.network import build_network
-from tasks.planning import interval, size, steptime
+from tasks.planning import checkpointing, size
+from tasks.planning import size as steptime
 
 SHAPES = [
     (NetworkConfig(), 512),
@@ -183,7 +184,7 @@ def test_no_bandwidth_between_ranks_is_refused():
 
 
 def test_young_as_in_the_worked_example():
-    found = interval.young_interval(10, 6000)
+    found = checkpointing.young_interval(10, 6000)
     assert found == pytest.approx(346, abs=0.5)
     assert found / 15 == pytest.approx(23.1, abs=0.05)
 
@@ -193,12 +194,12 @@ def test_daly_minimises_the_expected_time(save, failures):
     computing = np.linspace(1, 3 * failures, 200_000)
     expected = failures * np.expm1((computing + save) / failures) / computing  # Daly 2006, equation 20, per second
     best = expected.min()
-    at_daly = np.interp(interval.daly_interval(save, failures), computing, expected)
+    at_daly = np.interp(checkpointing.daly_interval(save, failures), computing, expected)
     assert at_daly == pytest.approx(best, rel=1e-4)
 
 
 def test_a_save_longer_than_two_failures_apart_takes_the_failure_time():
-    assert interval.daly_interval(250, 100) == 100
+    assert checkpointing.daly_interval(250, 100) == 100
 
 
 @pytest.mark.parametrize(
@@ -206,11 +207,13 @@ def test_a_save_longer_than_two_failures_apart_takes_the_failure_time():
     [(100_000, 15, 23), (100, 15, 10), (5, 15, 1), (1000, 10_000, 1), (1, 0.1, 1)],
 )
 def test_steps_between_checkpoints_stay_in_bounds(steps, step_seconds, every):
-    found = interval.checkpoint_every_steps(steps, step_seconds, save_seconds=10, mean_seconds_between_failures=6000)
+    found = checkpointing.checkpoint_every_steps(
+        steps, step_seconds, save_seconds=10, mean_seconds_between_failures=6000
+    )
     assert found == every
 
 
 @pytest.mark.parametrize(("save", "failures"), [(0, 10), (10, 0)])
 def test_intervals_need_positive_times(save, failures):
     with pytest.raises(ValueError, match="above 0"):
-        interval.daly_interval(save, failures)
+        checkpointing.daly_interval(save, failures)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.planning import Run, cross_validate, read
 from tasks.planning.case import BatchOfCase, Case, ClusterOfCase
-from tasks.planning.possible import require_possible
+from tasks.planning.predict import require_possible
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,7 @@ from waiting import limit
 
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.case import Case
-from tasks.planning.possible import require_possible
-from tasks.planning.predict import predict
+from tasks.planning.predict import predict, require_possible
 from tasks.planning.search import DEEPER, divisions, divisors, layouts, search
 
 pytestmark = pytest.mark.unit

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tasks.planning.rightsize import Use, judge
-from tasks.planning.spent import Machines, costs, timed, total
+from tasks.planning.spent import Machines, Use, costs, judge, timed, total
 
 
 def events(*said):

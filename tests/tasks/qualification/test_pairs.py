@@ -20,10 +20,9 @@ from made_measurements import (
     tournament,
 )
 
-from tasks.qualification.fault_attribution import Blame, blame
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Row
-from tasks.qualification.pairs import EITHER
+from tasks.qualification.pairs import EITHER, Blame, blame
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,7 @@ from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, nam
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Probe
-from tasks.qualification.peer_reference import Item, reference
-from tasks.qualification.peers import FALSE_ALARMS, slow_ones
+from tasks.qualification.peers import FALSE_ALARMS, Item, reference, slow_ones
 
 pytestmark = pytest.mark.unit
 

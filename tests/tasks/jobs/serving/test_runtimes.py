@@ -21,10 +21,10 @@ from waiting import limit
 
 from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.serving.decoder import ROWS
+from tasks.jobs.serving.generation import ByteLevelText, TextStream
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.remote import RemoteRuntime
 from tasks.jobs.serving.runtime import Ask, Gone, Unfit
-from tasks.jobs.serving.text import ByteLevelText, TextStream
 from tasks.storage.manifest import describe
 
 
