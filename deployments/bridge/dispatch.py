@@ -12,18 +12,242 @@ import logging
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import NAMESPACE_URL, UUID, uuid5
 
-from deployments.bridge.prefect_events import due, forward, send
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+
+from deployments.catalogue.flows import REFUSED
 from deployments.catalogue.routes import Route, routes
 from deployments.configuration.events import EventsConfig
 from deployments.services import prefect_server
 from tasks.artifacts import parse_ref
 from tasks.common import process
+from tasks.common.redaction import redact_value
 from tasks.events import batches
-from tasks.events.batches import Batch
+from tasks.events.batches import Batch, mark, set_mark
 from tasks.events.ledger import Ledger
+from tasks.orchestration.run_log import read_run
+
+# What became of a batch that was sent: its flow run at Prefect, and how that ended. Changes nothing at Prefect.
+#
+# The flow run that claimed a batch is the one that counts. Before one did, it is whatever run of the deployment has the
+# batch as its `cause`: one that was cancelled then ends the batch, for that is what somebody wanted.
+
+
+CRASH_SECONDS = 120.0
+"""Time in which the watch puts a run back that crashed, or that a limit cancelled (deployments/watch/dead_runs.py)."""
+BEFORE = timedelta(minutes=5)
+"""Clocks of two machines differ by less."""
+PAGE = 200
+AT_END = {"completed": "completed", "gate_closed": "gate_closed", "cancelled": "cancelled", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a batch's flow run."""
+
+    state: Literal["none", "starting", "running", "lost", "ended"]
+    """none: Prefect has no run for it. starting: there is one, and it has not claimed the batch. lost: it did not get as far,
+    and nobody wanted that: it crashed, or was cancelled only because another run of the deployment was at work."""
+    flow_run: str = ""
+    outcome: str = ""
+
+
+def follow(client: SyncPrefectClient, home: Path, batch: Batch, now: float, *, since: float) -> Found:
+    """What a batch's flow run does now. Raises httpx.HTTPError while Prefect does not answer.
+
+    A run that crashed, or lost its slot, counts as ended when the watch had its time for it, since then and since
+    `since`: while the platform was down, nobody took it up.
+    """
+    given_up = now - CRASH_SECONDS if now - since > CRASH_SECONDS else 0.0
+    if batch.flow_run:
+        return _claimed(client, home, batch.flow_run, given_up)
+    runs = _started_for(client, batch)
+    at_work = [run for run in runs if not _final(run, given_up)]
+    if not runs:
+        return Found("none")
+    if at_work:
+        return Found("starting", str(at_work[0].id))
+    last = max(runs, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC))
+    return Found("lost", str(last.id)) if _unwanted(last) else Found("ended", str(last.id), _outcome(home, last))
+
+
+def _claimed(client: SyncPrefectClient, home: Path, flow_run: str, given_up: float) -> Found:
+    try:
+        run = client.read_flow_run(UUID(flow_run))
+    except ObjectNotFound:
+        logged = read_run(home / "runs" / flow_run)
+        over = logged.status != "running" or not logged.here
+        how = "cancelled" if logged.status == "waiting" else logged.status
+        return Found("ended", flow_run, f"{how}, deleted") if over else Found("running", flow_run)
+    return Found("ended", flow_run, _outcome(home, run)) if _final(run, given_up) else Found("running", flow_run)
+
+
+def _final(run: FlowRun, given_up: float) -> bool:
+    """Whether it has ended for good. One that crashed, or was at work before and lost its slot, may go on until `given_up`."""
+    if run.state is None or not run.state.is_final():
+        return False
+    comes_again = run.state.is_crashed() or (_refused(run) and run.run_count > 0)
+    return not comes_again or run.state.timestamp.timestamp() < given_up
+
+
+def _unwanted(run: FlowRun) -> bool:
+    """Whether it ended before it claimed its batch although nobody asked for that."""
+    return bool(run.state and run.state.is_crashed()) or _refused(run)
+
+
+def _refused(run: FlowRun) -> bool:
+    """Whether a limit cancelled it."""
+    return bool(run.state and run.state.is_cancelled() and (run.state.message or "").startswith(REFUSED))
+
+
+def _outcome(home: Path, run: FlowRun) -> str:
+    """How it ended, in the run's own word where it left one."""
+    closed = read_run(home / "runs" / str(run.id)).last("closed") or {}
+    state = run.state.type.value.lower() if run.state else "unknown"
+    return AT_END.get(str(closed.get("status")), state) if state in ("completed", "failed") else state
+
+
+def _started_for(client: SyncPrefectClient, batch: Batch) -> list[FlowRun]:
+    """Runs of the batch's deployment that have it as their cause, whoever started them."""
+    try:
+        deployment = client.read_deployment_by_name(batch.deployment)
+    except ObjectNotFound:
+        return []
+    since = FlowRunFilterExpectedStartTime(after_=datetime.fromtimestamp(batch.made, UTC) - BEFORE)
+    results: list[Any] = []
+    while len(results) % PAGE == 0:
+        page = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(expected_start_time=since),
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+            limit=PAGE,
+            offset=len(results),
+        )
+        results += page
+        if not page:
+            break
+    return [run for run in results if run.parameters.get("cause") == batch.id]
+
+
+# What the bridge says to Prefect: every event that it accepted, and that a batch is due. It is handed a client of
+# Prefect's.
+#
+# An event of the ledger has one id for ever, so Prefect takes it once however often it is sent; people can make
+# automations of their own on it in the page. A batch has an id for each attempt.
+
+
+FORWARDED = "forwarded"
+AT_ONCE = 50
+TOLD_OF_A_BATCH = 50
+"""Events that the event of a batch lists; more are counted."""
+
+
+def forward(client: Any, ledger: Ledger) -> None:
+    """Tell Prefect of accepted events that it was not told of. Raises httpx.HTTPError while it does not answer."""
+    while rows := _untold(ledger):
+        _post(client, [event_of(ledger, row) for row in rows])
+        with ledger.transaction() as db:
+            set_mark(db, FORWARDED, rows[-1]["number"])
+
+
+def event_of(ledger: Ledger, row: sqlite3.Row) -> dict[str, Any]:
+    """An accepted event as Prefect's API takes it."""
+    payload = {name: row[name] for name in ("number", "name", "subject", "object", "channel", "source", "identity")}
+    payload = _clean(redact_value({**payload, "data": json.loads(row["data"])}))
+    kind, _, name = str(payload["subject"]).partition("/")
+    return {
+        "id": str(uuid5(NAMESPACE_URL, f"headway/event/{ledger.path}/{row['number']}/{row['received']}")),
+        "event": f"headway.{payload['name']}",
+        "occurred": _time(row["received"]),
+        "resource": {
+            "prefect.resource.id": f"headway.{kind}.{name}",
+            "prefect.resource.name": payload["subject"],
+            "headway.channel": payload["channel"],
+            "headway.object": payload["object"],
+        },
+        "related": [],
+        "payload": {**payload, "occurred": row["occurred"], "received": row["received"]},
+    }
+
+
+def due(name: str, batch: Batch, events: Sequence[sqlite3.Row], now: float) -> dict[str, Any]:
+    """The event on which a trigger's automation starts the deployment for a batch; the same id for the same attempt."""
+    entries = [{key: row[key] for key in ("number", "name", "subject", "object")} for row in events[-TOLD_OF_A_BATCH:]]
+    return {
+        "id": str(uuid5(NAMESPACE_URL, f"headway/batch/{batch.id}/{batch.attempts}")),
+        "event": name,
+        "occurred": _time(now),
+        "resource": {
+            "prefect.resource.id": f"headway.trigger.{batch.trigger}",
+            "prefect.resource.name": f"{batch.deployment} for {batch.subject}",
+            "headway.batch": batch.id,
+        },
+        "related": [],
+        "payload": {
+            "batch": batch.id,
+            "cause": batch.id,
+            "trigger": batch.trigger,
+            "subject": _clean(batch.subject),
+            "dataset": batch.dataset,
+            "deployment": batch.deployment,
+            "attempt": batch.attempts + 1,
+            "covered": len(events),
+            "events": _clean(redact_value(entries)),
+        },
+    }
+
+
+def send(client: Any, event: dict[str, Any]) -> None:
+    """Hand an event to Prefect. Raises httpx.HTTPError while it does not take it."""
+    client.request("POST", "/events", json=[event]).raise_for_status()
+
+
+def _untold(ledger: Ledger) -> list[Any]:
+    query = "SELECT * FROM events WHERE status = 'accepted' AND number > ? ORDER BY number LIMIT ?"
+    with ledger.snapshot() as db:
+        return db.execute(query, (mark(db, FORWARDED), AT_ONCE)).fetchall()
+
+
+def _post(client: Any, events: list[dict[str, Any]]) -> None:
+    """All of them; one that Prefect will never take must not keep the others from being told."""
+    try:
+        client.request("POST", "/events", json=events).raise_for_status()
+    except httpx.HTTPStatusError as error:
+        if not 400 <= error.response.status_code < 500 or error.response.status_code in (401, 403):
+            raise
+        if len(events) == 1:
+            logging.warning("Prefect does not take event %s: %s", events[0]["payload"]["number"], error)
+        else:
+            for event in events:
+                _post(client, [event])
+
+
+def _clean(value: Any) -> Any:
+    """Text without control characters, which not every database takes."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else " " for c in value)
+    if isinstance(value, dict):
+        return {str(_clean(key)): _clean(one) for key, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list) else value
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
 
 AGAIN_SECONDS = 30.0
 """Time in which a flow run should be there for a batch that was sent; twice as long after each attempt, up to AT_MOST_SECONDS."""
@@ -133,7 +357,6 @@ class Dispatch:
 
     def _follow(self, client: Any, batch: Batch, now: float) -> None:
         """Note what became of a batch; send one again that nothing came of."""
-        from deployments.bridge.following import follow
 
         result = follow(client, self.home, batch, now, since=self._since)
         if result.flow_run and not batch.flow_run and result.flow_run != batch.seen:

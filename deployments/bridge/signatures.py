@@ -2,7 +2,7 @@
 
 The time stamp bounds how long a signature is good for; within that time each is believed once, and the ledger's database
 remembers it in the transaction that takes its events in. So a restart forgets nothing, and a request that was not taken in
-may be sent again as it is. Whose key it is, and the other proofs, are in senders.py.
+may be sent again as it is. Whose key it is, and the other proofs, are in webhook.py.
 """
 
 from __future__ import annotations

@@ -16,10 +16,8 @@ from deployments.cli import (
     backup,
     checkpoint,
     checks,
-    copying,
     cost,
     dataset,
-    deployments,
     doctor,
     drift,
     endpoint,
@@ -35,10 +33,8 @@ from deployments.cli import (
     preprocess,
     prices,
     qualify,
-    quota,
     retrain,
     scaling,
-    seeds,
     simulate,
     submit,
     tokenizer,
@@ -48,7 +44,6 @@ from deployments.cli import (
     validate,
     watch,
 )
-from deployments.cli import run as run_
 from deployments.cli.output import Terminated, say_error
 from tasks.common.redaction import clean_logs, redacted
 
@@ -114,11 +109,11 @@ app.command("hardware")(hardware.hardware)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("prices")(prices.prices)
-app.command("quota")(quota.quota)
+app.command("quota")(prices.quota)
 app.command("cost")(cost.cost)
 app.command("rightsize")(cost.rightsize)
 app.command("scaling")(scaling.scaling)
-app.command("seeds")(seeds.seeds)
+app.command("seeds")(scaling.seeds)
 app.command("train-log")(train_log.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
@@ -137,7 +132,7 @@ app.command("rollback")(history.rollback)
 app.command("models")(models.models)
 app.command("promote")(models.promote)
 app.command("prune")(history.prune)
-app.command("copy")(copying.copy)
+app.command("copy")(artifacts.copy)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(endpoint.app, name="endpoint")
@@ -150,8 +145,8 @@ app.add_typer(job.app, name="job")
 app.command("reconcile")(job.reconcile)
 app.command("doctor")(doctor.doctor)
 app.command("up")(platform.up)
-app.command("run")(run_.run)
-app.command("deployments")(deployments.deployments)
+app.command("run")(platform.run)
+app.command("deployments")(platform.deployments)
 app.command("status")(platform.status)
 app.add_typer(events.app, name="events")
 app.command("down")(platform.down)

@@ -6,27 +6,238 @@ the ledger, so a killed watch goes on where it was, and a backend that is away g
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from deployments.configuration.platform import PlatformConfig, TelemetryConfig
 from deployments.telemetry import instruments as of
-from deployments.telemetry.audited import ITEM, Audited
 from deployments.telemetry.host import Host
-from deployments.telemetry.instruments import Point
+from deployments.telemetry.instruments import SECONDS, Instrument, Point
 from deployments.telemetry.jobs import Jobs
-from deployments.telemetry.ledger import Ledger
+from deployments.telemetry.ledger import Key, Ledger
 from deployments.telemetry.measure import added, counts, of_alerts, of_runs, of_training, read_points, totals, written
 from deployments.telemetry.otel import metrics_data
-from deployments.telemetry.prometheus import Scrape, serve
-from deployments.telemetry.reader import HISTORY_SECONDS, Reader
-from deployments.telemetry.runs import Runs
+from deployments.telemetry.runs import Runs, Tail, read_object
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, otlp_sink
-from deployments.telemetry.trace_builder import Log
-from tasks.common.errors import Missing
+from deployments.telemetry.trace_builder import Log, Span, Story
+from tasks.common import process
+from tasks.common.errors import HeadwayError, Missing
+from tasks.security import audit_chain
+from tasks.security.audit import Entry
+from tasks.storage import open_store
+
+# A way through the events of all runs that knows its place: every exporter has one of its own. Nothing is sent here.
+#
+# The place is in the ledger, and is moved only by `remember`. So what a killed watch read and did not send is read
+# again, and an exporter whose backend is away falls behind without holding up the others.
+
+
+EVENTS_AT_ONCE = 1000
+HISTORY_SECONDS = 86_400.0
+"""An exporter to another machine that is switched on late is not told what is older."""
+FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
+
+
+@dataclass
+class Reader:
+    """One way through all events: its place is in the ledger. State: the runs that it is in the middle of, and when to go on."""
+
+    name: str
+    ledger: Ledger
+    folder: Path
+    _stories: dict[str, tuple[Tail, Story]] = field(default_factory=dict)
+    _failures: int = 0
+    _again: float = 0.0
+
+    def ready(self, now: float) -> bool:
+        """Whether its rest is over; a clock that was set back does not prolong it."""
+        return not 0 < self._again - now <= LONGEST_WAIT
+
+    def read(self, sizes: Mapping[str, int]) -> tuple[list[Span], list[Log], dict[str, int]]:
+        """What came since the place in the ledger, and the place after it. Never more than some events at once."""
+        spans: list[Span] = []
+        logs: list[Log] = []
+        to: dict[str, int] = {}
+        left, known = EVENTS_AT_ONCE, self.ledger.positions(self.name)
+        for run, size in sizes.items():
+            at = known.get(run, 0)
+            if size <= at or left <= 0:
+                continue
+            tail, story = self._stories.get(run) or self._begin(run, at)
+            self._stories[run] = tail, story
+            events = tail.read(left)
+            for end, event in events:
+                payload = story.take(end, event)
+                spans += payload.spans
+                logs += payload.logs
+            left -= len(events)
+            to[run] = tail.offset
+        return spans, logs, to
+
+    def remember(self, to: Mapping[str, int], sizes: Mapping[str, int], add: Mapping[Key, float] | None = None) -> None:
+        """All that was read is where it should be."""
+        self.ledger.advance(self.name, to, add)
+        for run, at in to.items():
+            if at >= sizes.get(run, 0) and run in self._stories and not self._stories[run][1].began:
+                del self._stories[run]
+
+    def rest(self, now: float, *, well: bool) -> None:
+        """Go on at once or, after a failure, after a while that grows; what did not arrive is read again."""
+        if well:
+            self._failures = 0
+            return
+        self._stories.clear()
+        self._again = now + min(FIRST_WAIT * 2**self._failures, LONGEST_WAIT)
+        self._failures = min(self._failures + 1, 10)
+
+    def behind(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of events that were not sent yet."""
+        known = self.ledger.positions(self.name)
+        return sum(max(size - known.get(run, 0), 0) for run, size in sizes.items())
+
+    def skip_history(self, sizes: Mapping[str, int], now: float) -> None:
+        """At the very first start: pass over the runs that have been over for long."""
+        if self.ledger.positions(self.name):
+            return
+        old = {run: size for run, size in sizes.items() if now - _changed(self.folder / run) > HISTORY_SECONDS}
+        self.ledger.advance(self.name, {**old, "": 1})
+
+    def _begin(self, run: str, at: int) -> tuple[Tail, Story]:
+        """The story of a run up to a place, told to nobody: what comes next stands on it."""
+        tail, story = Tail(self.folder / run / "events.jsonl"), Story(run)
+        while events := tail.read(until=at):
+            for end, event in events:
+                story.take(end, event)
+        tail.offset = at
+        return tail, story
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return (folder / "events.jsonl").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+# The audit log as log records, for those who watch over many machines in one place. The log itself is
+# tasks/security/audit.py.
+#
+# How far each exporter got is in the ledger, as for runs. A record that is told is no proof; the chain is.
+
+
+EVERY_SECONDS = 15.0
+AT_ONCE = 500
+ITEM = "audit"
+"""Its name in the ledger."""
+
+
+class Audited:
+    """State: the newest entry that is known, and when it was asked for."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self._newest, self._asked = home, 0, float("-inf")
+
+    def read(self, after: int, now: float) -> tuple[list[Log], dict[str, int]]:
+        """Entries behind a number, some at once, and the number after them; none while the store is away."""
+        try:
+            if not 0 <= now - self._asked < EVERY_SECONDS:
+                self._newest, self._asked = audit_chain.newest(open_store(self.home)).number, now
+            to = min(self._newest, after + AT_ONCE)
+            if to <= after:
+                return [], {}
+            results = list(audit_chain.between(open_store(self.home), after, to))
+        except (HeadwayError, OSError, ValueError) as error:
+            logging.info("telemetry: the audit log is not known now: %s", error)
+            return [], {}
+        return [log for link, data in results if (log := _log(link.number, link.hash, data))], {ITEM: to}
+
+
+def _log(number: int, hash_: str, data: bytes) -> Log | None:
+    """None for an entry that cannot be read: `headway audit-log --verify` names it."""
+    try:
+        entry = Entry.model_validate({**json.loads(data), "number": number})
+    except (ValueError, TypeError):
+        return None
+    output = entry.model_dump(exclude_none=True, exclude={"time"})
+    return Log(
+        name="headway.audit",
+        time=entry.time,
+        severity="INFO" if entry.outcome == "done" else "WARN",
+        body=f"{entry.who}: {entry.action} {entry.what} ({entry.outcome})",
+        attributes={
+            "log.record.uid": f"audit:{number}",
+            "headway.audit.hash": hash_,
+            **{f"headway.audit.{name}": value for name, value in output.items() if value != ""},
+        },
+    )
+
+
+# /metrics for Prometheus, on loopback, at a port of its own that it keeps: `platform/metrics.json` says where.
+#
+# Only figures are served: names of flows, models and stages, and numbers. It takes no requests but GET, and no other
+# machine reaches it.
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class Scrape(Collector):
+    """What a scrape finds: the figures of the last look. State: those figures."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+
+    def collect(self) -> Iterator[Metric]:
+        ordered = sorted(self.points, key=lambda point: point.instrument.name)
+        for instrument, same in groupby(ordered, key=lambda point: point.instrument):
+            yield _family(instrument, same)
+
+
+def serve(home: Path, scrape: Scrape) -> str:
+    """Serve the figures until the process ends; returns the address. The port of last time is taken again if it is free."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(scrape)
+    path = home / "platform" / "metrics.json"
+    last = int(read_object(path).get("port") or 0)
+    try:
+        server, _ = start_http_server(last, LOOPBACK, registry)
+    except OSError:
+        server, _ = start_http_server(0, LOOPBACK, registry)
+    port = server.server_port
+    url = f"http://{LOOPBACK}:{port}/metrics"
+    process.write_json(path, {"url": url, "port": port})
+    return url
+
+
+def _family(instrument: Instrument, points: Iterable[Point]) -> Metric:
+    name, labels = instrument.prometheus, instrument.labels
+    if instrument.kind == "histogram":
+        histogram = HistogramMetricFamily(name, instrument.help, labels=labels)
+        for point in points:
+            histogram.add_metric(point.labels, _cumulative(point.buckets), point.value)
+        return histogram
+    kind = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
+    family = kind(name, instrument.help, labels=labels)
+    for point in points:
+        family.add_metric(point.labels, point.value)
+    return family
+
+
+def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+    """Prometheus counts in each bucket all that is smaller, too."""
+    bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+    return [(bound, float(sum(buckets[: i + 1]))) for i, bound in enumerate(bounds)]
+
 
 COUNTER = "counter"
 """The reader that adds up the totals."""

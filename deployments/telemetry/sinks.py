@@ -1,4 +1,4 @@
-"""Where telemetry goes: a file, an OTLP collector, Azure Monitor. What Prometheus scrapes is prometheus.py.
+"""Where telemetry goes: a file, an OTLP collector, Azure Monitor. What Prometheus scrapes is export.py.
 
 A sink sends and says whether it worked; what it was sent for is remembered by its caller (export.py), which tries again later.
 The vendors' exporters do the talking. Their own telemetry is switched off, and none of them may hold the watch up for long.

@@ -31,8 +31,7 @@ SPOOLS_EVERY_SECONDS = 15.0
 def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
     from deployments.telemetry.export import Telemetry
-    from deployments.watch.alert_sources import platform_sources
-    from deployments.watch.alerts import Alerts
+    from deployments.watch.alerts import Alerts, platform_sources
     from deployments.watch.dead_runs import DeadRuns
     from deployments.watch.duties import Anomalies, AuditCopy, CloudEndpoints, Integrity, Periods, Spools, Trusted
     from deployments.watch.schedules import Schedules

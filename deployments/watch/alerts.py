@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +19,12 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from deployments.configuration.platform import AlertsConfig, PlatformConfig
+from deployments.services import bridge, mlflow_server, prefect_server, worker
 from deployments.telemetry.alert_rules import RULES, Champion, Instance, Rule, Seen
 from deployments.telemetry.host import free_room
 from deployments.telemetry.runs import Runs, read_object
 from deployments.watch.alert_events import event_of, send
+from deployments.watch.schedules import Schedules
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
@@ -35,6 +38,35 @@ from tasks.security.audit import Entry
 from tasks.serving.monitor.watch import standing_anomalies
 from tasks.storage import open_store
 from tasks.storage.store import Store
+
+# Who is asked for what alerts want to know beside run folders: Prefect for schedules, the folders of the platform's
+# parts.
+
+
+def platform_sources(home: Path, config: PlatformConfig) -> Sources:
+    """The sources of a home whose environment is that of `prefect_server.prepare`."""
+    schedules = Schedules(home, config)
+
+    def late(now: float) -> Sequence[Mapping[str, Any]]:
+        with prefect_server.client() as client:
+            return [asdict(run) for run in schedules.late_runs(client, now)]
+
+    return Sources(late=late, down=lambda: parts_down(home), broken=lambda: bridge.problems(home))
+
+
+def parts_down(home: Path) -> list[dict[str, str]]:
+    """Parts that do not run or do not answer, and where their logs are."""
+    parts = {
+        "prefect": (prefect_server.reachable(home), "prefect/server.log"),
+        "mlflow": (
+            bool(os.environ.get("MLFLOW_TRACKING_URI") or mlflow_server.status(home)),
+            "platform/mlflow/server.log",
+        ),
+        "worker": (worker.status(home) is not None, "platform/worker/worker.log"),
+        "bridge": (bridge.status(home) is not None, "platform/bridge/bridge.log"),
+    }
+    return [{"name": name, "details": f"its log: {log}"} for name, (runs, log) in parts.items() if not runs]
+
 
 # Follows the audit log and the access log, and remembers what the rules about the unusual need: platform/habits.json.
 #

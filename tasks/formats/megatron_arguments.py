@@ -2,7 +2,7 @@
 
 Two flavours: NVIDIA/Megatron-LM @d98e8a64 (megatron/training/arguments.py) and microsoft/Megatron-DeepSpeed @f4157bea
 (megatron/arguments.py). Who starts the program is tasks/jobs/train_megatron.py; what does not fit is refused in
-tasks/config/engine_support.py. See docs/megatron.md.
+tasks/config/flows.py. See docs/megatron.md.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ which is linked into place last and only once. See store.py for what the methods
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from tasks.common.errors import IntegrityError
 from tasks.common.process import locked
 from tasks.common.seal import sealed
-from tasks.storage import beneath, cache
+from tasks.storage import cache
 from tasks.storage.manifest import (
     Content,
     FileEntry,
@@ -33,6 +35,101 @@ from tasks.storage.manifest import (
     require_intact,
 )
 from tasks.storage.store import Document, Listed
+
+# Reading and writing below a folder that others may write to as well: no link on the way is followed by a write.
+#
+# Each folder on the way is opened from the one above it, without following links (openat(2), O_NOFOLLOW), and what is
+# written is written by that open folder. A look at the path before it is used would not do: a link can appear in
+# between.
+
+
+CHUNK = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def opened(top: Path | int, *names: str) -> Iterator[int]:
+    """The open folder below another one, made where it is not there. A path `top` may be a link itself.
+
+    Raises IntegrityError for a link, or a file, on the way.
+    """
+    if isinstance(top, Path):
+        top.mkdir(parents=True, exist_ok=True)
+    folder = os.open(top, _FOLDER) if isinstance(top, Path) else os.dup(top)
+    try:
+        for depth, name in enumerate(names, 1):
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            below = _open_folder(folder, *names[:depth])
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _open_folder(folder: int, *way: str) -> int:
+    try:
+        return os.open(way[-1], _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise IntegrityError(
+            f"{'/'.join(way)} in the store is a link, which may lead out of it, or no folder",
+            remedy="Find out who made it, and remove it.",
+        ) from error
+
+
+def read(path: Path) -> bytes:
+    """Read a plain file. Raises IntegrityError for anything else in its place: whoever reads a FIFO waits for ever."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise IntegrityError(f"{path} is no plain file", remedy="Find out who made it, and remove it.")
+        return file.read()
+
+
+def write(folder: int, name: str, data: bytes) -> None:
+    """Write a file whole, over the one of that name."""
+    os.replace(_temporary(folder, name, data), name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def create(folder: int, name: str, data: bytes) -> bool:
+    """Write a file whole or not at all, and only if it does not exist: link(2) fails where one is."""
+    temporary = _temporary(folder, name, data)
+    try:
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(temporary, dir_fd=folder)
+    return True
+
+
+def link_or_copy(source: Path, folder: int, name: str, *, link: bool) -> None:
+    """Have a file under a new name, read-only: by a second name of the same file, or as a copy. It is on the disk then."""
+    if link:
+        os.link(source, name, dst_dir_fd=folder)
+        made = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    else:
+        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    with open(made, "rb" if link else "wb") as file:
+        if not link:
+            with open(source, "rb") as read:
+                shutil.copyfileobj(read, file, CHUNK)
+            file.flush()
+        os.fsync(made)
+        os.fchmod(made, 0o444)
+
+
+def _temporary(folder: int, name: str, data: bytes) -> str:
+    made = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(made, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return made
+
 
 ABANDONED_SECONDS = 24 * 3600
 
@@ -57,7 +154,7 @@ class LocalStore:
         content = Content(kind=kind, files=files, inputs=tuple(sorted(inputs)))
         manifest = Manifest(content=content, provenance=provenance)
         if self._sound(manifest):
-            with self._among_versions(manifest) as versions, beneath.opened(versions, manifest.version) as place:
+            with self._among_versions(manifest) as versions, opened(versions, manifest.version) as place:
                 os.utime("manifest.json", dir_fd=place, follow_symlinks=False)
         else:
             self._bring_in(folder, manifest, link=link and self.home is None)
@@ -81,8 +178,8 @@ class LocalStore:
             try:
                 for entry in manifest.content.files:
                     *above, name = PurePosixPath(entry.path).parts
-                    with beneath.opened(versions, arriving, "files", *above) as target:
-                        beneath.link_or_copy(folder / entry.path, target, name, link=link)
+                    with opened(versions, arriving, "files", *above) as target:
+                        link_or_copy(folder / entry.path, target, name, link=link)
                 if not link:
                     require_intact(manifest, check(place.parent / arriving / "files", manifest.content.files))
                 with locked(Path(".lock"), folder=versions):
@@ -96,8 +193,8 @@ class LocalStore:
             return
         _remove(versions, manifest.version)
         os.rename(arriving, manifest.version, src_dir_fd=versions, dst_dir_fd=versions)
-        with beneath.opened(versions, manifest.version) as place:
-            beneath.create(place, "manifest.json", manifest_bytes(manifest))
+        with opened(versions, manifest.version) as place:
+            create(place, "manifest.json", manifest_bytes(manifest))
 
     def _among_versions(self, manifest: Manifest) -> AbstractContextManager[int]:
         """The open folder of a name, in which each version has its own."""
@@ -164,23 +261,23 @@ class LocalStore:
         return str(self._place(manifest).absolute() / "files" / file.path)
 
     def attach(self, manifest: Manifest, name: str, data: bytes) -> None:
-        with self._among_versions(manifest) as versions, beneath.opened(versions, manifest.version) as place:
-            beneath.write(place, name, data)
+        with self._among_versions(manifest) as versions, opened(versions, manifest.version) as place:
+            write(place, name, data)
 
     def attachment(self, manifest: Manifest, name: str) -> bytes | None:
         path = self._place(manifest) / name
-        return beneath.read(self._own(path)) if path.is_file() else None
+        return read(self._own(path)) if path.is_file() else None
 
     def read(self, key: str) -> Document | None:
         try:
-            data = beneath.read(self._own(self._document(key)))
+            data = read(self._own(self._document(key)))
         except FileNotFoundError:
             return None
         return Document(key, data, hashlib.sha256(data).hexdigest())
 
     def create(self, key: str, data: bytes) -> bool:
         with self._beside(key) as (folder, name):
-            return beneath.create(folder, name, sealed(data, key=key))
+            return create(folder, name, sealed(data, key=key))
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
         with locked(self.root / ".lock"):
@@ -188,7 +285,7 @@ class LocalStore:
             if (now.etag if now else None) != etag:
                 return False
             with self._beside(key) as (folder, name):
-                beneath.write(folder, name, sealed(data, key=key))
+                write(folder, name, sealed(data, key=key))
             return True
 
     def list(self, prefix: str) -> list[str]:
@@ -224,7 +321,7 @@ class LocalStore:
 
     def _opened(self, top: str, *names: str) -> AbstractContextManager[int]:
         """An open folder below `documents` or `artifacts`, which may be links themselves only without a `home`."""
-        return beneath.opened(self.root / top, *names) if self.home is None else beneath.opened(self.root, top, *names)
+        return opened(self.root / top, *names) if self.home is None else opened(self.root, top, *names)
 
     def _document(self, key: str) -> Path:
         if key.startswith("/") or ".." in key.split("/"):
@@ -239,14 +336,14 @@ def _append(path: Path, data: bytes) -> None:
 
 def _remove(versions: int, version: str) -> None:
     """A version's folder, its manifest first; a link in its place raises IntegrityError."""
-    with beneath.opened(versions, version) as place, suppress(FileNotFoundError):
+    with opened(versions, version) as place, suppress(FileNotFoundError):
         os.unlink("manifest.json", dir_fd=place)
     shutil.rmtree(version, ignore_errors=True, dir_fd=versions)
 
 
 def _read_manifest(path: Path) -> Manifest | None:
     try:
-        data = beneath.read(path)
+        data = read(path)
     except FileNotFoundError:
         return None
     kind, name, version = path.parts[-4:-1]

@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Paused, Pending, Running, Scheduled
 from waiting import limit
 
-from deployments.bridge.following import follow
+from deployments.bridge.dispatch import follow
 from deployments.catalogue.flows import POOL
 from deployments.configuration.platform import PlatformConfig
 from deployments.services.flow_runs import history

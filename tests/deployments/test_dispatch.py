@@ -18,9 +18,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from deployments.bridge.dispatch import AGAIN_SECONDS, Dispatch
-from deployments.bridge.following import CRASH_SECONDS
-from deployments.bridge.prefect_events import forward
+from deployments.bridge.dispatch import AGAIN_SECONDS, CRASH_SECONDS, Dispatch, forward
 from deployments.catalogue.flows import POOL, catalogue, parameters
 from deployments.catalogue.routes import routes
 from deployments.catalogue.triggers import apply, switched

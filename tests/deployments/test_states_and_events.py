@@ -29,7 +29,7 @@ from deployments.configuration.platform import PlatformConfig, ScheduleConfig
 from deployments.platform import down
 from deployments.services import registration, worker
 from deployments.services.flow_runs import flow_runs, history
-from deployments.watch.alert_sources import parts_down
+from deployments.watch.alerts import parts_down
 from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
 from deployments.watch.schedules import Schedules
 from flows.support.prefect_run import STOPPED

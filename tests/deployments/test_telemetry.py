@@ -25,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import limit, until
 
 from deployments.configuration.platform import PlatformConfig
+from deployments.telemetry import export
 from deployments.telemetry import instruments as of
-from deployments.telemetry import reader
 from deployments.telemetry.alert_rules import RULES
 from deployments.telemetry.dashboard import ROWS, dashboard, queries
 from deployments.telemetry.export import Telemetry
@@ -237,7 +237,7 @@ def test_odd_folders_and_half_lines_are_no_error_and_hide_nothing(here):
 
 
 def test_a_watch_that_is_killed_at_any_moment_tells_everything_once(here, monkeypatch):
-    monkeypatch.setattr(reader, "EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr(export, "EVENTS_AT_ONCE", 3)
     chance = random.Random(7)
     kills = 0
     for number in range(8):
@@ -307,7 +307,7 @@ def test_a_damaged_ledger_is_put_aside(here):
 
 def test_metrics_is_served_on_loopback_at_the_same_place_after_a_restart(here):
     folders.completed(here, "a")
-    serve = "from deployments.telemetry.prometheus import Scrape, serve; print(serve(Path(sys.argv[1]), Scrape()))"
+    serve = "from deployments.telemetry.export import Scrape, serve; print(serve(Path(sys.argv[1]), Scrape()))"
     argv = [sys.executable, "-c", f"import sys; from pathlib import Path; {serve}", str(here)]
     first = subprocess.run(argv, capture_output=True, text=True, timeout=limit(60), check=True)
     made = told(here, prometheus=True)

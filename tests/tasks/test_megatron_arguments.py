@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from fake_megatron import FLAGS, VALUES
 
-from tasks.config.engine_support import require_engine_fits
-from tasks.config.flows import RetrainConfig
+from tasks.config.flows import RetrainConfig, require_engine_fits
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.jobs.training.optimizer import learning_rate

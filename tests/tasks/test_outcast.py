@@ -313,7 +313,7 @@ VM = "/subscriptions/s-1/resourceGroups/g/providers/Microsoft.Compute/virtualMac
 FACTS = {"resource_id": VM, "vm_id": "0f1e", "physical_host": "GGBB90904476"}
 FOUND = {
     "check": "nvlink_down",
-    "said": "gpu-7: nvlink_down is failed: 2, limit 0",
+    "text": "gpu-7: nvlink_down is failed: 2, limit 0",
     "when": "2026-11-22T10:00:00+00:00",
 }
 

@@ -18,7 +18,7 @@ from tasks.common.process import locked
 from tasks.compute.job import Job
 from tasks.compute.ray.backend import RayBackend
 from tasks.compute.slurm.render import script
-from tasks.compute.submitter import with_lessons
+from tasks.compute.supervisor import with_lessons
 from tasks.config.cluster import ClusterConfig, RayConfig, SlurmConfig
 from tasks.orchestration.stage import stage
 from tasks.registry.backup.snapshot import is_taken

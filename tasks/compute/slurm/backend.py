@@ -1,7 +1,7 @@
 """The Slurm backend: sbatch over a job folder that login and compute nodes share.
 
 What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run here
-(commands.py) or on a login node through SSH (login.py). Which faults end how: docs/slurm.md.
+(commands.py) or on a login node through SSH (commands.py). Which faults end how: docs/slurm.md.
 """
 
 from __future__ import annotations

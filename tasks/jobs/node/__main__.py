@@ -3,7 +3,7 @@
 Every backend runs `python -m tasks.jobs.node FOLDER` once a machine, under the small parent of tasks/common/process.py, which
 starts the next attempt. The machine of node rank 0 leads: it opens an attempt and says where ranks meet; the others follow it.
 What machines tell each other is marks.py; what starts the ranks is launching.py; health checks while they run are probes.py;
-inputs on a fast local disk are scratch.py; what a rank may use is limits.py; what an attempt leaves behind is leftovers.py.
+inputs on a fast local disk are scratch.py; what a rank may use is limits.py; what an attempt leaves behind is limits.py.
 
 Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
 HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
@@ -24,7 +24,7 @@ from typing import Any
 from tasks.common.process import GIVEN_UP, die_with_parent, read_json, write_json
 from tasks.jobs.node import limits, scratch
 from tasks.jobs.node.launching import Place, environment, launcher
-from tasks.jobs.node.leftovers import adopt_orphans, end_all_below, end_leftovers
+from tasks.jobs.node.limits import adopt_orphans, end_all_below, end_leftovers
 from tasks.jobs.node.marks import Marks
 from tasks.jobs.node.probes import Probes
 

@@ -2,24 +2,27 @@
 
 One rank a machine, all machines at the same time, as when a training run saves: what all of them share shows here. The store is
 where a checkpoint comes to lie: the job's folder, of which a store in a folder is made (by links); for machines without a shared
-folder the container that the mirror of the folder is told of (storage.py). How files are written: disk.py.
+folder the container that the mirror of the folder is told of (storage.py). How files are written: storage.py.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.common.errors import HeadwayError
 from tasks.jobs.node.runtime import Rank
-from tasks.jobs.qualify import disk
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.disk import BLOCK, Moved
 from tasks.jobs.qualify.rates import Together
 from tasks.jobs.qualify.workload_size import parameters
 from tasks.planning.size import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
@@ -28,6 +31,161 @@ from tasks.storage.blob.client import open_container
 from tasks.storage.blob.transfer import STREAMS, check_stored, upload
 from tasks.storage.manifest import FileEntry
 from tasks.storage.settings import StoreConfig
+
+# Writing and reading files so that the disk is measured and not the memory before it.
+#
+# Large files go around the page cache (O_DIRECT); where a file system refuses that, they are brought to the disk as
+# they are written, and the pages are dropped before they are read (posix_fadvise). A large file has no name from the
+# moment it is made, so that nothing of it is left, however this process dies.
+
+
+BLOCK = 8 << 20
+SYNC_EVERY = 8
+"""Blocks between two syncs where pages are cached, so that the time says what the disk does and few pages wait."""
+SMALL = 16 << 10
+"""Bytes of a small file."""
+DIRECT = getattr(os, "O_DIRECT", 0)
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+class Moved(NamedTuple):
+    """What went to a disk and came back."""
+
+    bytes: int
+    write_rate: float
+    """Bytes a second, as the next."""
+    read_rate: float
+    how: str
+
+
+class Files(NamedTuple):
+    """Small files that were written, each brought to the disk, and read again."""
+
+    number: int
+    write_seconds: float
+    read_seconds: float
+
+
+def large_files(folder: Path, *, bytes: int, seconds: float, streams: int) -> Moved:
+    """Write and read so many bytes, or fewer when the time of either is over, in so many files at the same time.
+
+    The time of writing ends when all is on the disk (fsync). Raises OSError.
+    """
+    blocks = max(1, -(-bytes // BLOCK // streams))
+    with _opened(folder, streams) as (files, direct), ThreadPoolExecutor(streams) as pool:
+        source = mmap.mmap(-1, BLOCK)
+        source.write(os.urandom(BLOCK))
+        began = time.perf_counter()
+        written = list(pool.map(lambda file: _write(file, source, blocks, began + seconds, direct), files))
+        write_seconds = time.perf_counter() - began
+        if not direct:
+            for file in files:
+                _drop_pages(file)
+        began = time.perf_counter()
+        read = list(pool.map(lambda file, most: _read(file, most, began + seconds), files, written))
+        read_seconds = time.perf_counter() - began
+    how = "around the page cache (O_DIRECT)" if direct else "page cache synced and dropped (fsync, posix_fadvise)"
+    return Moved(sum(written) * BLOCK, sum(written) * BLOCK / write_seconds, sum(read) * BLOCK / read_seconds, how)
+
+
+def small_files(folder: Path, *, count: int, seconds: float) -> Files:
+    """Write small files one after another, each with fsync, then read them; fewer when the time is over. Raises OSError.
+
+    Their folder is gone in the end. Pages are dropped before reading; what the kernel knows of names is not.
+    """
+    with tempfile.TemporaryDirectory(prefix="headway-storage-", dir=folder) as place:
+        data, began, paths = os.urandom(SMALL), time.perf_counter(), list[Path]()
+        while len(paths) < count and (time.perf_counter() - began < seconds or not paths):
+            paths.append(Path(place) / f"{len(paths)}.bin")
+            _write_small(paths[-1], data)
+        write_seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        for path in paths:
+            path.read_bytes()
+        return Files(len(paths), write_seconds, time.perf_counter() - began)
+
+
+@contextmanager
+def _opened(folder: Path, streams: int) -> Iterator[tuple[Sequence[int], bool]]:
+    """Files without names, and whether they go around the page cache."""
+    files: list[int] = []
+    try:
+        direct = bool(DIRECT) and _takes_direct(folder)
+        for _ in range(streams):
+            files.append(_nameless(folder, DIRECT if direct else 0))
+        yield files, direct
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _takes_direct(folder: Path) -> bool:
+    """Whether the file system does; some refuse to open, some to write."""
+    try:
+        file = _nameless(folder, DIRECT)
+    except OSError as error:
+        if error.errno in REFUSED:
+            return False
+        raise
+    try:
+        os.pwrite(file, mmap.mmap(-1, mmap.PAGESIZE), 0)
+    except OSError as error:
+        if error.errno in REFUSED:
+            return False
+        raise
+    finally:
+        os.close(file)
+    return True
+
+
+def _nameless(folder: Path, flags: int) -> int:
+    made, name = tempfile.mkstemp(prefix="headway-storage-", dir=folder)
+    os.close(made)
+    try:
+        return os.open(name, os.O_RDWR | flags)
+    finally:
+        os.unlink(name)
+
+
+def _write(file: int, source: mmap.mmap, blocks: int, until: float, direct: bool) -> int:
+    """Blocks that are on the disk."""
+    done = 0
+    while done < blocks and (time.perf_counter() < until or not done):
+        offset = done * BLOCK
+        written = 0
+        with memoryview(source) as view:
+            while written < BLOCK:
+                written += os.pwrite(file, view[written:], offset + written)
+        done += 1
+        if not direct and done % SYNC_EVERY == 0:
+            os.fsync(file)
+    os.fsync(file)
+    return done
+
+
+def _read(file: int, blocks: int, until: float) -> int:
+    """Blocks that were read."""
+    target, done = mmap.mmap(-1, BLOCK), 0
+    while done < blocks and (time.perf_counter() < until or not done):
+        read = 0
+        with memoryview(target) as view:
+            while read < BLOCK and (got := os.preadv(file, [view[read:]], done * BLOCK + read)):
+                read += got
+        done += 1
+    return done
+
+
+def _write_small(path: Path, data: bytes) -> None:
+    with open(path, "xb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+        _drop_pages(file.fileno())
+
+
+def _drop_pages(file: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
 
 # The store of machines that share no folder: one blob written, read and removed again.
 #
@@ -105,17 +263,15 @@ def _tried(together: Together, checks: Sequence[str], work: Callable[[], Iterabl
 
 def _scratch(folder: Path, seconds: float) -> list[Probe]:
     wanted = min(MOST_SCRATCH, _room(folder))
-    moved = disk.large_files(folder, bytes=wanted, seconds=seconds, streams=SCRATCH_STREAMS)
+    moved = large_files(folder, bytes=wanted, seconds=seconds, streams=SCRATCH_STREAMS)
     text = f"{moved.bytes >> 20} MiB in {SCRATCH_STREAMS} files in {folder}, {moved.how}"
     return _both("scratch", moved, text)
 
 
 def _small(folder: Path, seconds: float) -> list[Probe]:
-    count = min(SMALL_FILES, _room(folder) // disk.SMALL)
-    files = disk.small_files(folder, count=count, seconds=seconds)
-    text = (
-        f"{files.number} files of {disk.SMALL >> 10} KiB in {folder}, one after another, each with fsync; pages dropped"
-    )
+    count = min(SMALL_FILES, _room(folder) // SMALL)
+    files = small_files(folder, count=count, seconds=seconds)
+    text = f"{files.number} files of {SMALL >> 10} KiB in {folder}, one after another, each with fsync; pages dropped"
     rates = {"written": files.number / files.write_seconds, "read": files.number / files.read_seconds}
     return [
         Probe(check=f"scratch_files_{what}", measured=rate, unit="files/s", said=text) for what, rate in rates.items()
@@ -135,12 +291,12 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
     if payload:
         moved = through(payload, bench.rank, bytes=volume)
     else:
-        moved = disk.large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
+        moved = large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
     text = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"
     return [*_both("store", moved, text), checkpoint(parameters(bench), moved)]
 
 
-def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
+def checkpoint(parameters: int, moved: Moved) -> Probe:
     """One machine writes all of it, as this release's engine does, while the others write as well."""
     whole, rate = checkpoint_bytes(parameters), moved.write_rate
     text = (
@@ -150,7 +306,7 @@ def checkpoint(parameters: int, moved: disk.Moved) -> Probe:
     return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=text)
 
 
-def _both(place: str, moved: disk.Moved, text: str) -> list[Probe]:
+def _both(place: str, moved: Moved, text: str) -> list[Probe]:
     rates = {"write": moved.write_rate, "read": moved.read_rate}
     return [Probe(check=f"{place}_{way}", measured=r / GIGA, unit="GB/s", said=text) for way, r in rates.items()]
 

@@ -1,7 +1,7 @@
 """Figures of an endpoint as a whole: those of all its servers as one text for Prometheus, at `GET /metrics` of the gateway.
 
 Counters and histograms are summed over the servers of a colour, gauges stand for themselves with the label `replica`. What the
-gateway itself sees is at its private port (control.py); what a server counts, tasks/jobs/serving/metrics.py.
+gateway itself sees is at its private port (gateway.py); what a server counts, tasks/jobs/serving/metrics.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The drawings of a revalidation's page, as SVG in percent of their width: they fill a table's cell at any width, with round dots
 and text of its own size. Colours are the page's CSS variables; what is told by colour is told by form too.
 
-The pictures for MLflow are figures.py, what stands beside a drawing is report.py.
+The pictures for MLflow are report.py, what stands beside a drawing is report.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Without it a deletion could take a file away between the look at it and the manifest that names it. A lease runs from when it was
 asked for: when the answer came, some of it was gone. Whoever is stopped after its last question is fenced by what it writes
-(publication.py): no client's clock can do that.
+(store.py): no client's clock can do that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.data.corpus.contamination import NGRAM, SHORTEST, held, learn
 from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.parts import NGRAM, SHORTEST, held, learn
 from tasks.data.corpus.tokens import read_words
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tasks.config.engine_support import require_engine_fits
+from tasks.config.flows import require_engine_fits
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.ds_config import ds_config
 

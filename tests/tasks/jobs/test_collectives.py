@@ -17,9 +17,8 @@ from waiting import limit
 from tasks.config.qualification import BenchmarkConfig
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.hardware.sku import load_sku
-from tasks.jobs.qualify import nccl_binaries
-from tasks.jobs.qualify.nccl_binaries import alone, binary, run_binary
-from tasks.jobs.qualify.steps import LeftOut, agree
+from tasks.jobs.qualify import steps
+from tasks.jobs.qualify.steps import LeftOut, agree, alone, binary, run_binary
 from tasks.jobs.qualify.sweeps import sweeping, whole_elements
 from tasks.qualification.measured import read_measurement
 
@@ -259,7 +258,7 @@ time.sleep(60)
 
 def test_a_program_whose_child_keeps_its_output_open_is_not_waited_for(tmp_path, monkeypatch):
     """As one that hangs in the driver: the job would never end."""
-    monkeypatch.setattr(nccl_binaries, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(steps, "LAST_SECONDS", 0.2)
     began = time.monotonic()
     hanging = run_binary(fake(tmp_path, first=CHILD), [1024, 4096], gpus=8, seconds=3.0)
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from bench_stand import ROOT, bench, measured, probes
 
-from tasks.jobs.qualify import disk, storage
+from tasks.jobs.qualify import storage
+from tasks.jobs.qualify import storage as disk
 from tasks.storage.settings import StoreConfig
 
 CHECKS = {

@@ -10,7 +10,7 @@ from torch import nn
 from training_runs import CONFIG, all_lines, error, said_by, write_job
 from transformers import AutoModelForCausalLM
 
-from tasks.config.engine_support import require_engine_fits
+from tasks.config.flows import require_engine_fits
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.jobs.training.network import build_network, next_token_loss
 from tasks.jobs.training.optimizer import learning_rate

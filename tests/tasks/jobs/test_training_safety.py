@@ -399,7 +399,7 @@ def test_the_sum_of_bits_sees_every_flip():
 
 
 def test_the_probe_is_refused_where_it_cannot_be(tmp_path):
-    from tasks.config.engine_support import require_engine_fits
+    from tasks.config.flows import require_engine_fits
 
     for training, execution in (
         (safe(repeat_every_steps=5).model_copy(update={"engine": "deepspeed"}), ExecutionConfig()),
