@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.users import As, asked
+from deployments.cli.operations.users import As, asked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +46,7 @@ def revalidate(
     The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
-    from deployments.cli.champion import of_champion
+    from deployments.cli.registry.champion import of_champion
     from tasks.common.home import home
     from tasks.config.flows import RevalidateConfig
     from tasks.security.audit import audit

@@ -9,42 +9,14 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import (
-    approve,
-    artifacts,
-    audit,
-    backup,
-    checkpoint,
-    checks,
-    cost,
-    dataset,
-    doctor,
-    drift,
-    endpoint,
-    events,
-    hardware,
-    history,
-    job,
-    lineage,
-    models,
-    notify,
-    plan,
-    platform,
-    preprocess,
-    prices,
-    qualify,
-    retrain,
-    scaling,
-    simulate,
-    submit,
-    tokenizer,
-    train_log,
-    trust,
-    users,
-    validate,
-    watch,
-)
+from deployments.cli import checks, retrain
+from deployments.cli.cluster import job, qualify, submit
+from deployments.cli.data import checkpoint, dataset, drift, preprocess, tokenizer, validate
+from deployments.cli.operations import approve, doctor, events, notify, platform, users
 from deployments.cli.output import Terminated, say_error
+from deployments.cli.planning import cost, hardware, plan, prices, scaling, simulate, train_log
+from deployments.cli.registry import artifacts, audit, backup, history, lineage, models, trust
+from deployments.cli.serving import endpoint, watch
 from tasks.common.redaction import clean_logs, redacted
 
 app = typer.Typer(

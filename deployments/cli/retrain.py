@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Set
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, asked
 from tasks.common.errors import Cancelled, Missing
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     except ValueError as error:
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return
-    from deployments.cli.plan import page
+    from deployments.cli.planning.plan import page
     from tasks.common.home import home
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for

@@ -1,4 +1,5 @@
-"""What the ledger tells people: each event with what came of it, as plain values. It is shown by deployments/cli/events.py."""
+"""What the ledger tells people: each event with what came of it, as plain values. It is shown by
+deployments/cli/operations/events.py."""
 
 from __future__ import annotations
 

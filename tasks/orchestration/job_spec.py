@@ -1,7 +1,7 @@
 """What a stage runs, and the job that this is on a cluster: values only, so that `headway job render` shows what a stage submits.
 
 The programs themselves are tasks/jobs; who runs a job is tasks/orchestration/stage_context.py, and for a program of the user's
-own deployments/cli/submit.py. See docs/compute.md.
+own deployments/cli/cluster/submit.py. See docs/compute.md.
 """
 
 from __future__ import annotations

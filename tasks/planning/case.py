@@ -1,7 +1,7 @@
 """What a plan is asked for: a network, a cluster, how it is divided, a batch. The words of `headway plan --case FILE.yaml`.
 
-Pure: reading the file is deployments/cli/plan.py; what is made of a case, predict.py. What is left out of `parallel` is searched.
-Every mistake of a case alone is found here, by name and value; what needs the machine as well, in predict.py.
+Pure: reading the file is deployments/cli/planning/plan.py; what is made of a case, predict.py. What is left out of `parallel` is
+searched. Every mistake of a case alone is found here, by name and value; what needs the machine as well, in predict.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A case planned whole: its machines, the best division, checkpoints and goodput, money and quota; and all of it as JSON.
 
 What each part says is pure (tasks/planning); here are the files that they need: sizes (tasks/hardware), prices
-(tasks/planning/prices). Who reads cases and shows plans is deployments/cli/plan.py. See docs/planning.md.
+(tasks/planning/prices). Who reads cases and shows plans is deployments/cli/planning/plan.py. See docs/planning.md.
 """
 
 from __future__ import annotations

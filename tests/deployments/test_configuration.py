@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.catalogue.flows import as_prefect_yaml, presets
-from deployments.cli.doctor import examine
+from deployments.cli.operations.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
 from deployments.configuration.files import SHIPPED, load, load_cluster
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig, current_settings, kept

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deployments.cli import qualify
+from deployments.cli.cluster import qualify
 from deployments.cli.main import app
 from tasks.config.base import digest
 from tasks.config.flows import QualifyConfig

@@ -17,7 +17,7 @@ import pytest
 from support import HEADWAY, Home
 from waiting import limit
 
-from deployments.cli.platform import _keep
+from deployments.cli.operations.platform import _keep
 from deployments.configuration.platform import load_settings
 from deployments.platform import up
 from tasks.common import process

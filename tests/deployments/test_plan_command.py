@@ -176,7 +176,7 @@ def test_people_get_a_page(tmp_path):
 
 def test_a_plan_loads_nothing_that_it_does_not_need():
     code = (
-        "import sys; import deployments.cli.plan, tasks.planning.planned_case, tasks.planning.search; "
+        "import sys; import deployments.cli.planning.plan, tasks.planning.planned_case, tasks.planning.search; "
         "print([m for m in ('torch', 'prefect', 'mlflow', 'azure.ai.ml', 'transformers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

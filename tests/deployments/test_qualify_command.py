@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from slurm_stand import slurm
 
+from deployments.cli.cluster.qualify import _table, qualify
 from deployments.cli.output import CommandError
-from deployments.cli.qualify import _table, qualify
 from tasks.common.errors import Unknown
 from tasks.compute.draining import drain
 from tasks.config.cluster import ClusterConfig

@@ -7,7 +7,7 @@ import pytest
 from azureml_endpoints import problem
 from typer.testing import CliRunner
 
-from deployments.cli.endpoint import app
+from deployments.cli.serving.endpoint import app
 from tasks.azure import arm_client
 from tasks.config.serving import DeploymentConfig
 from tasks.serving.azureml.files import autoscale, diagnostics, files_of, policy, require_loadable, require_policy

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Json, Set, parameters_of
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import short_ref
-from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -52,7 +52,7 @@ def validate(
 
 def _published(dataset: str, name: str, as_: str) -> str:
     """The reference of a dataset; files become one. Raises ValueError for a name that files cannot have."""
-    from deployments.cli.dataset import make_version
+    from deployments.cli.data.dataset import make_version
 
     path = Path(dataset)
     if _is_known(dataset) or not path.exists():

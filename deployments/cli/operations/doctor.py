@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cli.checks import Config, Json, Set
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import CommandError, say, visible
-from deployments.cli.users import As, asked
 
 # What `headway doctor` finds of the stores: the one that the home works in, and each in Azure that stores.yaml names.
 
@@ -91,7 +91,7 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
 
 def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
     """A configuration may name programs to connect with: that is as much as starting a run with it."""
-    from deployments.cli.backend_findings import backend_findings
+    from deployments.cli.cluster.backend_findings import backend_findings
     from deployments.configuration.files import load_cluster
 
     cluster = load_cluster(config, overrides)

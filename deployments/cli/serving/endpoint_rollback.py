@@ -1,12 +1,13 @@
-"""`headway rollback endpoint/NAME`: the traffic goes to the model before. Of artifacts, history.py. See docs/rollout.md."""
+"""`headway rollback endpoint/NAME`: the traffic goes to the model before. Of artifacts, deployments/cli/registry/history.py. See
+docs/rollout.md."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
 
+from deployments.cli.operations.users import asked
 from deployments.cli.output import say, short_ref
-from deployments.cli.users import asked
 
 
 def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.hardware import _aligned
 from deployments.cli.output import say
+from deployments.cli.planning.hardware import _aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

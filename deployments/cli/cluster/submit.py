@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Json, Set
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from tasks.compute.job import Job
@@ -76,7 +76,7 @@ def submit(
     what = f"submit {job.id}: {program} on {cluster.backend}"
     with asked("run", as_, what=what):
         audit(open_store(home()), "submit job", right="run", what=what)
-        from deployments.cli.submitted import run_and_tell
+        from deployments.cli.cluster.submitted import run_and_tell
 
         fields, words = run_and_tell(job, cluster, inputs, ask=sys.stdin.isatty() and sys.stderr.isatty())
     say(fields, words, as_json=as_json)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say, short_ref
-from deployments.cli.users import As, asked
 
 app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As
 from deployments.cli.output import say
-from deployments.cli.users import As
 
 SUSPENDING_SECONDS = 30.0
 """A run that has said what it waits for is suspended within moments."""

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, Reason, asked
 
 app = typer.Typer(help="API keys of an endpoint: add, list, revoke.", no_args_is_help=True)
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"

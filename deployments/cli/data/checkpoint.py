@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, asked
 
 app = typer.Typer(help="Make artifacts of models that others trained, to start from.", no_args_is_help=True)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

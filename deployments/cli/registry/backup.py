@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.output import CommandError, say
-from deployments.cli.users import As, Reason, asked
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 

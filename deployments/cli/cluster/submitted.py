@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from deployments.cli.job import opener
+from deployments.cli.cluster.job import opener
 from deployments.cli.output import CommandError
 from deployments.cli.progress import Progress, console
 from deployments.cli.running import job_may_stop, make_home

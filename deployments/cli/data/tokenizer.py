@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, asked
 
 app = typer.Typer(help="Make artifacts of Hugging Face tokenizers.", no_args_is_help=True)
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

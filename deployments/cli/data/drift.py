@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Json, Set
+from deployments.cli.data.preprocess import cores
 from deployments.cli.output import say, short_ref
-from deployments.cli.preprocess import cores
 
 if TYPE_CHECKING:
     from tasks.data.drift.corpora import Corpus

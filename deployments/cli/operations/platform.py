@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import typer
 
-from deployments.cli.endpoint import stop_all
+from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.output import say
-from deployments.cli.users import As, Reason, asked
+from deployments.cli.serving.endpoint import stop_all
 
 # `headway deployments`: what the platform can run, and the same as a file for `prefect deploy`.
 
@@ -196,7 +196,7 @@ def _keep(text: str, settings: Any, as_: str) -> None:
 
 def _is_asked_about_and_runs() -> bool:
     """Whether the platform runs already, and the policy says who may stop it."""
-    from deployments.cli.users import asks
+    from deployments.cli.operations.users import asks
     from deployments.platform.down import running
     from tasks.common.home import home
 
@@ -208,7 +208,7 @@ def _note_stop(reason: str) -> None:
 
     A store that is away, or a full disk, keeps nobody from stopping it where the policy does not ask who does.
     """
-    from deployments.cli.users import asks
+    from deployments.cli.operations.users import asks
     from deployments.platform.down import running
     from tasks.common.errors import HeadwayError
     from tasks.common.home import home

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.checks import Json
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say, short_ref
-from deployments.cli.users import As, asked
 
 MARKS = {"anomaly": "ANOMALY", "none": "ok", "insufficient": "-"}
 SHOWN = ("requests", "length", "latency", "entropy", "repetition", "characters", "errors", "labels", "accuracy")

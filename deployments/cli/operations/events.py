@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say, short_ref, visible
-from deployments.cli.users import As, asked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 
-from deployments.cli.doctor import Finding
+from deployments.cli.operations.doctor import Finding
 from tasks.config.cluster import ClusterConfig
 
 ANSWER_SECONDS = 10.0

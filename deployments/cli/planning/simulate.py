@@ -104,7 +104,7 @@ def question(words: Words) -> Question:
 
 
 def _case(path: Path) -> Case:
-    from deployments.cli.plan import read_cases
+    from deployments.cli.planning.plan import read_cases
 
     cases = read_cases(path)
     if len(cases) != 1:

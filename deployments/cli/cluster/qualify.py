@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.checks import Config, Json, Set, parameters_of
+from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.output import CommandError, say
-from deployments.cli.users import As, Reason, asked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -106,7 +106,7 @@ def qualify(
     }  # fmt: skip
     _require_sense([name for name, value in given.items() if value], more or [])
     if from_:
-        from deployments.cli.qualify_logs import judge_logs
+        from deployments.cli.cluster.qualify_logs import judge_logs
 
         judge_logs([*from_, *map(Path, more or [])], sku=sku, as_json=as_json)
     elif history:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.output import CommandError, say, short_ref, visible
-from deployments.cli.users import As, Reason, asked
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.output import say, short_ref
-from deployments.cli.users import As, HistoryReason, asked
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest

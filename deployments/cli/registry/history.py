@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli import endpoint_rollback
-from deployments.cli.models import tell
+from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.output import CommandError, say, short_ref
-from deployments.cli.users import As, HistoryReason, asked
+from deployments.cli.registry.models import tell
+from deployments.cli.serving import endpoint_rollback
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference

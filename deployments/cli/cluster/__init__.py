@@ -1,0 +1,1 @@
+"""Machines and the jobs on them: commands."""

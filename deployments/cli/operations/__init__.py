@@ -1,0 +1,1 @@
+"""The platform and the people around it: commands."""

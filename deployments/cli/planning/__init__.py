@@ -1,0 +1,1 @@
+"""What training takes and costs, before and after: commands."""

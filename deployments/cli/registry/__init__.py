@@ -1,0 +1,1 @@
+"""History, lineage and trust of what is stored: commands."""

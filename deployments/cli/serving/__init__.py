@@ -1,0 +1,1 @@
+"""Endpoints and what they answer: commands."""
