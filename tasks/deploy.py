@@ -20,8 +20,8 @@ from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig, ExportConfig
 from tasks.formats.onnx_data import require_data_beside
 from tasks.orchestration.promotion import (
-    crown,
     logged,
+    make_champion,
     require_right,
     require_same_champion,
     require_signed,
@@ -112,7 +112,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
         reason = "the stage deploy" + (f"; there is no way back: {barred}" if barred else "")
         with logged("deploy", right="promote", reason=reason, **output):
             served = endpoint.switch(candidate, journal=write_down)
-    crown(model, reason=f"deployed to endpoint/{config.endpoint}")
+    make_champion(model, reason=f"deployed to endpoint/{config.endpoint}")
     return Endpoint(name=config.endpoint, url=served.url, model=model)
 
 

@@ -1,7 +1,7 @@
 """Tokens -> Checkpoint: the training run, as one job.
 
-The loop is the program tasks/jobs/train.py; what keeps it alive is tasks/compute (next: tasks/compute/slurm/backend.py). It
-resumes from its newest verified checkpoint, whatever was killed.
+The loop is the program tasks/jobs/train.py (next); what keeps it alive is tasks/compute/supervisor.py. It resumes from its newest
+verified checkpoint, whatever was killed.
 """
 
 from __future__ import annotations

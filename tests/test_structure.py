@@ -1,4 +1,5 @@
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,10 @@ def test_names_that_say_nothing_are_seen_and_those_of_fields_are_not():
 
 def test_no_value_has_such_a_name():
     assert [f"{module.path}:{name}" for module in product().values() for name in module.empty_names] == []
+
+
+def test_no_docstring_of_a_module_sends_its_reader_to_itself():
+    """Left behind where two files became one."""
+    names = {module.path: ast.get_docstring(module.tree) or "" for module in product().values()}
+    lost = [str(path) for path, text in names.items() if re.search(rf"(?<![\w/.]){re.escape(path.name)}\b", text)]
+    assert lost == []

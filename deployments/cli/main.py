@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import checks, retrain
+from deployments.cli import retrain, revalidate
 from deployments.cli.cluster import job, qualify, submit
 from deployments.cli.data import checkpoint, dataset, drift, preprocess, tokenizer, validate
 from deployments.cli.operations import approve, doctor, events, notify, platform, users
@@ -74,7 +74,7 @@ def _look_at_home(
 
 app.command("validate")(validate.validate)
 app.command("retrain")(retrain.retrain)
-app.command("revalidate")(checks.revalidate)
+app.command("revalidate")(revalidate.revalidate)
 app.command("drift")(drift.drift)
 app.command("qualify")(qualify.qualify)
 app.command("hardware")(hardware.hardware)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Set
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
 from tasks.common.errors import Cancelled, Missing
 
@@ -102,7 +102,7 @@ def retrain(
         typer.Option("--yes", help="Do not ask before a training that costs more than planning.spending.ask_above."),
     ] = False,
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.
 

@@ -1,6 +1,6 @@
 """Machines reached through SSH: run a command there, with a synchronous face over one background event loop.
 
-Files over the same connection are connection.py. What is run, and what its answer means, belongs to a backend. Host keys
+Files go over the same connection. What is run, and what its answer means, belongs to a backend. Host keys
 are always verified, everything has a time limit, and no password is ever asked for (docs/ssh.md).
 """
 

@@ -1,6 +1,7 @@
 """Why a submission ended without a result: its class, a sentence and a remedy, from everything that it left.
 
-The rules are data: failures.json has the classes, exit codes and log signatures. What is done about a class is failures.py.
+The rules are data: failures.json has the classes, exit codes and log signatures. What is done about a class is
+`decide`, further down; who calls both is supervisor.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of nccl-tests or rccl-tests, as a value: what both its text (nccl_tests.py) and its JSON (nccl_run.py) are read into.
+"""One run of nccl-tests or rccl-tests, as a value: what both its text (nccl_tests.py) and its JSON are read into.
 
 Pure. What is good or bad about the figures is tasks/qualification/from_logs.py.
 """

@@ -1,6 +1,6 @@
 """The program that measures a cluster: the groups of checks, one after another, on every rank at the same time.
 
-Measures only: what is too slow is judged by the stage (tasks/benchmark.py) against tasks/hardware. A group is a room of
+Measures only: what is too slow is judged by the stage (tasks/benchmark.py) against tasks/hardware. A group is a file of
 tasks/jobs/qualify. What needs no other machine comes first, so that a machine that cannot be reached has said what it found.
 See docs/qualification.md.
 """

@@ -1,7 +1,7 @@
 """The program that measures a checkpoint: bits per byte, accuracy and calibration on held-out text, by slice; and suites.
 
 One rank. Any Hugging Face causal language model can be measured: where its tokenizer differs from the tokens' own,
-the same text is encoded again, and only per-byte numbers are compared. Its rooms are tasks/jobs/evaluation/, the baselines
+the same text is encoded again, and only per-byte numbers are compared. Its parts are tasks/jobs/evaluation/, the baselines
 tasks/jobs/evaluation/ngram.py, intervals tasks/evaluation/scores.py; verdicts are the stages'. See docs/evaluation.md.
 """
 

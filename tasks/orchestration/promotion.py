@@ -49,7 +49,7 @@ def require_right(kind: str, subject: Artifact, terms: Mapping[str, str], *, wha
     return given.digest
 
 
-def crown(model: Model, *, reason: str) -> None:
+def make_champion(model: Model, *, reason: str) -> None:
     """Make a model the champion: the ref moves with an audit entry, and MLflow's registry is told.
 
     Raises IntegrityError for a model whose signature does not count, and Conflict when it was compared with another champion

@@ -105,7 +105,7 @@ def working(work: Work) -> Iterator[Work]:
 
 
 def at_work() -> Work:
-    """The stage that is running: for what belongs to a stage and stands in a room of its own
+    """The stage that is running: for what belongs to a stage and stands in a file of its own
     (tasks/orchestration/promotion.py)."""
     return _work.get()
 

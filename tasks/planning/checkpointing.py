@@ -1,7 +1,7 @@
 """What checkpoints cost and save: bytes, seconds to each storage, what stands still, how often, and the goodput that is left.
 
-Pure; seconds and bytes. How often trainings fail is in failures.py; Young's and Daly's formulas are in checkpointing.py; a whole
-training is played through in simulation/, which agrees with `expected_goodput`. See docs/planning.md, "Failures".
+Pure; seconds and bytes. How often trainings fail is in failures.py; a whole training is played through in simulation/, which
+agrees with `expected_goodput`. See docs/planning.md, "Failures".
 """
 
 from __future__ import annotations

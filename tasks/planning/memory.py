@@ -1,6 +1,6 @@
 """What a training takes of the fullest GPU, by part, and whether that fits. Pure.
 
-Parameters' share is memory.py, activations' memory.py. Total is what the process's allocator holds at its peak
+Total is what the process's allocator holds at its peak
 (torch.cuda.max_memory_reserved); the driver's and CUDA's own is not in it, nor in a machine's usable memory.
 Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
 """

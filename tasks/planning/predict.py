@@ -1,6 +1,6 @@
 """A case with one division on one kind of machine: memory, seconds, operations and what binds. Pure, under a millisecond.
 
-Choosing the division is search.py's; whether it can be run at all, predict.py's. See docs/planning.md.
+Choosing the division is search.py's. See docs/planning.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How big a network is: parameters, memory, checkpoint bytes, floating-point operations.
 
-Pure arithmetic on the shape of a Llama-family network or a GPT-2. How long that takes is in size.py; whether it fits
-is judged by the stage (tasks/plan.py). Sizes are in bytes, not GiB. See docs/planning.md.
+Pure arithmetic on the shape of a Llama-family network or a GPT-2. Whether it fits is judged by the stage (tasks/plan.py). Sizes
+are in bytes, not GiB. See docs/planning.md.
 """
 
 from __future__ import annotations

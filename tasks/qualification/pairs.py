@@ -1,6 +1,4 @@
-"""Pairs of machines: which are bad by the hardware's file or by the other pairs, and whose fault that is
-(pairs.py).
-"""
+"""Pairs of machines: which are bad by the hardware's file or by the other pairs, and whose fault that is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A machine's rates against those of the other machines of its kind.
 
-- The measure is the fastest group that at least two machines (and a tenth of all) confirm, see peers.py: half of the
+- The measure is the fastest group that at least two machines (and a tenth of all) confirm: half of the
   machines may be slow. Below benchmark.min_of_peers of it a part has failed; on GPUs, less but far outside the others' spread is
   degraded.
 - A machine all of whose parts are a little slow is seen by the median of what its parts reached each time, which has less

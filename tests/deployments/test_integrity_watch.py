@@ -57,8 +57,8 @@ def home(tmp_path, monkeypatch):
         endpoint_of(tmp_path / "home", "api").stop()
 
 
-def crown(home, folder, *, revalidation=None):
-    """Publish, sign and crown a model; its manifest."""
+def make_champion(home, folder, *, revalidation=None):
+    """Publish, sign and make_champion a model; its manifest."""
     config = {"revalidation": revalidation or SERVICE}
     provenance = Provenance(name="tiny", stage="export", config=config, config_digest=digest(config))
     store = open_store(home)
@@ -103,7 +103,7 @@ def stored(home, model):
 
 
 def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_until_it_is_mended(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     at = serve(home, model)
     config = PlatformConfig.model_validate({"events": {"integrity_minutes": PERIOD / 60}})
     duty = duties(home, config)["integrity"]
@@ -140,7 +140,7 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
 
 
 def test_a_changed_manifest_stops_what_serves_from_it_for_nobody_can_say_what_its_files_should_be(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     serve(home, model)
     flip(stored(home, model) / "model.onnx.data")
     manifest = stored(home, model).parent / "manifest.json"
@@ -151,7 +151,7 @@ def test_a_changed_manifest_stops_what_serves_from_it_for_nobody_can_say_what_it
 
 
 def test_an_endpoint_that_an_older_release_started_is_looked_at_by_its_bytes_alone(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     serve(home, model)
     handed = endpoint_of(home, "api").folder / "servers"
     (path,) = handed.glob("*/serve.json")
@@ -162,7 +162,7 @@ def test_an_endpoint_that_an_older_release_started_is_looked_at_by_its_bytes_alo
 
 
 def test_what_an_endpoint_serves_from_is_looked_at_where_it_lies(home, exported, tmp_path):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     copy = shutil.copytree(exported, tmp_path / "cache")
     serve(home, model, folder=copy)
     store = open_store(home)
@@ -186,7 +186,7 @@ def test_what_an_endpoint_serves_from_is_looked_at_where_it_lies(home, exported,
 
 
 def test_an_endpoint_goes_on_where_the_signed_configuration_says_so_and_only_then(home, exported):
-    model = crown(home, exported, revalidation={"integrity": {"stop_endpoints": False}})
+    model = make_champion(home, exported, revalidation={"integrity": {"stop_endpoints": False}})
     at = serve(home, model)
     flip(stored(home, model) / "model.onnx.data")
     look(home)
@@ -200,7 +200,7 @@ def test_an_endpoint_goes_on_where_the_signed_configuration_says_so_and_only_the
 
 
 def test_a_revoked_key_changes_no_file_so_the_endpoint_goes_on_and_an_alert_names_it_and_its_model(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     at = serve(home, model)
     told = []
     sources = Sources(late=lambda now: [], down=lambda: [], tell=told.append)
@@ -227,7 +227,7 @@ def test_a_revoked_key_changes_no_file_so_the_endpoint_goes_on_and_an_alert_name
 
 
 def test_an_endpoint_that_serves_something_else_by_now_is_left_alone(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     at = serve(home, model)
     store = open_store(home)
     assert not take_out_of_service(home, store, "api", reason="late", serving="model/tiny@other")
@@ -239,7 +239,7 @@ def test_an_endpoint_that_serves_something_else_by_now_is_left_alone(home, expor
 def test_a_manifest_that_is_gone_or_edited_is_told_and_another_champion_ends_it(home, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "model.onnx").write_text("one")
-    model = crown(home, tmp_path / "a")
+    model = make_champion(home, tmp_path / "a")
     manifest = stored(home, model).parent / "manifest.json"
     whole = manifest.read_text()
     manifest.write_text(whole.replace('"size": 3', '"size": 4'))
@@ -252,7 +252,7 @@ def test_a_manifest_that_is_gone_or_edited_is_told_and_another_champion_ends_it(
     look(home)
     assert "manifest.json" in standing(home)[model.ref]["said"]
     (tmp_path / "a" / "model.onnx").write_text("two")
-    crown(home, tmp_path / "a")
+    make_champion(home, tmp_path / "a")
     look(home)
     assert standing(home) == {}
 
@@ -287,7 +287,7 @@ def ask_many(url, count, *, max_tokens):
 
 
 def test_answers_that_a_real_endpoint_cuts_short_are_told_once(home, exported):
-    model = crown(home, exported)
+    model = make_champion(home, exported)
     at = serve(home, model)
     duty = Anomalies(home)
     duty.look(time.time())

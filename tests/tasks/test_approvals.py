@@ -255,13 +255,13 @@ class House:
 
     def __init__(self, home):
         self.home, self.store, self.served = home, open_store(home), BEFORE
-        self.crown(BEFORE)
+        self.make_champion(BEFORE)
         self.given = give(home, before=self.stands(), valid_hours=1.0)
 
     def stands(self):
         return {"refs/tiny/champion": read_ref(self.store, "tiny/champion"), "endpoint/tiny": self.served}
 
-    def crown(self, ref, **told):
+    def make_champion(self, ref, **told):
         move_ref(self.store, "tiny/champion", ref, inputs=(), reason="r", **told)
 
     def deploy(self, ref, **told):
@@ -346,7 +346,7 @@ def test_a_clock_that_is_set_back_hides_no_decision_of_the_home(house, tmp_path,
 def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_approval(house):
     for did in (
         lambda: house.deploy(MODEL, approval=house.given.digest),
-        lambda: house.crown(MODEL),
+        lambda: house.make_champion(MODEL),
         lambda: audit(house.store, "make key", what="endpoint/tiny"),
         lambda: audit(house.store, "deploy", what="endpoint/other", after=OTHER),
     ):
@@ -358,7 +358,7 @@ def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_app
 @pytest.mark.parametrize(
     "decision",
     [
-        lambda house: house.crown(OTHER),
+        lambda house: house.make_champion(OTHER),
         lambda house: house.deploy(OTHER),
         lambda house: house.deploy(MODEL),  # by somebody's own right: under which settings, nobody asked
         lambda house: audit(house.store, "stop endpoint", what="endpoint/tiny", reason="bad"),
@@ -370,7 +370,7 @@ def test_a_run_that_died_in_the_middle_of_what_was_approved_goes_on_with_the_app
 def test_a_later_decision_about_the_model_or_the_endpoint_ends_an_approval(house, decision):
     decision(house)
     assert house.counts() is None and "came after it" in house.refusal()
-    house.crown(BEFORE)
+    house.make_champion(BEFORE)
     house.deploy(BEFORE)  # as it stood again: what was decided was decided
     assert house.counts() is None
 

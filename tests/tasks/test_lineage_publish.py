@@ -291,7 +291,7 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
 
 
 @pytest.fixture
-def crown(published, tmp_path):
+def make_champion(published, tmp_path):
     """Publish a spool that registers one version and gives it an alias."""
 
     def publish(uri, time, alias="champion", name="late", **more):
@@ -307,9 +307,9 @@ def crown(published, tmp_path):
     return publish
 
 
-def test_two_publishers_at_once_do_not_undo_each_others_alias(published, crown, tmp_path):
+def test_two_publishers_at_once_do_not_undo_each_others_alias(published, make_champion, tmp_path):
     """The older event is told by a publisher that has to wait while a newer one is told: it sees what that one wrote."""
-    client, older = published[1], threading.Thread(target=crown, args=("older", 1000), kwargs={"name": "raced"})
+    client, older = published[1], threading.Thread(target=make_champion, args=("older", 1000), kwargs={"name": "raced"})
     with locked(tmp_path / "lineage.lock"):
         older.start()
         client.create_registered_model("raced")
@@ -326,17 +326,17 @@ def test_two_publishers_at_once_do_not_undo_each_others_alias(published, crown, 
     }
 
 
-def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, crown):
+def test_an_alias_is_not_moved_back_by_a_spool_that_is_told_late(published, make_champion):
     client = published[1]
-    crown("first", 1000)
-    crown("newest", 3000)
-    crown("late", 2000)
+    make_champion("first", 1000)
+    make_champion("newest", 3000)
+    make_champion("late", 2000)
     assert client.get_model_version_by_alias("late", "champion").source == "file:///newest"
     assert client.get_model_version_by_alias("late", "previous").source == "file:///first"
     assert len(client.search_model_versions("name='late'")) == 3
-    crown("second", 4000, previous="untold")
+    make_champion("second", 4000, previous="untold")
     assert "previous" not in client.get_registered_model("late").aliases
-    crown("untold", 3500, alias="challenger")
+    make_champion("untold", 3500, alias="challenger")
     assert client.get_model_version_by_alias("late", "previous").source == "file:///untold"
 
 

@@ -49,7 +49,7 @@ def names(store, models):
     return {alias: number[ref] for alias, ref in aliases(store, "tiny").items()}
 
 
-def crown(store, model):
+def make_champion(store, model):
     move_ref(store, "tiny/champion", model.ref, inputs=model.provenance.inputs, reason="better")
 
 
@@ -61,12 +61,12 @@ def test_the_names_are_true_after_each_export_promotion_and_rollback(store, keys
     assert names(store, models) == {}
     export(store, models[0])
     assert names(store, models) == {"challenger": 0}
-    crown(store, models[0])
+    make_champion(store, models[0])
     assert names(store, models) == {"champion": 0}
     export(store, models[1])
     assert names(store, models) == {"champion": 0, "challenger": 1}
     export(store, models[2])  # nobody promoted the one before
-    crown(store, models[2])
+    make_champion(store, models[2])
     export(store, models[3])
     assert names(store, models) == {"champion": 2, "previous": 0, "challenger": 3}
     promote(store, models[3].ref, keys=keys, reason="by hand")
@@ -83,14 +83,14 @@ def test_a_ref_of_an_older_release_knows_what_was_before(store, models):
     old = {"target": models[1].ref, "inputs": [], "before": models[0].ref, "time": 1.0}
     assert store.replace("refs/tiny/champion.json", json.dumps(old).encode(), etag=None)
     assert names(store, models) == {"champion": 1, "previous": 0}
-    crown(store, models[2])
+    make_champion(store, models[2])
     assert names(store, models) == {"champion": 2, "previous": 1}
 
 
 def test_only_what_was_promoted_is_kept_for_good(store, models):
     for model in models[:3]:
         export(store, model)
-    crown(store, models[1])
+    make_champion(store, models[1])
     why = {verdict.manifest.ref: verdict.why for verdict in judge(store, Rule(keep=2), kind="model", used={})}
     assert any("refs/tiny/champion" in said for said in why[models[1].ref])
     assert any("refs/tiny/challenger points" in said for said in why[models[2].ref])
@@ -98,7 +98,7 @@ def test_only_what_was_promoted_is_kept_for_good(store, models):
 
 
 def test_a_promotion_is_in_the_audit_log_before_it_happens_with_its_reason(store, keys, models):
-    crown(store, models[0])
+    make_champion(store, models[0])
     told = []
     made = promote(
         store, f"model/tiny@{models[1].version[:12]}", keys=keys, reason="better on tickets", crowned=told.append
@@ -113,7 +113,7 @@ def test_a_promotion_is_in_the_audit_log_before_it_happens_with_its_reason(store
 
 def test_a_model_that_was_compared_with_another_champion_does_not_become_the_champion(store, keys, models):
     nobody = place_of(store, "tiny/champion")
-    crown(store, models[0])
+    make_champion(store, models[0])
     with pytest.raises(Conflict, match="became the champion after"):  # compared when there was none
         compared_with(store, models[1].ref, seen=nobody)
     seen = place_of(store, "tiny/champion")
@@ -138,7 +138,7 @@ def unsign(store, model):
 
 @pytest.mark.parametrize(("spoil", "said"), [(damage, r"onnx \(s"), (unsign, "sign")])
 def test_what_is_damaged_or_unsigned_is_not_promoted(store, keys, models, spoil, said):
-    crown(store, models[0])
+    make_champion(store, models[0])
     spoil(store, models[1])
     logged = len(list(entries(store)))
     with pytest.raises(IntegrityError, match=f"it is not promoted: .*{said}"):
@@ -147,7 +147,7 @@ def test_what_is_damaged_or_unsigned_is_not_promoted(store, keys, models, spoil,
 
 
 def test_what_another_or_a_revoked_key_signed_is_not_promoted(store, keys, models, tmp_path):
-    crown(store, models[0])
+    make_champion(store, models[0])
     unsign(store, models[1])
     sign(store, tmp_path / "other", models[1])
     with pytest.raises(IntegrityError, match="it is not promoted"):
@@ -181,7 +181,7 @@ class Meeting(LocalStore):
 @pytest.mark.parametrize("start", [None, 0], ids=["no champion yet", "a champion"])
 def test_of_two_promotions_at_once_one_wins_and_the_other_is_told(store, keys, models, start):
     if start is not None:
-        crown(store, models[start])
+        make_champion(store, models[start])
     meet, told = fork.Barrier(2), fork.Queue()
 
     def one(number):

@@ -37,7 +37,7 @@ PASSED = {name: "passed" for name in ("integrity", "data", "drift", "performance
 SOUND = Part(name="integrity", status="passed", said="")
 
 
-def crown(store, since):
+def make_champion(store, since):
     """Make the model champion, as a document of the store; over what it said before."""
     key, told = "refs/m/champion.json", f'{{"target": "model/m@1111aaaa", "time": {since}, "inputs": []}}'.encode()
     before = store.read(key)
@@ -83,7 +83,7 @@ def test_a_window_is_other_data_and_only_a_new_one_acts(given, data, before, num
 
 def test_what_was_degraded_in_a_row_ends_with_a_valid_one_and_is_of_one_champion(tmp_path):
     store = LocalStore(tmp_path)
-    crown(store, 5.0)
+    make_champion(store, 5.0)
     journal = StoreJournal(store)
 
     def note(verdict, dataset, champion="model/m@1111aaaa"):
@@ -100,14 +100,14 @@ def test_what_was_degraded_in_a_row_ends_with_a_valid_one_and_is_of_one_champion
     assert last_looked_at(store, "m") > last_revalidated(store, "m") > 5.0
     journal.append("revalidations/m", {"champion": "model/m@1111aaaa", "passed": False, "dataset": "h", "time": 6.0})
     assert degraded_in_a_row(store, "model/m@1111aaaa") == ("c", "g", "h")  # a note of a release without verdicts
-    crown(store, time.time() + 1)  # champion again, after a rollback: it starts anew
+    make_champion(store, time.time() + 1)  # champion again, after a rollback: it starts anew
     assert degraded_in_a_row(store, "model/m@1111aaaa") == ()
     assert last_looked_at(store, "m") == last_revalidated(store, "m") > time.time()
 
 
 def test_answers_count_as_judged_only_where_there_were_enough(tmp_path):
     store = LocalStore(tmp_path)
-    crown(store, 5.0)
+    make_champion(store, 5.0)
     journal = StoreJournal(store)
 
     def judged():
@@ -159,7 +159,7 @@ def test_windows_that_share_documents_are_not_two_windows(tmp_path):
     found = Found(integrity=SOUND, degraded_before=("a", "b"), documents_before={"a": first})
     assert [counted_before(*one, found) for one in (("c", grown), ("c", other), ("a", first))] == ["a", "", ""]
     store = LocalStore(tmp_path)
-    crown(store, 5.0)
+    make_champion(store, 5.0)
     journal = StoreJournal(store)
     for dataset, data in (("a", ["a"]), ("a-grown", ["a"])):
         noted = {"champion": "model/m@1111aaaa", "verdict": "degraded", "dataset": dataset, "passed": False}

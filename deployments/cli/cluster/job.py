@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Json, Set
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import harmless, say
 from tasks.common.process import read_json
 

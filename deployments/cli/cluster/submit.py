@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Json, Set
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 app = typer.Typer(help="Make artifacts of models that others trained, to start from.", no_args_is_help=True)
@@ -18,7 +19,7 @@ def publish(
     name: Annotated[str, typer.Argument(help="Name of the checkpoint: lower case, digits, dot, dash.")],
     path: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors weights, or a .gguf file.")],
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make a checkpoint version of a Hugging Face folder; `training.base` then names it.
 

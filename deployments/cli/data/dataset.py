@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 
 app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
@@ -29,7 +30,7 @@ def publish(
         list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be given often.")
     ] = None,
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make a dataset version of files.
 
@@ -83,7 +84,7 @@ def make_version(
 
 
 @app.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
+def list_(as_json: Json = False) -> None:
     """List all dataset versions, newest first."""
     from tasks.common.home import home
     from tasks.storage import open_store

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Json, Set
 from deployments.cli.data.preprocess import cores
+from deployments.cli.options import Json, Set
 from deployments.cli.output import say, short_ref
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
 
 SHOWN_TOKENS = 200
 BAR = 40
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def preprocess(

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 app = typer.Typer(help="Make artifacts of Hugging Face tokenizers.", no_args_is_help=True)
@@ -22,7 +23,7 @@ def publish(
     name: Annotated[str, typer.Argument(help="Name of the tokenizer: lower case, digits, dot, dash.")],
     folder: Annotated[Path, typer.Argument(help="Folder with a tokenizer.json, as save_pretrained writes it.")],
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it.
 

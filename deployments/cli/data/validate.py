@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Json, Set, parameters_of
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Config, Json, Set, parameters_of
 from deployments.cli.output import short_ref
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 SUSPENDING_SECONDS = 30.0
@@ -25,7 +26,7 @@ def approve(
     no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what serves stays.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")] = "",
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
     from tasks.common.home import home

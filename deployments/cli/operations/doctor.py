@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from deployments.cli.checks import Config, Json, Set
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import CommandError, say, visible
 
 # What `headway doctor` finds of the stores: the one that the home works in, and each in Azure that stores.yaml names.

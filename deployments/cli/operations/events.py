@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tasks.events.listing import Now
 
 app = typer.Typer(help="What came, what it caused, and what was refused and why.")
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
+EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
 EVERY_SECONDS = 1.0
 FOLLOWED = 500
 ALL = -1
@@ -39,7 +39,7 @@ def events(
         bool, typer.Option("--follow", "-f", help="Go on: tell what comes, and again when it changes.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
-    as_json: Json = False,
+    as_json: EventsJson = False,
 ) -> None:
     """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
     if context.invoked_subcommand is not None:
@@ -65,7 +65,7 @@ def send(
     ] = None,
     reason: Annotated[str, typer.Option(help="Why, for the audit log.")] = "",
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: EventsJson = False,
 ) -> None:
     """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
     from tasks.common.home import home

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
 
 app = typer.Typer(help="Who is told of failures, closed gates, approvals and alerts.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @app.callback()

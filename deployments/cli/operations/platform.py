@@ -12,6 +12,7 @@ from uuid import uuid4
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say
 from deployments.cli.serving.endpoint import stop_all
 
@@ -25,7 +26,7 @@ def deployments(
     prefect_yaml: Annotated[
         bool, typer.Option("--prefect-yaml", help="Print the file that `prefect deploy --all` takes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List all deployments with their schedules. Nothing is asked of a server, and nothing is changed."""
     from deployments.catalogue.flows import as_prefect_yaml, catalogue
@@ -57,7 +58,7 @@ def run(
         str, typer.Option(help="Idempotency key: the same key starts one flow run, however often it is sent.")
     ] = "",
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
     from deployments.catalogue.flows import catalogue, parameters
@@ -87,7 +88,6 @@ def run(
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 LOOK_EVERY_SECONDS = 2.0
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
     from tasks.security.policy import Right, Rights
 
 app = typer.Typer(help="Who may do what: add persons, list, remove, give new tokens.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 As = Annotated[
     str,
     typer.Option("--as", metavar="NAME", envvar="HEADWAY_PERSON", help="Who you are, where the policy asks for it."),

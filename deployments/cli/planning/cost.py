@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say
 from deployments.cli.planning.hardware import _aligned
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tasks.planning.spent import Machines, StageCost, Timed
 
 COLUMNS = ("stage", "", "time", "machines", "machine hours", "an hour", "cost", "planned", "over")
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SHOWN = 20
 """Runs that are judged when none is named."""
 

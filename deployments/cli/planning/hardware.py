@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def hardware(
             metavar="[SIZE]", help="A size of Azure, as Standard_ND96isr_H100_v5, or a file; without it, all."
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the kinds of machines that clusters are judged as; or one in full, each number with its source.
 

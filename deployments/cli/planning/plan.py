@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Set
+from deployments.cli.options import Config, Set
 from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:

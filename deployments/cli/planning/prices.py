@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Json, Set
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
 from deployments.cli.planning.hardware import _aligned
 
@@ -113,7 +113,7 @@ def _quota_update(config: list[str] | None, set_: list[str] | None, as_json: boo
     """Ask Azure ML, and keep what it says."""
     from functools import partial
 
-    from deployments.cli.checks import parameters_of
+    from deployments.cli.options import parameters_of
     from tasks.common.home import home
     from tasks.compute.azureml.quota import account_usages
     from tasks.config.cluster import ClusterConfig
@@ -149,7 +149,7 @@ def prices(
         ),
     ] = "",
     region: Regions = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what machines cost an hour and storage a month; or, with `update`, ask Azure for its prices of today.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def seeds(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a line of models; without it, all.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show by how much stored trainings differ that differ in their seed alone, and what comparison.seed_noise should be.
 
@@ -67,7 +68,7 @@ COLUMNS = ("parameters", "hardware", "engine", "ranks", "runs", "TFLOP/s a rank"
 def scaling(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a line of models; without it, all.")] = "",
     picture: Annotated[str, typer.Option(metavar="FILE", help="Draw it as PNG too.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def simulate(
     runs: Annotated[int | None, typer.Option(help="Trainings of each rate; empty: as many as take a moment.")] = None,
     seed: Annotated[int, typer.Option(help="The same gives the same.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Play a training with its failures, for three rates: what share of its time is useful, and what took the rest."""
     from tasks.planning.simulation.bands import FEWEST_RUNS, bands, default_runs, swept

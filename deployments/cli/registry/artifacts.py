@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref, visible
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def copy(
     from_: Annotated[str, typer.Option("--from", help="Store that it is in; without it, this home's own.")] = "",
     reason: Reason = "",
     as_: As = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival."""
     from tasks.common.home import home
@@ -78,9 +79,6 @@ def _to_registry(source: Any, ref: str, config: Any, reason: str) -> tuple[Any, 
     client = open_registry(name, token_credential(config, of=config.uri))
     shared = share_model(source, client, ref, name=name, home=home(), reason=reason)
     return shared, {"to": config.uri, "uri": shared.uri, "noted_in_source": True}
-
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def artifacts(

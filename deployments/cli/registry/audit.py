@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def audit_log(
         str, typer.Option(help="With --verify: the hash of an entry that you wrote down and that must be in the log.")
     ] = "",
     access: Annotated[bool, typer.Option("--access", help="Who read which artifact, instead of who did what.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the audit log, newest first: who did what, when, why; and who was refused."""
     from tasks.common.home import home

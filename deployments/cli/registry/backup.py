@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def backup(

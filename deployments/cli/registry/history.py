@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, HistoryReason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.registry.models import tell
 from deployments.cli.serving import endpoint_rollback
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Lines of each part of a difference that people are shown; --json has all."""
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def diff(

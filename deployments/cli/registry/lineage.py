@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 LINES_SHOWN = 200
 """Of the tree: nobody reads ten thousand."""
 DEEPEST = 24

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, HistoryReason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
     spool.close()
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 MEASURED = "evaluation/"
 FIRST = ("bits_per_byte", "perplexity", "gain_over_bigram", "tokens_per_second_onnx")
 """Metrics that people are shown, the first ones that there are; --json has all."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 app = typer.Typer(help="Whose signatures count: list keys, let one in, revoke one.", no_args_is_help=True)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 
 

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 from deployments.cli.serving import endpoint_keys, endpoint_render
 
 app = typer.Typer(help="What is served: list it, stop it; who may ask it.", no_args_is_help=True)
 app.add_typer(endpoint_keys.app, name="key")
 app.command("render")(endpoint_render.render)
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @app.command("list")

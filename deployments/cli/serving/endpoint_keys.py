@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say
 
 app = typer.Typer(help="API keys of an endpoint: add, list, revoke.", no_args_is_help=True)
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"
 Endpoint = Annotated[str, typer.Argument(help="Name of the endpoint.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Config, Json, Set
+from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
 
 if TYPE_CHECKING:

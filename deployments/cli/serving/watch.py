@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.checks import Json
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 
 MARKS = {"anomaly": "ANOMALY", "none": "ok", "insufficient": "-"}

@@ -1,7 +1,9 @@
 """The Slurm backend: sbatch over a job folder that login and compute nodes share.
 
-What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run here
-(commands.py) or on a login node through SSH (commands.py). Which faults end how: docs/slurm.md.
+What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run on this
+machine or on a login node through SSH (commands.py). Who calls the backend, from submission to submission, is
+tasks/compute/supervisor.py. As shipped, Slurm itself starts a job again whose node failed (`slurm.requeue`): then there is no
+further submission. Which faults end how: docs/slurm.md.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from tasks.compute.slurm.states import Row
 from tasks.config.cluster import ClusterConfig
 
 SUBMISSIONS = 3
+"""How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
 CANCEL_SECONDS = 8.0
 """Patience with scancel: a cancelled flow run ends within 15 s, and scancel is repeated."""
-"""How often a submission is sent when its answer is lost and no job is found; the batch script lets only one of them run."""
 
 
 SACCT = (

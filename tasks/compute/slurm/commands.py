@@ -1,7 +1,7 @@
-"""Slurm's commands on this machine: run with a time limit, and told apart from an answer when there is none.
+"""Slurm's commands, on this machine or on a login node: run with a time limit, and told apart from an answer when there is none.
 
-What is asked, and what an answer means, is in the other rooms of Slurm (render.py, states.py, errors.py); the
-same commands on a login node that is reached through SSH are commands.py.
+What is asked, and what an answer means, is in the other files of Slurm (render.py, states.py, errors.py). The
+same commands on a login node that is reached through SSH stand below.
 """
 
 from __future__ import annotations

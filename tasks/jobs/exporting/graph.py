@@ -1,5 +1,5 @@
 """A Hugging Face folder as an ONNX graph: the folder that a server loads, of one precision. That both say the same is proven
-elsewhere (comparison.py); GPT-2's own graph is tasks/jobs/exporting/graph.py, encoders are encoder.py.
+elsewhere (comparison.py); GPT-2's own graph is below, encoders are encoder.py.
 """
 
 from __future__ import annotations

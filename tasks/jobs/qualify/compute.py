@@ -1,7 +1,7 @@
 """How fast each rank multiplies matrices, all at the same time: each core in fp32, each GPU in the number formats that it has.
 
 2 n^3 operations a product of matrices of normal random numbers. GPUs multiply two sizes, for which one is faster depends on
-the GPU, and the better one counts. How a rate is measured: rates.py, compute.py.
+the GPU, and the better one counts. How a rate is measured: rates.py.
 """
 
 from __future__ import annotations

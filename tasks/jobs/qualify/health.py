@@ -1,6 +1,6 @@
 """The health of each machine, before anything is measured on it: what its vendor's tools, /sys, its logs and Azure's checks say.
 
-Local rank 0 looks, the others wait. Each look is a function of a room health_*.py that gives probes; what it cannot look at
+Local rank 0 looks, the others wait. Each look is a function of a file health_*.py that gives probes; what it cannot look at
 becomes `missing`, `timed out` or `failed`, for each of its checks. What a value means is judged elsewhere; what a machine says
 of itself (an Xid, a throttled GPU) is a finding already, by the rules of tasks/hardware/health.json and AzNHC.
 """

@@ -2,7 +2,7 @@
 
 One rank a machine, all machines at the same time, as when a training run saves: what all of them share shows here. The store is
 where a checkpoint comes to lie: the job's folder, of which a store in a folder is made (by links); for machines without a shared
-folder the container that the mirror of the folder is told of (storage.py). How files are written: storage.py.
+folder the container that the mirror of the folder is told of.
 """
 
 from __future__ import annotations

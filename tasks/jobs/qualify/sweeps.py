@@ -1,6 +1,6 @@
 """A sweep of one collective by torch.distributed: the sizes, the time and the correctness of each, as nccl-tests measure.
 
-algbw is size / time and busbw is algbw times the collective's factor (sweeps.py); time is the mean over ranks of operations
+algbw is size / time and busbw is algbw times the collective's factor; time is the mean over ranks of operations
 one after another, without a barrier between them. Out of place and in place are measured apart. torch's all-reduce and
 broadcast know no second buffer: out of place, the message was copied into one before the clock starts.
 """

@@ -2,7 +2,7 @@
 
 Each rank computes as many samples as it would on all machines, so the batch grows with the machines and the step should take
 as long on many as on one (weak scaling). First every machine trains by itself, all at the same time; then the first two, the
-first four. What a step is: training.py. See docs/qualification.md.
+first four. See docs/qualification.md.
 """
 
 from __future__ import annotations

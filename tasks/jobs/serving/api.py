@@ -1,6 +1,6 @@
 """The routes of a server: OpenAI's completions and models, Azure ML's score, probes, figures, and the page to try it.
 
-What stands before them is api_middleware.py; how a request is answered, service.py; the forms of bodies, api.py. No page of
+What stands before them is api_middleware.py; how a request is answered, service.py. No page of
 FastAPI's own: they load scripts from elsewhere.
 """
 

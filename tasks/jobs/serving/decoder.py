@@ -3,7 +3,7 @@
 Rows have lengths of their own, so an answer joins while others are under way: GroupQueryAttention takes each row's length from
 the attention mask, and writes in place when its cache is handed in and out at the same address (onnxruntime,
 contrib_ops/cpu/bert/group_query_attention.cc). onnxruntime-genai 0.18's own Engine batches on CUDA only in this way; on a CPU
-whoever comes later waits for all that are under way. Which row belongs to whom is batch.py; choosing a token is decoder.py.
+whoever comes later waits for all that are under way. Which row belongs to whom is batch.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who asks? A caller shows an API key, or a token of Microsoft Entra; the file of keys is read again when it changes.
 
-How a key and its file look is tasks/formats/api_keys.py; tokens are keys.py. Neither is ever written down.
+How a key and its file look is tasks/formats/api_keys.py. Neither a key nor a token is ever written down.
 """
 
 from __future__ import annotations

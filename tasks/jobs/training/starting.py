@@ -1,7 +1,7 @@
 """What training starts from: random weights, or a base model's; with adapters beside them where LoRA is asked for.
 
-A base model is a Hugging Face folder with whole safetensors weights (tasks/formats/model_folder.py). No code of it is run. How
-adapters are merged and written is starting.py. See docs/fine-tuning.md.
+A base model is a Hugging Face folder with whole safetensors weights (tasks/formats/model_folder.py). No code of it is run. See
+docs/fine-tuning.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page of a qualification: one self-contained HTML text, light and dark, without script. The verdict stands first.
 
-Curves are page.py's, pairs pairs.py's, rates, versions and what is missing rates.py's. Elements are
+Pairs are pairs.py's, rates, versions and what is missing rates.py's. Elements are
 tasks/report/markup.py's, the frame that of a run's report.
 """
 

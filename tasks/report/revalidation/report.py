@@ -1,6 +1,6 @@
 """The evidence of a revalidation, for people: a page, the same in short, and two pictures, all from `revalidation.json`.
 
-The page itself is page.py, its sentences and the short form messages.py, the pictures report.py; what
+The page itself is page.py, its sentences and the short form messages.py; what
 `revalidation.json` holds is data.py. Who measures and judges does not live here. See docs/revalidation.md.
 """
 

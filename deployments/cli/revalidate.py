@@ -1,4 +1,4 @@
-"""`headway revalidate`: the model in service against new data; and the options that many commands share."""
+"""`headway revalidate`: the model in service against new data."""
 
 from __future__ import annotations
 
@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Config, Json, Set, parameters_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 COLOURS = {"passed": "green", "failed": "red", "insufficient": "yellow", "absent": "dim"}
-
-Config = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="A YAML file, or the name of a shipped configuration; of several the later wins. Default: local.",
-    ),
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def revalidate(
@@ -46,7 +34,7 @@ def revalidate(
     The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
-    from deployments.cli.registry.champion import of_champion
+    from deployments.cli.champion_config import of_champion
     from tasks.common.home import home
     from tasks.config.flows import RevalidateConfig
     from tasks.security.audit import audit
@@ -66,16 +54,6 @@ def revalidate(
         audit(open_store(home()), "start run", right="run", what=what)
         look = partial(_preflight, arguments)
         run_and_tell("revalidate", settings, arguments, preflight=look, as_json=as_json, show=_parts)
-
-
-def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
-    """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
-    from deployments.catalogue.flows import parameters
-    from tasks.common.redaction import require_no_secrets
-
-    payload = parameters(flow, config or "local", dataset, tuple(set_ or ()))
-    require_no_secrets(payload)
-    return payload
 
 
 def _named(model: str) -> list[str]:
