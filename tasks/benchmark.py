@@ -36,6 +36,7 @@ from tasks.orchestration.node_exclusion import (
     require_possible,
     subject_of,
 )
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import at_work, intended_nodes, publish, run_again, run_job, scratch
@@ -107,7 +108,22 @@ def sku_digest(sku: Sku) -> str:
     return digest(sku.model_dump(mode="json"))
 
 
-@stage(version=3, expires=too_old)
+RATES = ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second")
+
+
+@stage(
+    version=3,
+    expires=too_old,
+    shown=Shown(
+        line=(
+            "{machines_usable:.0f} machine(s), {matmul_gflops_per_rank:.1f} GFLOP/s a rank, all-reduce "
+            "{allreduce_gigabytes_per_second:.2f} GB/s"
+        ),
+        metrics=RATES,
+        headlines=RATES,
+        part="qualification.json",
+    ),
+)
 def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: TrainingConfig) -> Qualification:
     """Measure every machine, and what they do together, and judge both. `training` is what the training probe runs."""
     require_possible(cluster, config)

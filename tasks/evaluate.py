@@ -29,6 +29,7 @@ from tasks.evaluation.comparison import Side, against, in_words, relative_check,
 from tasks.evaluation.performance import bigram_checks
 from tasks.formats.model_folder import declared_context
 from tasks.orchestration.job_spec import Program
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, publish, run_job
@@ -57,7 +58,16 @@ def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
     return bool(open_tokenizer(folder / "tokenizer" / "tokenizer.json").prefix)
 
 
-@stage(version=2, expires=outdated)
+@stage(
+    version=2,
+    expires=outdated,
+    shown=Shown(
+        line="{bits_per_byte:.3f} bits per byte, Kneser-Ney bigram {bigram_bits_per_byte:.3f}",
+        metrics=("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram"),
+        headlines=("bits_per_byte", "gain_over_bigram"),
+        part="evaluation.json",
+    ),
+)
 def evaluate(
     checkpoint: Checkpoint,
     tokens: Tokens,

@@ -12,6 +12,7 @@ from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Token
 from tasks.config.serving import ExportConfig
 from tasks.formats.model_folder import declared_context
 from tasks.orchestration.job_spec import Program
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
@@ -26,7 +27,14 @@ PLAIN_LOGIT = 10.0
 float32 are 7e-5 away from those in float64."""
 
 
-@stage(version=3)
+@stage(
+    version=3,
+    shown=Shown(
+        line="logit error {max_logit_error:.1e}, {greedy_equal:.0f} of {greedy_total:.0f} completions equal",
+        metrics=("max_logit_error", "greedy_equal", "greedy_total"),
+        headlines=("tokens_per_second_onnx",),
+    ),
+)
 def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, under: Evaluation, on: Cluster) -> Model:
     """Export what an evaluation allowed; prove logits, greedy tokens, bits per byte and speed; publish and sign.
 

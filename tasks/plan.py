@@ -16,6 +16,7 @@ from tasks.config.base import config_digest
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, free_disk_bytes, home_folder, noted, publish, scratch
 from tasks.planning.case_of_config import division_of
@@ -69,7 +70,13 @@ class Numbers:
     epochs: float
 
 
-@stage(version=2, same_context=True)
+@stage(
+    version=2,
+    same_context=True,
+    shown=Shown(
+        line="{parameters:.0f} parameters, about {seconds:.0f} s of training", metrics=("parameters", "seconds")
+    ),
+)
 def plan(
     tokens: Tokens,
     training: TrainingConfig,

@@ -9,11 +9,19 @@ from __future__ import annotations
 from tasks.artifacts import Cluster, Dataset, Tokenizer, Tokens, Validation
 from tasks.config.data import PreprocessingConfig
 from tasks.orchestration.job_spec import Program
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import publish, run_job
 
 
-@stage(version=2)
+@stage(
+    version=2,
+    shown=Shown(
+        line="{train_tokens:.0f} tokens, vocabulary {vocab_size:.0f}",
+        metrics=("train_tokens", "vocab_size"),
+        part="tokens.json",
+    ),
+)
 def preprocess(
     dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None = None, *, under: Validation, on: Cluster
 ) -> Tokens:

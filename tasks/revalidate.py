@@ -17,6 +17,7 @@ from tasks.artifacts import Check, Dataset, Drift, Evaluation, Model, Revalidati
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.config.revalidation import RevalidationConfig
 from tasks.evaluation.performance import bigram_checks, compared, loss_checks
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, publish, scratch
 from tasks.report.revalidation.report import figures, write_evidence
@@ -58,7 +59,11 @@ class Found(Value):
     """A sample of the held-out documents of earlier datasets, as `sampled` draws it, by reference."""
 
 
-@stage(version=1, expires=lambda record, arguments: True)
+@stage(
+    version=1,
+    expires=lambda record, arguments: True,
+    shown=Shown(headlines=("loss_since_promotion", "drift_p_value", "domain_auc")),
+)
 def verdict(
     model: Model,
     dataset: Dataset,

@@ -16,6 +16,7 @@ from tasks.config.continue_from import Origin, TakeOver
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.ds_config import ds_config
 from tasks.orchestration.job_spec import Program
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attach, note, publish, run_job
@@ -32,7 +33,13 @@ PROGRAMS = {
 """By `training.engine`: Megatron-LM has a loop of its own."""
 
 
-@stage(version=1)
+RESULTS = ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput")
+
+
+@stage(
+    version=1,
+    shown=Shown(line="loss {loss:.3f}, {tokens_per_second:.0f} tokens/s", metrics=RESULTS, headlines=RESULTS),
+)
 def train(
     tokens: Tokens,
     config: TrainingConfig,

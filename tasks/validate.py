@@ -37,6 +37,7 @@ from tasks.data.drift.histograms import drifts, outliers
 from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
 from tasks.data.verdict import Bits, Judged, mask_of, shares, verdict
 from tasks.orchestration.job_spec import Program
+from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attachment, fetch, manifest_of, publish, run_job, scratch
 from tasks.signing.bundle import SIGNATURES
@@ -45,7 +46,15 @@ TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""
 
 
-@stage(version=2)
+@stage(
+    version=2,
+    shown=Shown(
+        line="{documents:.0f} documents, {bytes:.0f} bytes",
+        metrics=("documents", "bytes", "quarantined", "warnings"),
+        headlines=("documents",),
+        part="validation.json",
+    ),
+)
 def validate(
     dataset: Dataset,
     config: ValidationConfig,

@@ -111,26 +111,10 @@ def console() -> Console:
 
 def brief(outcome: Outcome) -> str:
     """The few numbers of a stage that people look for."""
-    metrics = outcome.metrics
-    wanted = {
-        "validate": "{documents:.0f} documents, {bytes:.0f} bytes",
-        "preprocess": "{train_tokens:.0f} tokens, vocabulary {vocab_size:.0f}",
-        "benchmark": (
-            "{machines_usable:.0f} machine(s), {matmul_gflops_per_rank:.1f} GFLOP/s a rank, all-reduce "
-            "{allreduce_gigabytes_per_second:.2f} GB/s"
-        ),
-        "plan": "{parameters:.0f} parameters, about {seconds:.0f} s of training",
-        "train": "loss {loss:.3f}, {tokens_per_second:.0f} tokens/s",
-        "evaluate": "{bits_per_byte:.3f} bits per byte, Kneser-Ney bigram {bigram_bits_per_byte:.3f}",
-        "export": "logit error {max_logit_error:.1e}, {greedy_equal:.0f} of {greedy_total:.0f} completions equal",
-    }
     failed = [check["name"] for check in outcome.checks if not check.get("passed")]
     if failed:
         return "closed by " + "; ".join(failed)
-    try:
-        return wanted.get(outcome.name, "").format_map(metrics)
-    except KeyError:
-        return ""
+    return outcome.shown.text(outcome.metrics)
 
 
 def summary(outcomes: list[Outcome]) -> Table:

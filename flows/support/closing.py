@@ -63,6 +63,7 @@ def close(run: Lifecycle) -> None:
         f"{run.flow}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(run.began))}-{(run.run or '')[:8]}",
         store=run.store,
         stages=[outcome.plain() for outcome in run.outcomes.values()],
+        parts={outcome.name: outcome.shown.part for outcome in run.outcomes.values() if outcome.shown.part},
         run=_fields(run),
     )
     run.results["report"] = str(path)

@@ -7,21 +7,11 @@ from __future__ import annotations
 
 from tasks.artifacts import Endpoint, Evaluation, Model
 from tasks.config.serving import DeploymentConfig
+from tasks.orchestration.observers import Outcome
 from tasks.orchestration.prefect_artifacts import number, table
 from tasks.orchestration.run import Lifecycle
 from tasks.registry.difference import flat
 from tasks.report.data import duration, short
-
-SHOWN = {
-    "validate": ("documents", "bytes", "quarantined", "warnings"),
-    "preprocess": ("train_tokens", "vocab_size"),
-    "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
-    "plan": ("parameters", "seconds"),
-    "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
-    "evaluate": ("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram"),
-    "export": ("max_logit_error", "greedy_equal", "greedy_total"),
-}
-"""Metrics that a person looks for first."""
 
 
 def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
@@ -46,7 +36,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
 def reasons(run: Lifecycle, model: Model, scores: Evaluation, serving: DeploymentConfig) -> str:
     """What speaks for a new model: its scores beside the champion's, its checks, what it was made from, and how it is served."""
     payload = flat("deployment", serving.model_dump(mode="json", exclude_defaults=True))
-    wanted = [name for name in SHOWN["evaluate"] if name in scores.metrics]
+    wanted = [name for name in run.outcomes["evaluate"].shown.metrics if name in scores.metrics]
     checks = [
         ["passed" if check["passed"] else "**failed**", check["name"], number(check["measured"]), check["limit"]]
         for outcome in run.outcomes.values()
@@ -77,15 +67,16 @@ def _stages(run: Lifecycle) -> str:
             outcome.name,
             outcome.status.replace("_", " "),
             f"{outcome.seconds:.1f}",
-            _brief(outcome.name, outcome.metrics),
+            _metrics(outcome),
         ]
         for outcome in run.outcomes.values()
     ]
     return table(["stage", "result", "seconds", ""], rows)
 
 
-def _brief(stage: str, metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {number(metrics[name])}" for name in SHOWN.get(stage, ()) if name in metrics)
+def _metrics(outcome: Outcome) -> str:
+    metrics = outcome.metrics
+    return ", ".join(f"{name} {number(metrics[name])}" for name in outcome.shown.metrics if name in metrics)
 
 
 def _served(endpoint: Endpoint | None) -> str:

@@ -78,16 +78,6 @@ CLUSTER_NOTE = (
 DATASET_NOTE = (
     """Verdicts on versions of the dataset **{subject}** by themselves: its checks, its quarantine, its drift."""
 )
-HEADLINES: dict[str, tuple[str, ...]] = {
-    "validate": ("documents",),
-    "benchmark": ("machines_usable", "matmul_gflops_per_rank", "allreduce_gigabytes_per_second"),
-    "train": ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput"),
-    "evaluate": ("bits_per_byte", "gain_over_bigram"),
-    "export": ("tokens_per_second_onnx",),
-    "verdict": ("loss_since_promotion", "drift_p_value", "domain_auc"),
-}
-"""Of each stage, what stands on the flow's run as well; all the rest is on the stage's own."""
-
 TAGS = {
     "Model": "ref",
     "Bits per byte": "bits_per_byte",
@@ -117,7 +107,7 @@ def headlines(outcomes: Iterable[Any], seconds: float) -> list[tuple[str, float,
     results = [
         (name, outcome.metrics[name], 0)
         for outcome in outcomes
-        for name in HEADLINES.get(outcome.name, ())
+        for name in outcome.shown.headlines
         if name in outcome.metrics
     ]
     return [*results, ("seconds", seconds, 0)]

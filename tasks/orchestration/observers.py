@@ -14,6 +14,27 @@ from tasks.common.errors import Cancelled, GateFailed
 Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What people see of a stage beside its result; the stage declares it (`@stage`), and nobody else asks for its name."""
+
+    line: str = ""
+    """Its few numbers in the terminal, as a format of its metrics."""
+    metrics: tuple[str, ...] = ()
+    """Those that stand in Prefect's pages."""
+    headlines: tuple[str, ...] = ()
+    """Those that stand on the flow's run in MLflow as well; all are on the stage's own."""
+    part: str = ""
+    """A file of its last output that the run's report has a part of its own for."""
+
+    def text(self, metrics: dict[str, float]) -> str:
+        """The line with its numbers; empty where one of them is not known."""
+        try:
+            return self.line.format_map(metrics)
+        except KeyError:
+            return ""
+
+
 @dataclass
 class Outcome:
     """What became of one stage."""
@@ -29,9 +50,11 @@ class Outcome:
     job: dict[str, Any] | None = None
     why: str = ""
     """Why it would run, or is reused; for people."""
+    shown: Shown = Shown()
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """What is written down; how it is shown is declared in the code."""
+        return {name: value for name, value in asdict(self).items() if name != "shown"}
 
 
 class Observer(Protocol):

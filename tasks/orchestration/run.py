@@ -27,7 +27,7 @@ from tasks.config.base import Settings, config_digest, experiment, tracking_uri
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
 from tasks.lineage.spool import Spool
-from tasks.orchestration.observers import Observer, Observers, Outcome, Unobserved, interrupted, status_of
+from tasks.orchestration.observers import Observer, Observers, Outcome, Shown, Unobserved, interrupted, status_of
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
 from tasks.registry.difference import flat
@@ -99,12 +99,13 @@ class Lifecycle:
         """Whether the stage runs again although its result is recorded."""
         return self.first is not None and self.stages.index(stage) >= self.stages.index(self.first)
 
-    def outcome_for(self, stage: str) -> Outcome:
+    def outcome_for(self, stage: str, shown: Shown) -> Outcome:
         """The stage's own outcome at its first call; an aside at a later one."""
         if stage not in self.called:
             self.called.add(stage)
+            self.outcomes[stage].shown = shown
             return self.outcomes[stage]
-        self.asides.append(Outcome(stage))
+        self.asides.append(Outcome(stage, shown=shown))
         return self.asides[-1]
 
     def take_place(self) -> None:

@@ -21,7 +21,7 @@ from tasks.common.process import locked
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
-from tasks.orchestration.observers import Outcome, interrupted
+from tasks.orchestration.observers import Outcome, Shown, interrupted
 from tasks.orchestration.prefect_artifacts import leave_note
 from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
@@ -104,9 +104,10 @@ class Stage:
         reconciles: Callable[..., Any] | None,
         name: str,
         same_context: bool,
+        shown: Shown,
     ) -> None:
         self.body, self.version, self.expires, self.reconciles, self.name = body, version, expires, reconciles, name
-        self.same_context = same_context
+        self.same_context, self.shown = same_context, shown
         update_wrapper(self, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,12 +116,12 @@ class Stage:
             return Pending(stage=self.name)
         call = self._call(args, kwargs)
         if call.pending and (call.without_key or self.same_context or run.spool is not None):
-            outcome = run.outcome_for(self.name)
+            outcome = run.outcome_for(self.name, self.shown)
             if run.spool is None:
                 outcome.status, outcome.why = "pending", "an earlier stage runs first"
             return Pending(stage=self.name)
         if run.spool is None:
-            return self._dry(run, run.outcome_for(self.name), call)
+            return self._dry(run, run.outcome_for(self.name, self.shown), call)
         return self._task(call)
 
     def recorded(self, *args: Any, **kwargs: Any) -> bool:
@@ -150,7 +151,7 @@ class Stage:
 
     def _run(self, call: Call) -> Any:
         run = current()
-        outcome = run.outcome_for(self.name)
+        outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
         run.observer.started(self.name, _estimate(run, self.name))
@@ -283,15 +284,19 @@ def stage(
     expires: Callable[[Record, tuple[Any, ...]], bool] | None = None,
     reconciles: Callable[..., Any] | None = None,
     same_context: bool = False,
+    shown: Shown = Shown(),  # noqa: B008 it is frozen
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits.
 
     Raise `version` when the same arguments shall give another result. `expires` says that a record is too old; `reconciles`
     compares what the record says with what is there now; with `same_context` a record holds only under what it was made under.
+    `shown` is what people see of it in the terminal, in Prefect's pages, in MLflow and in the report.
     """
 
     def make(body: Callable[P, R]) -> Callable[P, R]:
-        return cast(Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__, same_context))
+        return cast(
+            Callable[P, R], Stage(body, version, expires, reconciles, name or body.__name__, same_context, shown)
+        )
 
     return make
 

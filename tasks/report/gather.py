@@ -6,6 +6,7 @@ How it looks is page.py. An artifact that is missing or damaged leaves its part 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,6 @@ from tasks.report.page import render_page
 from tasks.report.training.data import read_training
 from tasks.storage.store import Store, find
 
-PARTS = {
-    "validate": "validation.json",
-    "preprocess": "tokens.json",
-    "benchmark": "qualification.json",
-    "evaluate": "evaluation.json",
-}
-
 
 def write_report(
     folder: Path,
@@ -33,10 +27,14 @@ def write_report(
     *,
     store: Store,
     stages: list[dict[str, Any]],
+    parts: Mapping[str, str],
     run: dict[str, Any],
 ) -> Path:
-    """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values."""
-    shown = {**run, **gather(store, stages, run["endpoint"]), "stages": [_stage(s) for s in stages]}
+    """Write `NAME.html`. `run` holds RunReport's own fields; `stages` are outcomes as plain values.
+
+    `parts` names for a stage the file of its output that the page has a part of its own for.
+    """
+    shown = {**run, **gather(store, stages, parts, run["endpoint"]), "stages": [_stage(s) for s in stages]}
     report = RunReport.model_validate(redact_value(shown))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.html"
@@ -49,11 +47,13 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def gather(store: Store, stages: list[dict[str, Any]], endpoint: dict[str, Any] | None) -> dict[str, Any]:
+def gather(
+    store: Store, stages: list[dict[str, Any]], files: Mapping[str, str], endpoint: dict[str, Any] | None
+) -> dict[str, Any]:
     """The parts of the page that come out of artifacts."""
     by_name = {stage["name"]: stage for stage in stages}
-    parts = {file.removesuffix(".json"): _read_json(store, by_name.get(stage), file) for stage, file in PARTS.items()}
-    if parts["validation"]:
+    parts = {file.removesuffix(".json"): _read_json(store, by_name.get(stage), file) for stage, file in files.items()}
+    if parts.get("validation"):
         # The verdict on the version that was accepted before.
         reference = parts["validation"].get("reference")
         text = _file(store, reference, "validation.json") if reference else None

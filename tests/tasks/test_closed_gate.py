@@ -64,7 +64,9 @@ def page_of(run):
     about |= dict.fromkeys(("commit", "dirty", "flow_run", "error", "endpoint", "champion"))
     about |= {"dataset": "", "config_digest": "1", "config": {}, "samples": []}
     stages = [outcome.plain() for outcome in run.outcomes.values()]
-    run.results["report"] = str(write_report(run.home / "reports", "one", store=run.store, stages=stages, run=about))
+    run.results["report"] = str(
+        write_report(run.home / "reports", "one", store=run.store, stages=stages, parts={}, run=about)
+    )
 
 
 def test_a_model_that_was_rolled_back_ends_the_run_with_a_closed_gate_and_a_page(tmp_path, monkeypatch):

@@ -325,7 +325,7 @@ def test_the_report_is_clean(tmp_path, monkeypatch):
             "remedy": "",
         },
     }
-    page = write_report(tmp_path, "one", store=open_store(tmp_path), stages=stages, run=run).read_text()
+    page = write_report(tmp_path, "one", store=open_store(tmp_path), stages=stages, parts={}, run=run).read_text()
     assert "canary" not in page and f"sig={SIGNATURE}" not in page and page.count(MARK) >= 4
 
 

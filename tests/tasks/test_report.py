@@ -306,6 +306,9 @@ def test_tokens_are_told_by_split():
     assert "train1,0002,500,0002,500heldout2050,0002,500" in said
 
 
+FILES = {"validate": "validation.json"}
+
+
 def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
     store = open_store(tmp_path)
     named = []
@@ -317,10 +320,10 @@ def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
         about = Provenance(name="code", stage="validate")
         named.append(store.publish(folder, kind="validation", inputs=(), provenance=about).ref)
     outcome = {"name": "validate", "outputs": [named[1]], "metrics": {"megabytes_per_second": 80.5}}
-    told = gather(store, [outcome], None)["validation"]
+    told = gather(store, [outcome], FILES, None)["validation"]
     assert (told["classes"], told["before"]["classes"]) == ({"letters": 0.75}, {"letters": 0.5})
     assert told["megabytes_per_second"] == 80.5
-    assert gather(store, [{**outcome, "outputs": [named[0]]}], None)["validation"]["before"] is None
+    assert gather(store, [{**outcome, "outputs": [named[0]]}], FILES, None)["validation"]["before"] is None
 
 
 @pytest.mark.integration
