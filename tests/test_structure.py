@@ -3,8 +3,9 @@ import re
 from pathlib import Path
 
 import pytest
+from setuptools import find_namespace_packages, find_packages
 
-from benchmarks.structure import Module, product
+from benchmarks.structure import ROOT, Module, product
 
 pytestmark = pytest.mark.unit
 
@@ -33,3 +34,9 @@ def test_no_docstring_of_a_module_sends_its_reader_to_itself():
     names = {module.path: ast.get_docstring(module.tree) or "" for module in product().values()}
     lost = [str(path) for path, text in names.items() if re.search(rf"(?<![\w/.]){re.escape(path.name)}\b", text)]
     assert lost == []
+
+
+def test_no_folder_of_ours_is_a_namespace_package():
+    """For those an editable install puts a relative name on `sys.path`: whoever owns the working directory may have such a folder."""
+    ours = {"where": str(ROOT), "include": ["flows*", "tasks*", "deployments*"]}
+    assert sorted(find_namespace_packages(**ours)) == sorted(find_packages(**ours))

@@ -54,7 +54,7 @@ def _look_at_home(
     from functools import partial
 
     from deployments.services.checks import no_file, not_newer
-    from deployments.services.prefect_settings import take_no_files
+    from deployments.services.library_settings import take_no_files
     from tasks.azure.arm_client import use_files
     from tasks.common.home import home
     from tasks.config.base import policy_file, trust_file

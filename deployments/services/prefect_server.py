@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.services.checks import choose_port, not_locked
-from deployments.services.prefect_settings import take_no_files
+from deployments.services.library_settings import take_no_files
 from tasks.common import process
 from tasks.common.errors import Missing, Refused
 from tasks.security.policy import load_or_none

@@ -99,7 +99,7 @@ class Lifecycle:
         """Whether the stage runs again although its result is recorded."""
         return self.first is not None and self.stages.index(stage) >= self.stages.index(self.first)
 
-    def outcome_for(self, stage: str, shown: Shown) -> Outcome:
+    def outcome_for(self, stage: str, shown: Shown = Shown()) -> Outcome:  # noqa: B008 it is frozen
         """The stage's own outcome at its first call; an aside at a later one."""
         if stage not in self.called:
             self.called.add(stage)

@@ -18,7 +18,7 @@ from tasks.security.policy import add_person
 
 ELSEWHERE = "http://127.0.0.1:9/api"
 LOOK = """
-from deployments.services.prefect_settings import take_no_files
+from deployments.services.library_settings import take_no_files
 {}
 from prefect.settings import Settings, get_current_settings
 print(get_current_settings().api.url, Settings().api.url)
@@ -56,6 +56,18 @@ def test_no_file_of_the_working_directory_chooses_the_server(tmp_path, name):
         (folder / name).write_text(FILES[name])
     assert seen(folder) == [ELSEWHERE, ELSEWHERE], "what Prefect does by itself"
     assert seen(folder, "take_no_files()") == ["None", "None"]
+
+
+def test_matplotlib_draws_as_it_is_made_whatever_lies_there(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    code = LOOK.split("{}")[0] + "{}\nimport matplotlib\nprint(matplotlib.rcParams['text.usetex'])"
+    told = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for before, seen in (("", "True"), ("take_no_files()", "False")):
+        argv = [sys.executable, "-P", "-c", code.format(before)]
+        ran = subprocess.run(
+            argv, cwd=tmp_path, env=told, capture_output=True, text=True, timeout=limit(120), check=True
+        )
+        assert ran.stdout.split() == [seen], ran.stderr
 
 
 def test_a_server_that_the_policy_does_not_list_says_nothing_of_who_started_a_run(tmp_path, monkeypatch):
@@ -99,5 +111,6 @@ def test_who_signs_in_a_home_with_a_policy_names_the_version(tmp_path, monkeypat
     """The store says which one is the newest."""
     monkeypatch.setenv("HEADWAY_PERSON", "anna")
     monkeypatch.setenv("HEADWAY_TOKEN", add_person(tmp_path, "anna", ()))
-    refused = Home(tmp_path).run("sign", "model/tiny", "--reason", "mine")
-    assert refused.code == 2 and "names no version" in refused.said["error"]["message"]
+    for ref in ("model/tiny", f"model/tiny@{'a' * 8}"):
+        refused = Home(tmp_path).run("sign", ref, "--reason", "mine")
+        assert refused.code == 2 and "names no version" in refused.said["error"]["message"]

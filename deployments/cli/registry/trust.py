@@ -115,8 +115,8 @@ def sign(
             f"{ref} is not signed here: checkpoints and models are; for a dataset: headway dataset publish --sign-key"
         )
     store = open_store(home())
-    if not version and in_force(home()).digest:
-        # Which version is the newest is what the store says, and whoever may write to it is not who signs.
+    if len(version) < 64 and in_force(home()).digest:
+        # Which version is the newest, or has these first digits, is what the store says: who may write to it is not who signs.
         raise ValueError(
             f"{ref} names no version: write the one that you vouch for, {ref}@DIGITS; `headway artifacts` lists them"
         )

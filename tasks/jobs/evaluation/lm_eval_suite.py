@@ -41,10 +41,14 @@ PLAIN = frozenset(
 )
 LOADERS = frozenset({"json", "parquet"})
 """What `dataset_path` may say; others of the library `datasets` run what they read, such as `pandas`, which unpickles."""
-REFUSED = frozenset({"include", "custom_dataset", "use_prompt"})
+REFUSED = frozenset({"include", "custom_dataset", "use_prompt", "hf_evaluate"})
 """Keys that read further files as YAML, or call what they name."""
 FILE = re.compile(r"[A-Za-z0-9][\w.-]*")
 """A file beside the YAML. `datasets` takes addresses too, and chains of them that copy a file to wherever they say (fsspec)."""
+GENERATION = frozenset(
+    ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "min_p", "num_beams", "repetition_penalty")
+)
+"""What `generation_kwargs` may hold: they are handed to transformers' `generate`, where others name code (`custom_generate`)."""
 METRIC = re.compile(r"[A-Za-z]\w*")
 
 
@@ -70,6 +74,16 @@ def _check_key(key: str, value: yaml.Node, *, place: str) -> None:
         raise ValueError(f"{place} has dataset_path = {value.value!r:.60}: say json or parquet, and give data_files")
     if key == "metric" and not METRIC.fullmatch(str(value.value)):
         raise ValueError(f"{place} has metric = {value.value!r:.60}, a path: name a metric of the harness")
+    if key == "generation_kwargs":
+        names = (
+            [str(name.value) for name, _ in value.value] if isinstance(value, yaml.MappingNode) else [str(value.value)]
+        )
+        for name in names:
+            if name not in GENERATION:
+                raise ValueError(
+                    f"{place} has generation_kwargs with {name!r:.60}, which given data may not: "
+                    f"there may be {', '.join(sorted(GENERATION))}"
+                )
     if key == "dataset_kwargs":
         _check_files(value, place=place)
 

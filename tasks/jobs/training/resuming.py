@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -59,7 +60,20 @@ def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
     disk = Path(os.environ.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
     job = hashlib.sha256(str(rank.folder.absolute()).encode()).hexdigest()[:16]
     ranks = f"{rank.world_size}-{execution.parallel}-{execution.tensor_parallel}"
-    return disk / f"headway-checkpoints-{job}" / ranks / f"rank-{rank.rank}" / "checkpoints"
+    return own_folder(disk / f"headway-checkpoints-{job}") / ranks / f"rank-{rank.rank}" / "checkpoints"
+
+
+def own_folder(folder: Path) -> Path:
+    """Make a folder that nobody else can read or write, where others may make one of this name first. Raises ValueError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    result = folder.lstat()
+    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid():
+        raise ValueError(
+            f"{folder} is somebody else's, who could have training go on from other weights: delete it, or leave "
+            "execution.local_every_steps empty"
+        )
+    folder.chmod(0o700)  # an earlier release made it for everybody to read
+    return folder
 
 
 def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:

@@ -1,13 +1,16 @@
 """Training goes on with another number of ranks, divided otherwise, and from the machines' own disks: ranks that are killed."""
 
 import json
+import os
 import shutil
+import stat
 
 import pytest
 from safetensors.torch import load_file
 from training_runs import CONFIG, all_lines, error, last_lines, numbers, result, said_by, write_job
 
 from tasks.jobs.checkpoint.files import manifests, place_of
+from tasks.jobs.training.resuming import own_folder
 
 BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
 DIES = """
@@ -21,6 +24,21 @@ def until(self):
     return advance(self)
 Training._advance = until
 """
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand a folder to another user")
+def test_a_folder_of_the_machines_disk_that_somebody_else_laid_there_is_not_gone_on_from(tmp_path):
+    """Its weights would be trained on, and signed. What is ours, nobody else reads."""
+    theirs, link, ours = (tmp_path / name for name in ("theirs", "link", "ours"))
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    link.symlink_to(tmp_path)
+    for folder in (theirs, link):
+        with pytest.raises(ValueError, match="somebody else's"):
+            own_folder(folder)
+    ours.mkdir(mode=0o755)
+    for folder in (ours, tmp_path / "new"):
+        assert stat.S_IMODE(own_folder(folder).stat().st_mode) == 0o700
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where Prefect takes its settings from: what Headway puts into the environment, never what lies in the working directory."""
+"""Where libraries take their settings from: what Headway puts into the environment, never what lies in the working directory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any
 
 
 def take_no_files() -> None:
-    """Have Prefect, when it is imported, take its settings from the environment and its profile alone.
+    """Have Prefect and matplotlib, when they are imported, take no settings from files of the working directory.
 
-    It also reads `.env`, `prefect.toml` and `pyproject.toml` of the working directory, which say which server runs are made on,
-    and name a file of logging that may call anything: in a folder that others write to, they would choose. Looking at the files
-    first is no help, for they may change before Prefect reads them.
+    Prefect reads `.env`, `prefect.toml` and `pyproject.toml` there, which say which server runs are made on, and name a file of
+    logging that may call anything; matplotlib reads `matplotlibrc`, which may have TeX run. In a folder that others write to,
+    they would choose. Looking at the files first is no help, for they may change before they are read.
     """
-    if "prefect.settings" not in sys.modules and not any(isinstance(one, _PrefectSettings) for one in sys.meta_path):
-        sys.meta_path.insert(0, _PrefectSettings())
+    if not any(isinstance(one, _Settings) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Settings())
 
 
-class _PrefectSettings(MetaPathFinder):
-    """Finds `prefect.settings`, and has it load as `_FromNowhere` does."""
+class _Settings(MetaPathFinder):
+    """Finds the packages that read settings while they are imported, and has them load as `_FromNowhere` does."""
+
+    PACKAGES = ("prefect.settings", "matplotlib")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "prefect.settings":
+        if fullname not in self.PACKAGES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
@@ -38,18 +40,19 @@ class _PrefectSettings(MetaPathFinder):
 
 class _FromNowhere(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Load the settings in the root folder, which is root's, and leave out files whenever they are loaded again."""
+        """Run the package in the root folder, which is root's; Prefect's finds no files when it is loaded again, either."""
         working = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
         try:
             os.chdir("/")
             super().exec_module(module)
-            from prefect.settings import sources
+            if self.name == "prefect.settings":
+                from prefect.settings import sources
 
-            os.environ.setdefault("PREFECT_PROFILES_PATH", str(sources._get_profiles_path()))
+                os.environ.setdefault("PREFECT_PROFILES_PATH", str(sources._get_profiles_path()))
+                _empty_files(module.base.PrefectBaseSettings, sources)
         finally:
             os.fchdir(working)
             os.close(working)
-        _empty_files(module.base.PrefectBaseSettings, sources)
 
 
 def _empty_files(settings: Any, sources: ModuleType) -> None:

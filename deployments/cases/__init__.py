@@ -1,0 +1,1 @@
+"""Plans of large trainings that were published, as cases of `headway plan`. Files only."""

@@ -1,0 +1,1 @@
+"""What is trained, and where: the shipped configurations. Files only."""

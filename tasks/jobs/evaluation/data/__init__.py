@@ -1,0 +1,1 @@
+"""Samples of the suites that are shipped. Files only."""
