@@ -37,6 +37,6 @@ def test_no_docstring_of_a_module_sends_its_reader_to_itself():
 
 
 def test_no_folder_of_ours_is_a_namespace_package():
-    """For those an editable install puts a relative name on `sys.path`: whoever owns the working directory may have such a folder."""
+    """For those an editable install puts a relative name on `sys.path`: a folder of that name is run, wherever one works."""
     ours = {"where": str(ROOT), "include": ["flows*", "tasks*", "deployments*"]}
     assert sorted(find_namespace_packages(**ours)) == sorted(find_packages(**ours))
