@@ -37,17 +37,17 @@ PROGRAM = """
 import os, signal, sys
 from torch import distributed
 import tasks.jobs.benchmark as benchmark
-from tasks.jobs.qualify import operations, pairs, steps
+from tasks.jobs.qualify import pairs, steps, sweeps
 from tasks.jobs.node.runtime import main
 
 node, rank = os.environ["HEADWAY_NODE_NAME"], int(os.environ["RANK"])
 steps.GRACE_SECONDS = 1.0
 if os.environ.get("PLANT") == node:
-    fill = operations.fill
+    fill = sweeps.fill
     def spoiled(buffer, period):
         fill(buffer, period)
         buffer[5] += 1
-    operations.fill = spoiled
+    sweeps.fill = spoiled
 if os.environ.get("STOP") == node:
     measure = pairs.measure
     def stop(bench):

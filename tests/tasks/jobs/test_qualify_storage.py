@@ -59,7 +59,7 @@ def test_time_that_is_over_ends_the_writing(tmp_path):
 
 def test_nothing_is_left_when_the_process_is_killed(tmp_path):
     program = (
-        "from pathlib import Path; import sys; from tasks.jobs.qualify import disk; print('ready', flush=True);"
+        "from pathlib import Path; import sys; from tasks.jobs.qualify import storage as disk; print('ready', flush=True);"
         f"disk.large_files(Path({str(tmp_path)!r}), bytes=1 << 34, seconds=60, streams=2)"
     )
     writing = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
