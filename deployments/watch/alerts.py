@@ -24,7 +24,6 @@ from deployments.telemetry.alert_rules import RULES, Champion, Instance, Rule, S
 from deployments.telemetry.host import free_room
 from deployments.telemetry.runs import Runs, read_object
 from deployments.watch.alert_events import event_of, send
-from deployments.watch.schedules import Schedules
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
@@ -45,6 +44,8 @@ from tasks.storage.store import Store
 
 def platform_sources(home: Path, config: PlatformConfig) -> Sources:
     """The sources of a home whose environment is that of `prefect_server.prepare`."""
+    from deployments.watch.schedules import Schedules  # Prefect takes a second, and rules of alerts need none of it
+
     schedules = Schedules(home, config)
 
     def late(now: float) -> Sequence[Mapping[str, Any]]:

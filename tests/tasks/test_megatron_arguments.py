@@ -10,7 +10,7 @@ from fake_megatron import FLAGS, VALUES
 from tasks.config.flows import RetrainConfig, require_engine_fits
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
-from tasks.jobs.training.optimizer import learning_rate
+from tasks.jobs.training.schedule import learning_rate
 
 pytestmark = pytest.mark.unit
 

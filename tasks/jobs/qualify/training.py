@@ -31,7 +31,8 @@ from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.rates import Together
 from tasks.jobs.qualify.workload_size import flops_per_token, vocabulary
 from tasks.jobs.training.network import build_network, next_token_loss
-from tasks.jobs.training.optimizer import build_optimizer, learning_rate
+from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.schedule import learning_rate
 from tasks.qualification.measured import Probe, TrainingPoint
 
 # Some steps of training as tasks/jobs/train.py does them: its network, loss, optimizer, schedule, samples; tokens are

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.jobs.serving import memory
-from tasks.jobs.serving.decoder import CHUNK, Choice, Logits, entropy
+from tasks.jobs.serving.decoder import CHUNK
 from tasks.jobs.serving.generation import TextStream
 from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
+from tasks.jobs.serving.sampling import Choice, Logits, entropy
 
 if TYPE_CHECKING:
     from tasks.jobs.serving.generation import Generation

@@ -3,110 +3,22 @@
 Rows have lengths of their own, so an answer joins while others are under way: GroupQueryAttention takes each row's length from
 the attention mask, and writes in place when its cache is handed in and out at the same address (onnxruntime,
 contrib_ops/cpu/bert/group_query_attention.cc). onnxruntime-genai 0.18's own Engine batches on CUDA only in this way; on a CPU
-whoever comes later waits for all that are under way. Which row belongs to whom is batch.py.
+whoever comes later waits for all that are under way. Which row belongs to whom is batch.py; choosing a token is sampling.py.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from tasks.common.errors import IntegrityError
 from tasks.formats.onnx_data import require_own_data
-from tasks.storage.manifest import FileEntry, check
-
-# The files of a model's folder, read once into memory of this process and compared with their digests on the way.
-#
-# What is loaded is what was compared: the model is made from these bytes, no file is opened again. So a file that is
-# changed a moment after it was verified is not in the model, and is found at the next start. Costs the size of the
-# weights while the model is made (ONNX Runtime copies), none afterwards.
-
-
-Contents = Mapping[str, bytes | bytearray]
-"""Bytes of the files at a folder's root, by name."""
-
-
-def read_contents(folder: Path, files: Sequence[FileEntry] | None, *, named: str = "") -> dict[str, bytearray]:
-    """The files at the root of a folder. Raises IntegrityError when any byte below the folder is not what `files` says.
-
-    None for `files`: whoever mounted the folder has verified it. Raises ValueError when the folder is no folder.
-    """
-    if files is None:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder: name the one that was exported")
-        return {path.name: bytearray(path.read_bytes()) for path in sorted(folder.iterdir()) if path.is_file()}
-    contents = {entry.path: bytearray() for entry in files if "/" not in entry.path}
-    problems = check(folder, files, copies={path: kept.extend for path, kept in contents.items()})
-    if problems:
-        text = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
-        raise IntegrityError(
-            f"the files of {named or folder} are not what was deployed: {text}",
-            problems=[problem.model_dump() for problem in problems],
-        )
-    return contents
-
-
-# The next token from a model's logits, and how unsure the model was.
-
-
-Logits = NDArray[np.float32]
-SEEDS = 2**64
-"""A seed may be negative; a generator's may not."""
-NUCLEUS = 1024
-"""Words among which the nucleus of top_p is looked for first: sorting 150,000 takes 10 ms."""
-
-
-class Choice:
-    """Draws one answer's tokens. State: its own generator of random numbers, so other requests change nothing."""
-
-    def __init__(self, temperature: float, top_p: float, seed: int | None) -> None:
-        self._temperature, self._top_p = temperature, top_p
-        self._random = np.random.default_rng(None if seed is None else seed % SEEDS)
-
-    def token(self, logits: Logits) -> int:
-        """From logits [words]; the likeliest at temperature 0."""
-        if not self._temperature:
-            return int(logits.argmax())
-        weights = np.exp((logits - logits.max()).astype(np.float64) / self._temperature)
-        weights /= weights.sum()
-        if self._top_p >= 1:
-            return _drawn(weights, self._random.random())
-        words = _nucleus(weights, self._top_p)
-        return int(words[_drawn(weights[words], self._random.random())])
-
-
-def entropy(logits: Logits) -> float:
-    """Entropy, in nats, of the distribution that logits stand for; those of the last place of `logits` [1, places, words]."""
-    last = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float32)
-    shifted = last - last.max()
-    weights = np.exp(shifted)
-    total = float(weights.sum())
-    return float(np.log(total) - float((shifted * weights).sum()) / total)
-
-
-def _drawn(weights: NDArray[np.float64], at: float) -> int:
-    """The place where `at`, in [0, 1), falls in the cumulative weights."""
-    sums = weights.cumsum()
-    return int(min(np.searchsorted(sums, at * sums[-1], side="right"), len(weights) - 1))
-
-
-def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
-    """The fewest likeliest words whose weights reach a share, the likeliest first (Holtzman et al., arXiv:1904.09751)."""
-    count = min(NUCLEUS, len(weights))
-    words = np.argpartition(weights, -count)[-count:]
-    if weights[words].sum() < share:
-        words = np.arange(len(weights))
-    words = words[np.lexsort((words, -weights[words]))]
-    reached = int(np.searchsorted(weights[words].cumsum(), share)) + 1
-    return words[:reached]
-
+from tasks.jobs.serving.contents import Contents
+from tasks.jobs.serving.sampling import Logits
 
 ROWS = 16
 """Answers that are under way at once; more of them wait."""
