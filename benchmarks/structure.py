@@ -16,6 +16,7 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -122,6 +123,7 @@ class Module:
                 yield from {alias.name for alias in node.names} & known
 
 
+@cache
 def product() -> dict[str, Module]:
     """Every file of the product by the name of its module."""
     modules = {}

@@ -207,5 +207,5 @@ def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[s
     """
     since = answers_judged(run.store, champion.ref, fewest=config.min_requests)
     names = list(serving(run.home, champion.ref))
-    payload = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
-    return min((each for each in payload if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
+    judgements = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
+    return min((each for each in judgements if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)

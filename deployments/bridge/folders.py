@@ -152,8 +152,8 @@ class _Watch:
             query = "SELECT object FROM events WHERE status = 'accepted' AND name = 'data.arrived' AND source = ? ORDER BY number"
             with self.ledger.snapshot() as db:
                 rows = db.execute(query, (_shown(str(self.root)),)).fetchall()
-            output = (str(row["object"]).removeprefix("file:") for row in rows)
-            pairs = (text.removesuffix(end).rpartition("#") for text in output if text.endswith(end))
+            paths = (str(row["object"]).removeprefix("file:") for row in rows)
+            pairs = (text.removesuffix(end).rpartition("#") for text in paths if text.endswith(end))
             self._told = {name: stamp for name, _, stamp in pairs}
         return self._told
 

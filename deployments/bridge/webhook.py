@@ -146,7 +146,7 @@ def _variable(reference: str) -> bytes:
 
 # What a request to the HTTP bridge is answered. See docs/webhook.md, which has every status.
 #
-# A request is measured, then proven (webhook.py), then read (messages.py), then compared with what is allowed and
+# A request is measured, then proven, then read (messages.py), then compared with what is allowed and
 # written to disk (intake.py), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says
 # was taken is on disk. Event Grid drops an event at 400, 401, 403 and 413, so what is our own fault is always 503.
 
@@ -226,12 +226,12 @@ class Answers:
         signature = self._senders.check(headers, body)
         if signature and _binary_mode(headers):
             raise NotTaken(400, "a signed event is sent in structured mode: a signature covers no headers")
-        payload = _events(headers, body)
-        if code := code_of(payload, self._config):
+        events = _events(headers, body)
+        if code := code_of(events, self._config):
             return JSONResponse({"validationResponse": code})
-        if not any(listed(one.source, self._config) for one in payload):
-            raise NotTaken(403, f"the topic {payload[0].source[:200]!r} is not listed")
-        return JSONResponse(self._intake.take(payload, signature, deadline=deadline)._asdict(), 202)
+        if not any(listed(one.source, self._config) for one in events):
+            raise NotTaken(403, f"the topic {events[0].source[:200]!r} is not listed")
+        return JSONResponse(self._intake.take(events, signature, deadline=deadline)._asdict(), 202)
 
 
 async def _body(request: Request, most: int) -> bytes:

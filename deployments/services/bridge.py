@@ -24,8 +24,8 @@ def start(home: Path) -> dict[str, Any]:
     forget_problems(home)
     folder = home / "platform" / "bridge"
     argv = [sys.executable, "-m", "deployments.bridge", str(home)]
-    local = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
-    spec = process.ProcessSpec(argv=argv, directory=local, log="bridge.log", restarts=20, steady=20.0, grace=5.0)
+    started_from = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
+    spec = process.ProcessSpec(argv=argv, directory=started_from, log="bridge.log", restarts=20, steady=20.0, grace=5.0)
     handle = process.start(folder, spec)
     part = {"pid": handle["pid"], "since": time.time()}
     process.write_json(folder / "part.json", part)

@@ -17,8 +17,8 @@ def start(home: Path) -> dict[str, Any]:
         return result
     folder = home / "platform" / "watch"
     argv = [sys.executable, "-m", "deployments.watch", str(home)]
-    local = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
-    spec = process.ProcessSpec(argv=argv, directory=local, log="watch.log", restarts=20, steady=20.0, grace=5.0)
+    started_from = str(Path.cwd())  # folders in the settings may be relative to where `headway up` was started
+    spec = process.ProcessSpec(argv=argv, directory=started_from, log="watch.log", restarts=20, steady=20.0, grace=5.0)
     handle = process.start(folder, spec)
     part = {"pid": handle["pid"], "since": time.time()}
     process.write_json(folder / "part.json", part)

@@ -77,9 +77,9 @@ class Reader:
             self._stories[run] = tail, story
             events = tail.read(left)
             for end, event in events:
-                payload = story.take(end, event)
-                spans += payload.spans
-                logs += payload.logs
+                taken = story.take(end, event)
+                spans += taken.spans
+                logs += taken.logs
             left -= len(events)
             to[run] = tail.offset
         return spans, logs, to
@@ -273,10 +273,10 @@ class Telemetry:
             add = counts(spans)
             known = self._ledger.positions(COUNTER)
             for job in self._jobs.views():
-                item = f"job:{job.identity}"
-                before = known.get(item, 0)
+                place = f"job:{job.identity}"
+                before = known.get(place, 0)
                 if job.attempt and job.attempt != before:
-                    to[item] = job.attempt
+                    to[place] = job.attempt
                     key = (of.RESTARTS.name, (job.stage,), "")
                     more = job.attempt - before if 0 < before < job.attempt else job.attempt - 1
                     add |= {key: add.get(key, 0.0) + more} if more else {}

@@ -82,14 +82,14 @@ class Story:
 
     def take(self, end: int, event: Mapping[str, Any]) -> Told:
         """Move on by an event that ends at an offset of the log; what it came to."""
-        payload = Told()
+        spans = Told()
         kind, time = str(event["event"]), float(event["time"])
         if kind == "opened":
             # A run that is opened again without having closed died: what it was at ended with its last word.
             if self.openings and self.began:
                 text = "the process of the flow run died"
-                self._stop_working(payload, "died", text)
-                payload.spans.append(self._root_span("died", text, self.last))
+                self._stop_working(spans, "died", text)
+                spans.spans.append(self._root_span("died", text, self.last))
             self.openings, self.spans, self.began, self.working = self.openings + 1, 0, time, {}
             self.flow, self.subject = str(event.get("flow")), str(event.get("subject"))
             result = {
@@ -108,13 +108,13 @@ class Story:
             outcome = event.get("outcome") or {}
             stage, status = str(outcome.get("name")), str(outcome.get("status"))
             if stage in self.working:
-                payload.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
+                spans.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
         elif kind == "closed":
-            self._closed(str(event.get("status")), event.get("error") or {}, time, payload)
+            self._closed(str(event.get("status")), event.get("error") or {}, time, spans)
         self.last = time
         if kind != "progress":
-            payload.logs.append(self._log(end, kind, event))
-        return payload
+            spans.logs.append(self._log(end, kind, event))
+        return spans
 
     def _closed(self, status: str, error: Mapping[str, Any], time: float, payload: Told) -> None:
         message = str(error.get("message", ""))

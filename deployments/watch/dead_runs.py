@@ -78,23 +78,23 @@ def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
 
     A handle that is older than that belongs to an earlier attempt of the same flow run, and says nothing about this one.
     """
-    local = socket.gethostname()
+    hostname = socket.gethostname()
     log = read_run(home / "runs" / str(run.id))
-    logged_here = log.handle.get("host") == local
+    logged_here = log.handle.get("host") == hostname
     host = worker_host(run) or log.handle.get("host")
-    if host not in (None, local):
+    if host not in (None, hostname):
         return Sighting("elsewhere", f"it ran on {host}")
     if logged_here and process.alive(log.handle):
         return Sighting("alive")
     opened = log.last("opened")
     if logged_here and opened and opened["time"] >= began():
-        return Sighting("gone", f"its process {log.handle['pid']} on {local} is gone{_last_sign(log)}", log)
+        return Sighting("gone", f"its process {log.handle['pid']} on {hostname} is gone{_last_sign(log)}", log)
     if run.infrastructure_pid and _works_on(run.infrastructure_pid, run):
         return Sighting("alive")
     if host is None and not (run.state and run.state.is_pending()):
         return Sighting("elsewhere", "nobody knows where it ran")
     if run.infrastructure_pid:
-        return Sighting("unclear", f"its process {run.infrastructure_pid} on {local} is gone")
+        return Sighting("unclear", f"its process {run.infrastructure_pid} on {hostname} is gone")
     return Sighting("unclear", "the worker died before it started a process")
 
 

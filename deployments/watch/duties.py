@@ -72,7 +72,7 @@ def _stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
-# The answers of every endpoint in service, looked at every few minutes, in the background (duties.py).
+# The answers of every endpoint in service, looked at every few minutes, in the background.
 #
 # What a window is, when it stands out, and what is said then is tasks/serving/monitor/watch.py: the flow watch and
 # `headway watch` look by the same, and share what is known.
@@ -133,7 +133,7 @@ class AuditCopy:
 # expired.
 #
 # What that is, tasks/serving/azureml/endpoint.py knows; an endpoint on this machine looks after itself. A deletion
-# takes minutes, so it is done in the background (duties.py).
+# takes minutes, so it is done in the background.
 
 
 CLOUD_ENDPOINTS_SECONDS = 60.0

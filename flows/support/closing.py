@@ -72,8 +72,8 @@ def close(run: Lifecycle) -> None:
     tell_qualification(run)
     tell_comparison(run)
     page = run_page(run.home, run.need_spool().folder, run.run) if run.run else None
-    payload = messages.report(run, html=str(path), mlflow=page)
-    hand_in(new_artifact("markdown", "report", payload, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
+    text = messages.report(run, html=str(path), mlflow=page)
+    hand_in(new_artifact("markdown", "report", text, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
     stopped = run.error is not None and interrupted(run.error)
     flush(patience=0.0 if stopped else PATIENCE_SECONDS)
 

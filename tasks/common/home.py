@@ -12,10 +12,10 @@ def home() -> Path:
     Raises ValueError for one that nobody named and that another user made: in a shared folder it would be obeyed.
     """
     named = os.environ.get("HEADWAY_HOME")
-    result = Path(named or ".headway").absolute()
+    path = Path(named or ".headway").absolute()
     if not named:
-        _require_own(result)
-    return result
+        _require_own(path)
+    return path
 
 
 def _require_own(home: Path) -> None:

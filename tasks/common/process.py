@@ -182,6 +182,19 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def own_folder(folder: Path, *, remedy: str) -> Path:
+    """Make a folder that nobody else can read or write, in a place where others may make one of its name first.
+
+    Raises ValueError, which says the remedy, for a link and for a folder of another user's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = folder.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid():
+        raise ValueError(f"{folder} is somebody else's: delete it, or {remedy}")
+    folder.chmod(0o700)  # an earlier release made some for everybody to read
+    return folder
+
+
 def write_json(path: Path, value: Any, *, seal: bool = False) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never half.
 

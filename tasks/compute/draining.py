@@ -1,7 +1,7 @@
 """Machines taken out of service where the scheduler can do that, and put back: what each backend can, as one answer.
 
 Slurm's way is tasks/compute/slurm/drain.py. What a failed machine needs elsewhere is rendered, and never sent:
-tasks/qualification/requests.py.
+tasks/compute/azureml/support_requests.py.
 """
 
 from __future__ import annotations

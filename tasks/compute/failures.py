@@ -263,8 +263,8 @@ def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], n
     what = _said_in_full(report) if report else _end(state, folder)
     for signature, line, named in _signed(folder, state, report):
         all_nodes = nodes or (named if signature.failure == "node" else ())
-        payload = what if report else f"{what}: {line}"
-        return Failed(signature.failure, payload, signature.sentence, signature.remedy, all_nodes)
+        text = what if report else f"{what}: {line}"
+        return Failed(signature.failure, text, signature.sentence, signature.remedy, all_nodes)
     if state.code == 0:
         return replace(_as("infrastructure", what, sentence="The program ended well and wrote nothing."), final=True)
     code = rules().codes.get(state.code or 0)
@@ -325,9 +325,9 @@ def _scheduler_said(state: JobState) -> str:
 
 def _end(state: JobState, folder: Path) -> str:
     if state.state == "lost":
-        local = (folder / "process.json").exists()
+        ran_here = (folder / "process.json").exists()
         gone = "its parent process is gone without a word"
-        return gone if local else "the scheduler does not know it any more, and it left no mark of its end"
+        return gone if ran_here else "the scheduler does not know it any more, and it left no mark of its end"
     if state.code == 0:
         empty = (folder / "result.json").exists()
         return f"it ended with exit code 0 and {'an empty' if empty else 'without a'} result"

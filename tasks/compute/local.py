@@ -41,8 +41,8 @@ class LocalBackend:
         self._config = config
 
     def render(self, job: Job, folder: Path) -> Rendered:
-        payload = spec(job, folder)
-        return Rendered(backend="local", command=tuple(payload.argv), environment=payload.env)
+        process = spec(job, folder)
+        return Rendered(backend="local", command=tuple(process.argv), environment=process.env)
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         write_folder(job, folder)

@@ -67,9 +67,9 @@ def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | Non
         verdict = _verdict(folder, state)
         if verdict == "failed" and state:
             cluster = cluster_of(folder)
-            local = cluster is not None and cluster.backend == "local"
+            is_local = cluster is not None and cluster.backend == "local"
             job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
-            close_failed(generation, job, state, folder, journal, one_machine=local)
+            close_failed(generation, job, state, folder, journal, one_machine=is_local)
     entry = find_job(home, folder.name, journal)
     return Reconciled(entry=entry, verdict=verdict, text=_text(entry, verdict))
 

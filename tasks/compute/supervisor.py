@@ -258,8 +258,13 @@ class _Supervision:
     forwarding: Forwarding = field(default_factory=Forwarding)
 
     def __post_init__(self) -> None:
-        payload = self.submitter
-        self.job, self.folder, self.journal, self.watch = payload.job, payload.folder, payload.journal, payload.watch
+        submitter = self.submitter
+        self.job, self.folder, self.journal, self.watch = (
+            submitter.job,
+            submitter.folder,
+            submitter.journal,
+            submitter.watch,
+        )
 
     def run(self) -> JobResult:
         current = self._adopt_or_begin()

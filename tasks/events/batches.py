@@ -119,10 +119,10 @@ def make_batch(
             return None
         numbers = [row["number"] for row in rows]
         identity = f"events-{max(numbers)}-{secrets.token_hex(4)}"
-        payload = json.dumps({"dataset": dataset(rows[-1])})
+        text = json.dumps({"dataset": dataset(rows[-1])})
         db.execute(
             "INSERT INTO batches (id, trigger, subject, deployment, parameters, made) VALUES (?, ?, ?, ?, ?, ?)",
-            (identity, trigger, subject, deployment, payload, now),
+            (identity, trigger, subject, deployment, text, now),
         )
         db.executemany(
             "INSERT INTO covered (event, trigger, batch) VALUES (?, ?, ?)",

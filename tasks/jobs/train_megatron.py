@@ -115,16 +115,16 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     mend(rank.folder / "metrics.jsonl")
     attempt = claim_attempt(checkpoints, rank.attempt)
     clean(checkpoints, attempt)
-    result = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
+    manifest = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
     for old in (rank.folder / "megatron").glob("attempt-*"):
         shutil.rmtree(old)
     own = rank.folder / "megatron" / f"attempt-{attempt}"
     own.mkdir(parents=True)
-    if result:
-        link_verified(checkpoints, result, own / "load")
+    if manifest:
+        link_verified(checkpoints, manifest, own / "load")
     micro = _micro_batch(rank, config, execution)
     # Of a mixture, shares and prefixes in turn: Megatron draws from them by itself.
-    resumed = result is not None
+    resumed = manifest is not None
     prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
     shares = [str(share) for share in shares_by_name(config).values()] if config.mixture else []
     pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
@@ -142,7 +142,7 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     every = int(rank.settings["checkpoint_every_steps"])
     arguments = megatron_arguments(config, execution, places, save_every=every, micro_batch=micro)
     before = Held(rank.folder).before
-    output = {"attempt": attempt, "step": result.step if result else 0, "arguments": arguments, "held": before}
+    output = {"attempt": attempt, "step": manifest.step if manifest else 0, "arguments": arguments, "held": before}
     write_json(own / "start.json", output)
     return {**output, "log_offset": log.stat().st_size if log.exists() else 0}
 
@@ -258,14 +258,14 @@ class Training:
 
     def _last(self) -> Path:
         """A folder with the checkpoint of the last step; RuntimeError when Megatron ended without it."""
-        result = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
-        if not result or result.step != self.config.steps:
+        manifest = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
+        if not manifest or manifest.step != self.config.steps:
             raise RuntimeError(
-                f"pretrain_gpt.py ended, but its last checkpoint is of step {result.step if result else 0}"
+                f"pretrain_gpt.py ended, but its last checkpoint is of step {manifest.step if manifest else 0}"
             )
         folder = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "converted"
         shutil.rmtree(folder, ignore_errors=True)
-        link_verified(self.checkpoints, result, folder)
+        link_verified(self.checkpoints, manifest, folder)
         return folder
 
 

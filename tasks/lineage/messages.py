@@ -169,10 +169,10 @@ def version_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 def version_note(facts: Mapping[str, str], before: str) -> str:
     """Description of a version of a model: what it is, and how to go back to the one before."""
-    payload = _listed(facts)
+    note = _listed(facts)
     if not before:
-        return f"{payload}\n\nThe first of its name."
-    return f"{payload}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
+        return f"{note}\n\nThe first of its name."
+    return f"{note}\n\nBefore it: `{_short(before)}`, alias `previous`. {BACK}"
 
 
 def _listed(facts: Mapping[str, str]) -> str:

@@ -181,10 +181,10 @@ def _dataset_facets(node: Node, store: str) -> dict[str, Any]:
 def _size(node: Node) -> dict[str, Any]:
     if node["bytes"] is None:
         return {}
-    payload = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+    facet = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         size=node["bytes"], fileCount=node["files"], producer=PRODUCER
     )
-    return {"outputStatistics": payload}
+    return {"outputStatistics": facet}
 
 
 def _name(node: Node) -> str:
@@ -206,20 +206,20 @@ def _send(events: Sequence[ol.RunEvent], url: str, key: str) -> None:
             retry={**DEFAULT_RETRY_CONFIG, "total": 1, "connect": 0, "read": 0},
         )
     )
-    payload = 0
+    sent = 0
     try:
         for event in events:
             transport.emit(event)
-            payload += 1
+            sent += 1
     except HTTPError as error:
         raise _refused(
-            url, f"answered {getattr(error.response, 'status_code', 'nothing')}", payload, len(events)
+            url, f"answered {getattr(error.response, 'status_code', 'nothing')}", sent, len(events)
         ) from error
     except RequestException as error:
         raise _refused(
             url,
             f"does not answer ({type(error).__name__}, after at most {TIMEOUT_SECONDS:.0f} s)",
-            payload,
+            sent,
             len(events),
         ) from error
     finally:

@@ -65,11 +65,11 @@ class RunLog:
 
     def closed(self, run: Any) -> None:
         error = run.error
-        output = (
+        failure = (
             None if error is None else {"type": type(error).__name__, "message": str(error), "stage": run.stopped_at}
         )
         payload = {key: run.results.get(key) for key in ("dataset", "report")}
-        self.write("closed", status=run.status, seconds=run.seconds, error=output, **payload)
+        self.write("closed", status=run.status, seconds=run.seconds, error=failure, **payload)
         self._events.close()
 
     def write(self, event: str, **values: Any) -> None:

@@ -64,12 +64,12 @@ def slowest_stage(
     numbers = counts.stage_layers(network.layers, division.pp)
     sparse = counts.expert_layers(network, division)
     each = _layers(network, division, sequence=sequence, machine=machine, at=at, flash=flash, constants=constants)
-    output = output_work(network, division, sequence=sequence, at=at)
+    work = output_work(network, division, sequence=sequence, at=at)
     last = division.pp - 1
     fullest = max(range(division.pp), key=lambda stage: numbers[stage])
     return max(
         (
-            _stage(stage, numbers[stage], sparse[stage], each, extra=output if stage == last else Work())
+            _stage(stage, numbers[stage], sparse[stage], each, extra=work if stage == last else Work())
             for stage in {fullest, last}
         ),
         key=lambda stage: stage.total,
@@ -211,7 +211,7 @@ def moving_seconds(total: float, at: Rates) -> float:
 
 # What one GPU of a pipeline stage computes for one micro batch: seconds of matmuls, attention and moved bytes. Pure.
 #
-# Its rates are steps.py; what is sent between GPUs, traffic.py. See docs/planning.md.
+# What is sent between GPUs is traffic.py. See docs/planning.md.
 
 
 NORMS_AND_RESIDUALS = 10

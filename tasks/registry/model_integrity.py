@@ -75,8 +75,8 @@ def _where_served(home: Path, store: Store, model: Manifest, *, stored: list[Pro
     results = []
     for name, served in serving(home, model.ref).items():
         if served.running or served.folder.exists():  # a cache may be deleted while nobody serves from it
-            local = stored is not None and _is_stored_in(store, model, served.folder)
-            problems = stored if local and stored is not None else check(served.folder, model.content.files)
+            is_stored = stored is not None and _is_stored_in(store, model, served.folder)
+            problems = stored if is_stored and stored is not None else check(served.folder, model.content.files)
             if not served.running:  # a cache that is being filled is not all there yet
                 problems = [problem for problem in problems if problem.problem != "missing"]
             problems = problems + _handed_otherwise(served, model)

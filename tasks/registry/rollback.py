@@ -140,13 +140,13 @@ def _stood_before(store: Store, now: Manifest, champions: frozenset[str]) -> Man
     kind, name = now.content.kind, now.provenance.name
     known = past(store, kind, name)
     among = [parse_ref(ref)[2] for ref in champions]
-    result = known.before(now.version, among=among) or known.before(now.version)
-    if result is None:
+    before = known.before(now.version, among=among) or known.before(now.version)
+    if before is None:
         raise ValueError(
             f"nothing stood before {now.ref}: name the version to go to with --to; `headway artifacts {kind}/{name} "
             "--history` lists them"
         )
-    return result
+    return before
 
 
 def _require_unmoved(store: Store, step: Step) -> None:

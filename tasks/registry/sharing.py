@@ -48,19 +48,19 @@ def share_model(source: Store, client: Any, ref: str, *, name: str, home: Path, 
     signatures = beside(source, manifest)
     uri = f"{registry.SCHEME}{name}/models/{manifest.provenance.name}/versions/{manifest.version[: registry.DIGITS]}"
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
-    existing = registry.registered(client, manifest)
-    if existing not in (None, manifest.version):
+    version = registry.registered(client, manifest)
+    if version not in (None, manifest.version):
         raise ValueError(
-            f"{uri} is there already and is another model ({existing or 'not from Headway'}); nothing was sent"
+            f"{uri} is there already and is another model ({version or 'not from Headway'}); nothing was sent"
         )
-    if existing is None:
+    if version is None:
         what = f"{manifest.ref} to {uri}"
         with audited(source, "copy model", right="publish", what=what, after=manifest.version, reason=reason):
             uri = _send(source, client, manifest, _told(manifest, ancestors, signatures), home / "work")
     return Shared(
         manifest=manifest,
         uri=uri,
-        moved=existing is None,
+        moved=version is None,
         ancestors=tuple(one.ref for one in ancestors),
         beside=tuple(signatures),
     )

@@ -120,10 +120,10 @@ def _manifest_problems(store: Store, manifest: Manifest) -> list[Problem]:
 
 def refusal(manifest: Manifest, problems: list[Problem]) -> IntegrityError:
     """The error that says what is wrong with an artifact, and what to do."""
-    payload = problems[0]
-    if payload.problem == "signature":
+    first = problems[0]
+    if first.problem == "signature":
         return IntegrityError(
-            f"{manifest.ref}: {payload.actual}",
+            f"{manifest.ref}: {first.actual}",
             problems=[problem.model_dump() for problem in problems],
             remedy=remedy_for(manifest.ref),
         )

@@ -1,6 +1,6 @@
 """What the runs of a home ran on and used of it, read from job folders, for `headway cost` and `headway rightsize`.
 
-A folder that is gone leaves its values out. What is made of them is tasks/planning/spent.py and rightsize.py.
+A folder that is gone leaves its values out. What is made of them is tasks/planning/spent.py.
 """
 
 from __future__ import annotations

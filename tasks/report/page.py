@@ -125,8 +125,8 @@ def _cards(data: RunReport) -> Html:
     cards = [*_score_cards(data), *_model_cards(data)]
     if data.samples:
         answers = [tag("pre", tag("b", each.prompt), each.completion) for each in data.samples]
-        output = tag("p", "The prompts are grey; the rest is the model's, drawn with a fixed seed.")
-        cards.append(tag("div", tag("h2", "Sample completions"), *answers, output, class_="card wide"))
+        note = tag("p", "The prompts are grey; the rest is the model's, drawn with a fixed seed.")
+        cards.append(tag("div", tag("h2", "Sample completions"), *answers, note, class_="card wide"))
     return tag("div", *cards, class_="cards")
 
 

@@ -75,16 +75,16 @@ def trainings(store: Store, model: str = "") -> list[Trained]:
 
 def trained(manifest: Manifest) -> Trained | None:
     """What a checkpoint's manifest says of its training; None for one that was not trained here, or not measured."""
-    payload = manifest.provenance
-    config = payload.config
-    if payload.stage != "train" or not config or any(not payload.metrics.get(name) for name in TAKEN):
+    provenance = manifest.provenance
+    config = provenance.config
+    if provenance.stage != "train" or not config or any(not provenance.metrics.get(name) for name in TAKEN):
         return None
-    training, metrics = config["training"], payload.metrics
+    training, metrics = config["training"], provenance.metrics
     error = metrics.get("plan_error")
     return Trained(
         checkpoint=manifest.ref,
-        created=payload.created,
-        model=payload.name,
+        created=provenance.created,
+        model=provenance.name,
         parameters=round(metrics["parameters"]),
         hardware=_hardware(config),
         ranks=round(metrics["tokens_per_second"] / metrics["tokens_per_second_per_rank"]),

@@ -74,10 +74,10 @@ def send(store: Store, lines: Lines) -> int:
 def _line(link: Link, data: bytes) -> bytes:
     """The entry, and the hash of its bytes in the log: those of `json.dumps(entry, indent=1)`."""
     try:
-        entry = json.loads(data)
+        text = json.loads(data)
     except ValueError:
-        entry = data.decode(errors="replace")
-    return json.dumps({"number": link.number, "hash": link.hash, "entry": entry}).encode() + b"\n"
+        text = data.decode(errors="replace")
+    return json.dumps({"number": link.number, "hash": link.hash, "entry": text}).encode() + b"\n"
 
 
 def _link(end: End | None, uri: str) -> Link:

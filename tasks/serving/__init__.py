@@ -15,10 +15,8 @@ def open_endpoint(root: Path, name: str, backend: str = "") -> ServingEndpoint:
 
     Raises ValueError when it was deployed on another backend.
     """
-    existing = root / name
-    was = (
-        "azureml" if (existing / "azureml.json").exists() else "local" if (existing / "journal.jsonl").exists() else ""
-    )
+    folder = root / name
+    was = "azureml" if (folder / "azureml.json").exists() else "local" if (folder / "journal.jsonl").exists() else ""
     if backend and was and backend != was:
         raise ValueError(
             f"endpoint/{name} is on the backend {was}, and not on {backend}: name another in deployment.endpoint"

@@ -1,6 +1,6 @@
 """What `headway doctor -c CONFIG` finds of a cluster's backend: its packages, its commands, whether its machines answer.
 
-Only the configured backend is looked at. What a backend alone can know is beside it, in tasks/compute/NAME_findings.py.
+Only the configured backend is looked at. What a backend alone can know is beside it, in tasks/compute/NAME/findings.py.
 """
 
 from __future__ import annotations

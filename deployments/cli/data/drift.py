@@ -88,8 +88,8 @@ def _words(result: dict[str, Any]) -> str:
     counts, rate = result["documents"], result["false_alarm_rate"]
     rows = [("column", "verdict", "value", "threshold", "p", "what moved")]
     for column in result["columns"]:
-        payload = (_number(column[key]) for key in ("value", "threshold", "p_value"))
-        rows.append((column["name"], MARKS[column["verdict"]], *payload, ", ".join(column["moved"])))
+        figures = (_number(column[key]) for key in ("value", "threshold", "p_value"))
+        rows.append((column["name"], MARKS[column["verdict"]], *figures, ", ".join(column["moved"])))
     widths = [max(len(row[place]) for row in rows) for place in range(5)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip()

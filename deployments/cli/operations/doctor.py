@@ -139,13 +139,13 @@ def _packages(extra: str, modules: tuple[str, ...]) -> Finding:
 def _ceiling(package: str, ceiling: tuple[int, int]) -> Finding:
     """Versions that install and then do not work."""
     try:
-        result = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         return Finding(package, False, "missing", "pip install -c constraints.txt -e '.[orchestrator]'")
-    parts = tuple(int(part) for part in result.split(".")[:2])
+    parts = tuple(int(part) for part in installed.split(".")[:2])
     limit = ".".join(map(str, ceiling))
     return Finding(
-        package, parts < ceiling, result, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
+        package, parts < ceiling, installed, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
     )
 
 

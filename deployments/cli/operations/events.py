@@ -251,10 +251,10 @@ def _known_object(home: Path, subject: str, object_: str) -> str:
     from tasks.storage import open_store
     from tasks.storage.store import find
 
-    result = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
-    if result and not result.startswith(f"{subject}@"):
+    artifact = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
+    if artifact and not artifact.startswith(f"{subject}@"):
         raise ValueError(f"--object {object_} is no version of {subject}: name {subject}@VERSION")
-    return result
+    return artifact
 
 
 def _pair(text: str) -> tuple[str, str]:

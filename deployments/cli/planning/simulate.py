@@ -127,15 +127,15 @@ def _machine(words: Words, case: Case | None) -> Machine | None:
 
 
 def _gpus(words: Words, case: Case | None, machine: Machine | None) -> int:
-    result = words.gpus
-    if result is None and case is not None:
+    gpus = words.gpus
+    if gpus is None and case is not None:
         per_machine = machine.gpus if machine else GENERIC_MACHINE
-        result = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
-    if result is None:
+        gpus = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
+    if gpus is None:
         raise ValueError("give --gpus, or --case with a cluster")
-    if not 1 <= result <= MOST_GPUS:
-        raise ValueError(f"--gpus {result}: give 1 to {MOST_GPUS:,}")
-    return result
+    if not 1 <= gpus <= MOST_GPUS:
+        raise ValueError(f"--gpus {gpus}: give 1 to {MOST_GPUS:,}")
+    return gpus
 
 
 def _saving(
@@ -209,10 +209,10 @@ def _simulated(
 
 def _seconds(word: str) -> float:
     try:
-        result = float(word)
+        seconds = float(word)
     except ValueError:
         raise ValueError(f"--interval-seconds {word!r}: give seconds, or auto") from None
-    return _positive(result, "--interval-seconds", 1e9) or 0.0
+    return _positive(seconds, "--interval-seconds", 1e9) or 0.0
 
 
 def _positive(value: float | None, name: str, most: float) -> float | None:

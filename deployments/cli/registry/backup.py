@@ -62,21 +62,21 @@ def restore(
     source = open_named(home(), from_)
     with asked("override", as_, what=f"restore from {source.uri}", reason=reason), _progress("restore") as tell:
         restored = restore_home(home(), open_store(home()), source, at=at, tell=tell)
-    output = restored.contents
+    contents = restored.contents
     fields = {
         "home": str(home()),
         "from": source.uri,
         "backup": restored.backup.version,
-        "at": output.at,
-        "artifacts": len(output.artifacts),
-        "documents": len(output.documents),
+        "at": contents.at,
+        "artifacts": len(contents.artifacts),
+        "documents": len(contents.documents),
         "files": restored.files,
         "bytes": restored.bytes,
-        "damaged": list(output.damaged),
+        "damaged": list(contents.damaged),
     }
     words = (
-        f"Restored {home()} as it was at {output.at}: {len(output.artifacts)} artifact(s), {restored.bytes / 1e6:.1f} MB, "
-        f"{len(output.documents)} document(s), all as backed up"
+        f"Restored {home()} as it was at {contents.at}: {len(contents.artifacts)} artifact(s), {restored.bytes / 1e6:.1f} MB, "
+        f"{len(contents.documents)} document(s), all as backed up"
     )
     say(fields, words, as_json=as_json)
 

@@ -225,10 +225,10 @@ class RayBackend:
                 raise refused(error, folder) from error
 
     def _find(self, name: str, address: str) -> dict[str, Any] | None:
-        payload = self._told(address)
-        if payload.jobs is None and not payload.gone:
-            raise unreachable(address, OSError(payload.why))
-        return _handle(name, address) if name in (payload.jobs or {}) else None
+        answer = self._told(address)
+        if answer.jobs is None and not answer.gone:
+            raise unreachable(address, OSError(answer.why))
+        return _handle(name, address) if name in (answer.jobs or {}) else None
 
     def _told(self, address: str) -> Told:
         """What the cluster says of all jobs, in one call."""

@@ -138,12 +138,12 @@ class SlurmBackend:
         known = {row.job for row in rows if row.state != "CANCELLED"}
         asked = [id for id in ids if id not in known]
         try:
-            payload = self._account([f"--jobs={','.join(asked)}"]) if asked else []
+            accounted = self._account([f"--jobs={','.join(asked)}"]) if asked else []
         except NoAnswer:
             silent_on = set(asked) - {row.job for row in rows}
-            payload = [slurm_states.unanswered(id) for id in asked if id in silent_on]
-        better = {row.id for row in payload}
-        return [*payload, *(row for row in rows if row.id not in better)]
+            accounted = [slurm_states.unanswered(id) for id in asked if id in silent_on]
+        better = {row.id for row in accounted}
+        return [*accounted, *(row for row in rows if row.id not in better)]
 
     def _account(self, which: list[str]) -> list[Row]:
         """The same from accounting; nothing where the cluster keeps none."""

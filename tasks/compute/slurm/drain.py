@@ -79,19 +79,19 @@ def _drain(login: Login, node: Node, why: str) -> Drained:
             f"was drained before by {node.by or 'somebody'}, and is left as it is: {node.reason or 'without a reason'}"
         )
         return Drained(node=node.name, done=False, said=text)
-    payload = login.run(("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={why}"))
+    output = login.run(("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={why}"))
     now = next(iter(nodes(login, node.name)), node)
     done = now.drained and now.reason == why
-    return Drained(node=node.name, done=done, said=f"{now.state}: {now.reason}" if done else _refused(payload, now))
+    return Drained(node=node.name, done=done, said=f"{now.state}: {now.reason}" if done else _refused(output, now))
 
 
 def _resume(login: Login, node: Node, _: str) -> Drained:
     if not node.ours:
         text = f"not drained by Headway, and left as it is: {node.state} {node.reason}".strip()
         return Drained(node=node.name, done=False, said=text)
-    payload = login.run(("scontrol", "update", f"NodeName={node.name}", "State=UNDRAIN"))
+    output = login.run(("scontrol", "update", f"NodeName={node.name}", "State=UNDRAIN"))
     now = next(iter(nodes(login, node.name)), node)
-    return Drained(node=node.name, done=not now.drained, said=now.state if not now.drained else _refused(payload, now))
+    return Drained(node=node.name, done=not now.drained, said=now.state if not now.drained else _refused(output, now))
 
 
 def _refused(payload: Said, now: Node) -> str:

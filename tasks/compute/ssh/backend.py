@@ -408,8 +408,8 @@ def _waits(job: Job, room: Room) -> str:
 
 def _too_few(job: Job, room: Room) -> Missing:
     host, error = next(iter(room.out.items()))
-    existing = len(room.free) + len(room.busy)
+    machines = len(room.free) + len(room.busy)
     return Missing(
-        f"{job.name} needs {job.nodes} machines, and {existing} can take it; machine {host.name}: {error.message}",
+        f"{job.name} needs {job.nodes} machines, and {machines} can take it; machine {host.name}: {error.message}",
         remedy=f"{error.remedy} Or do without it: cluster.exclude.",
     )

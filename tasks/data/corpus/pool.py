@@ -42,22 +42,22 @@ def on_processes(
                 for pipe in wait(list(open_pipes)):
                     assert isinstance(pipe, Connection)
                     try:
-                        output = pipe.recv()
+                        error = pipe.recv()
                     except EOFError:
                         process = open_pipes[pipe]
                         process.join(5)
                         code = process.exitcode
                         how = f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
-                        output = Missing(
+                        error = Missing(
                             f"a worker process ended {how} in the middle of its work",
                             remedy="Was memory short? Take fewer workers; the same command goes on with what is left.",
                         )
-                    if isinstance(output, BaseException):
-                        raise output
-                    if output is None:
+                    if isinstance(error, BaseException):
+                        raise error
+                    if error is None:
                         del open_pipes[pipe]
                     else:
-                        report(output)
+                        report(error)
 
 
 @contextmanager

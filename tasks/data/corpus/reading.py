@@ -97,11 +97,11 @@ def _read_lines(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:
             for block in blocks(_chunks(file.read1, left)):
                 if number == piece.start == 0 and block.startswith(BOM_UTF8):
                     del block[: len(BOM_UTF8)]
-                text = decode(block, fields, number + 1)
+                decoded = decode(block, fields, number + 1)
                 block = bytearray()
                 read, before = raw.tell() - before, raw.tell()
-                number += len(text.lines) + len(text.bad)
-                yield Batch(piece, text.columns, text.lines, read, [BadLine(*bad) for bad in text.bad])
+                number += len(decoded.lines) + len(decoded.bad)
+                yield Batch(piece, decoded.columns, decoded.lines, read, [BadLine(*bad) for bad in decoded.bad])
     except UNREADABLE as error:
         place = f"{shard.name}, after line {line_of(piece, number)}"
         raise ValueError(f"{place}: cannot be read: {error}; give a sound file") from error

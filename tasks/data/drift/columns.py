@@ -134,9 +134,9 @@ def _shares(name: str, title: str, labels: Sequence[str], values: NDArray[np.flo
     old, new = splits.means(values)
     of_old, of_new = splits.sizes
     common = int(old[:, 0].argmax())
-    payload = _histogram(labels, old[:, 0], new[:, 0])
+    histogram = _histogram(labels, old[:, 0], new[:, 0])
     summary = float(old[common, 0]), float(new[common, 0])
-    return Column(name, title, BITS, divergence(old * of_old, new * of_new), *summary, moved(payload), payload)
+    return Column(name, title, BITS, divergence(old * of_old, new * of_new), *summary, moved(histogram), histogram)
 
 
 def _deviating(name: str, title: str, labels: Sequence[str], values: NDArray[np.float32], splits: Splits) -> Column:

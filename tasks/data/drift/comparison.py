@@ -247,10 +247,10 @@ def _columns(
     if vocabulary:
         kept = Kept.of(both.tokens)
         tokens = frequencies(kept, splits, title=TOKENS)
-        payload = told_tokens(kept, new, vocabulary.written)
+        columns = told_tokens(kept, new, vocabulary.written)
     else:
-        tokens, payload = frequencies(words, splits, title=WORDS), features
-    histogram = _of_features(payload)
+        tokens, columns = frequencies(words, splits, title=WORDS), features
+    histogram = _of_features(columns)
     domain = Column("domain", DOMAIN, "area under the curve", areas(words.presence, splits, seed=config.seed))
     tokens = replace(tokens, histogram=histogram, moved=moved(histogram) if histogram else ())
     return [tokens, *measured_columns(both, splits, copies=copies), domain], features

@@ -72,8 +72,8 @@ def drifts(now: Columns, before: Columns, *, fewest: int) -> list[Drift]:
         if documents < needed or column not in old:
             results.append(Drift(column, None))
         else:
-            payload = moved(counts, old[column]) if column != "words" else ()
-            results.append(Drift(column, distance(counts, old[column]), payload))
+            words = moved(counts, old[column]) if column != "words" else ()
+            results.append(Drift(column, distance(counts, old[column]), words))
     return results
 
 

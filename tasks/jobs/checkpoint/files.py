@@ -193,13 +193,13 @@ def verify_file(path: Path, entry: Mapping[str, Any]) -> None:
     """Read a file whole; raises IntegrityError when it is not what its entry in the manifest says."""
     try:
         with open(path, "rb") as file:
-            result = os.fstat(file.fileno()).st_size
-            if result != entry["size"]:
-                raise IntegrityError(f"{path} has {result} bytes, its manifest says {entry['size']}")
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["size"]:
+                raise IntegrityError(f"{path} has {size} bytes, its manifest says {entry['size']}")
             if "blocks" in entry:
-                if len(entry["blocks"]) != -(-result // BLOCK):
+                if len(entry["blocks"]) != -(-size // BLOCK):
                     raise IntegrityError(
-                        f"{path} has {result} bytes, and its manifest hashes of {len(entry['blocks'])} blocks"
+                        f"{path} has {size} bytes, and its manifest hashes of {len(entry['blocks'])} blocks"
                     )
                 for number in range(len(entry["blocks"])):
                     checked_block(file.read(BLOCK), entry, number, path)

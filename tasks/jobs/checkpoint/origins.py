@@ -55,9 +55,9 @@ def newest_good(root: Path) -> dict[str, Any]:
             passed_over.append(reason)
             continue
         try:
-            result = verify(path)
+            manifest = verify(path)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            return {"found": asdict(result), "sha256": sha256, "passed_over": passed_over}
+            return {"found": asdict(manifest), "sha256": sha256, "passed_over": passed_over}
         except (IntegrityError, FileNotFoundError) as error:
             passed_over.append(str(error))
     return {"found": None, "sha256": "", "passed_over": passed_over}
@@ -91,15 +91,15 @@ def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any]
         return None
     origin, how = Origin.model_validate(output["origin"]), TakeOver.model_validate(output["how"])
     remote, local = place_of(Path(how.folder), origin.step, how.attempt), place_of(root, origin.step, attempt)
-    result = _chosen(remote / "manifest.json", origin)
+    manifest = _chosen(remote / "manifest.json", origin)
     where = remote
-    differences = of_another_run(result.identity, wanted)
+    differences = of_another_run(manifest.identity, wanted)
     if others := [each for each in differences if name_of(each.key) not in how.accepted]:
         raise ValueError(f"cannot go on from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
-    for entry in result.files:
+    for entry in manifest.files:
         _link(remote / entry["path"], local / entry["path"])
         verify_file(local / entry["path"], entry)
-    mine = replace(result, attempt=attempt, consumed_samples=how.consumed_samples, previous=None)
+    mine = replace(manifest, attempt=attempt, consumed_samples=how.consumed_samples, previous=None)
     commit(root, replace(mine, identity=dict(wanted), identity_digest=digest(wanted)))
     write_json(root / "LATEST", {"step": origin.step, "attempt": attempt})
     pin(local, attempt)

@@ -24,6 +24,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tasks.common.errors import IntegrityError
+from tasks.common.process import own_folder
 from tasks.formats.mmididx import read_header, token_count
 
 PIECE = 8 << 20
@@ -91,11 +92,7 @@ class Cached:
     def __init__(self, ranges: Ranges, dtype: np.dtype[np.number], place: Place) -> None:
         self._ranges, self._dtype, self._place = ranges, dtype, place
         self.pieces = -(-ranges.size // PIECE)
-        # Make a folder that is nobody else's: others can write where temporary files lie.
-        folder = place.folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            raise ValueError(f"{folder} is somebody else's: delete it, or leave execution.cache_gib empty")
+        own_folder(place.folder, remedy="leave execution.cache_gib empty")
         self._copy, self._file = _mapped(place.folder / "tokens.bin", ranges.size)
         marks, _ = _mapped(place.folder / "pieces", 8 * self.pieces)
         self._marks = marks.view(np.uint64)

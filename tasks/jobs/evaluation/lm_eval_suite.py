@@ -217,10 +217,10 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    output = folder / "said.json"
-    if not output.is_file():
+    path = folder / "said.json"
+    if not path.is_file():
         return {"error": f"no result (exit code {process.returncode}): see lm-eval.log of the job"}
-    result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
 
 
@@ -260,13 +260,13 @@ def suite_of(output: dict[str, Any]) -> Suite:
             metric, _, chosen = name.partition(",")
             if not chosen or not math.isfinite(value):
                 continue
-            payload = re.sub(r"\W", "_", f"{task}_{metric}" if chosen == "none" else f"{task}_{metric}_{chosen}")
-            metrics[payload] = float(value)
+            label = re.sub(r"\W", "_", f"{task}_{metric}" if chosen == "none" else f"{task}_{metric}_{chosen}")
+            metrics[label] = float(value)
             if (
                 output["higher_is_better"].get(task, {}).get(metric.removesuffix("_stderr")) is False
                 or "stderr" in metric
             ):
-                worse.append(payload)
+                worse.append(label)
     samples = output["samples"]
     details = {"samples": samples, "versions": output["versions"]}
     return Suite(metrics, min(samples.values(), default=0), lower_is_better=tuple(worse), details=details)

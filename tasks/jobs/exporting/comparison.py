@@ -147,10 +147,10 @@ def answer(original: Original, exported: Exported, prompts: Sequence[str], *, ma
     for prompt, (error, scale) in zip(prompts, apart, strict=True):
         tokens, known = generation.encode(prompt), original.encode(prompt)
         limit = min(max_tokens, generation.context_length - len(tokens))
-        output = generation.complete(tokens, limit)
+        completion = generation.complete(tokens, limit)
         expected = original.greedy(known, limit, ends=generation.end_tokens)
-        equal = tokens == known and output.tokens == expected
-        result.append(Answer(prompt, output, expected, equal, logit_error=error, logit_scale=scale))
+        equal = tokens == known and completion.tokens == expected
+        result.append(Answer(prompt, completion, expected, equal, logit_error=error, logit_scale=scale))
     return result
 
 

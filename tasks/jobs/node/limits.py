@@ -121,8 +121,8 @@ def visible(numbers: tuple[str, ...]) -> dict[str, str]:
 
 def out_of_memory(folder: Path, killed: dict[int, str]) -> dict[str, Any] | None:
     """What to report when ranks of this machine are among the processes that the kernel killed for their memory."""
-    output = (read_json(path) or {} for path in (folder / "ranks").glob("*.json"))
-    local = {int(rank["pid"]): int(rank["rank"]) for rank in output if rank.get("host") == socket.gethostname()}
+    receipts = (read_json(path) or {} for path in (folder / "ranks").glob("*.json"))
+    local = {int(rank["pid"]): int(rank["rank"]) for rank in receipts if rank.get("host") == socket.gethostname()}
     ranks = sorted(rank for pid, rank in local.items() if pid in killed)
     if not ranks:
         return None

@@ -231,10 +231,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--credential", default="managed_identity")
     parser.add_argument("--secret", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    output = parser.parse_args(arguments)
-    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if output.credential == "managed_identity" else ""
-    store = StoreConfig(uri=output.store, credential=output.credential, secret=output.secret, client=client)
-    mirror = Mirror(store, output.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
+    options = parser.parse_args(arguments)
+    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if options.credential == "managed_identity" else ""
+    store = StoreConfig(uri=options.store, credential=options.credential, secret=options.secret, client=client)
+    mirror = Mirror(store, options.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
         mirror.begin()
@@ -242,7 +242,7 @@ def main(arguments: list[str]) -> int:
         print(f"mirror: {error}", file=sys.stderr, flush=True)
         mirror.report(error)
         return 1
-    return run(mirror, [word for word in output.command if word != "--"])
+    return run(mirror, [word for word in options.command if word != "--"])
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def _copy_all(job: dict[str, Any], place: Path, meanwhile: Callable[[], bool]) -
 
 
 def _run(copies: list[Copy], total: int, meanwhile: Callable[[], bool], place: Path) -> None:
-    output = time.monotonic()
+    now = time.monotonic()
     with ThreadPoolExecutor(COPIES) as pool:
         under_way: set[Future[None]] = {pool.submit(_copy, copy) for copy in copies}
         while under_way:
@@ -149,8 +149,8 @@ def _run(copies: list[Copy], total: int, meanwhile: Callable[[], bool], place: P
                 if failed:
                     failed.result()
                 raise OSError("it was stopped")
-            if time.monotonic() - output > SAY_SECONDS:
-                output = time.monotonic()
+            if time.monotonic() - now > SAY_SECONDS:
+                now = time.monotonic()
                 done = sum(copy.target.stat().st_size for copy in copies if copy.target.exists())
                 print(f"scratch: {done / GIB:.2f} of {total / GIB:.2f} GiB are in {place}", flush=True)
 

@@ -23,8 +23,8 @@ def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
         except Missing:
             continue
         ended = f"{command[0]} ended with {code}"
-        payload = " ".join(output.split())[:200] if code else ""
-        yield Probe(check="gpu_smi", measured=ended, finding="fail" if code else None, said=payload, source=command[0])
+        text = " ".join(output.split())[:200] if code else ""
+        yield Probe(check="gpu_smi", measured=ended, finding="fail" if code else None, said=text, source=command[0])
         yield Probe(check="gpu_count", measured=float(rocm.cards(output)))
         return
     raise Missing("there is neither rocm-smi nor amd-smi")

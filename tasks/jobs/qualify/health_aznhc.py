@@ -81,8 +81,8 @@ def _by_script(vendor: str, machine: Machine, log: Path) -> Command | None:
 
 
 def _inside(vendor: str, machine: Machine, log: Path) -> Command | None:
-    entry = machine.root / INSIDE
-    return ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", str(entry)) if entry.exists() else None
+    script = machine.root / INSIDE
+    return ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", str(script)) if script.exists() else None
 
 
 def _by_docker(vendor: str, machine: Machine, log: Path) -> Command | None:

@@ -77,8 +77,8 @@ class Ran:
 def binary(collective: Collective, search: str | None = None) -> Path | None:
     """The program of a collective; None where there is none."""
     path = search if search is not None else os.pathsep.join((os.environ.get("PATH", ""), *PLACES))
-    result = shutil.which(f"{collective}_perf", path=path)
-    return Path(result) if result else None
+    program = shutil.which(f"{collective}_perf", path=path)
+    return Path(program) if program else None
 
 
 def run_binary(program: Path, sizes: Sequence[int], *, gpus: int, seconds: float) -> Ran:

@@ -287,9 +287,9 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
         return [
             Probe(check=c, status="skipped", said=text) for c in ("store_write", "store_read", "checkpoint_seconds")
         ]
-    payload = os.environ.get("HEADWAY_STORE", "")
-    if payload:
-        moved = through(payload, bench.rank, bytes=volume)
+    address = os.environ.get("HEADWAY_STORE", "")
+    if address:
+        moved = through(address, bench.rank, bytes=volume)
     else:
         moved = large_files(bench.rank.folder, bytes=volume, seconds=seconds, streams=STORE_STREAMS)
     text = f"{moved.bytes >> 20} MiB a machine, all machines at the same time, {moved.how}"

@@ -342,8 +342,8 @@ def _add_completions(api: FastAPI, service: Service) -> None:
         if body.stream:
             options = body.stream_options
             return await _stream(service, body.ask(), payload, include_usage=bool(options and options.include_usage))
-        output = await _unless_gone(request, service.answer(body.ask(), taken, payload))
-        answer = completion(payload.request_id, taken.model_ref, output.text, output.ending, kind="whole")
+        given = await _unless_gone(request, service.answer(body.ask(), taken, payload))
+        answer = completion(payload.request_id, taken.model_ref, given.text, given.ending, kind="whole")
         return JSONResponse(answer, headers=_headers(payload))
 
     @api.post("/score")
@@ -367,8 +367,8 @@ def _add_errors(api: FastAPI, service: Service) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, raised: RequestValidationError) -> JSONResponse:
-        output = (f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in raised.errors()[:5])
-        return error(request, 400, "; ".join(output), {})
+        mistakes = (f"{_place(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in raised.errors()[:5])
+        return error(request, 400, "; ".join(mistakes), {})
 
     @api.exception_handler(Exception)
     async def broken(request: Request, raised: Exception) -> JSONResponse:

@@ -80,9 +80,9 @@ class TextStream:
 
     def end(self) -> str:
         """What was held back; of a character that never came whole, U+FFFD."""
-        payload = self._tell(self._decoder.decode(b"", True))
+        text = self._tell(self._decoder.decode(b"", True))
         rest, self._held = self._held, ""
-        return payload + rest
+        return text + rest
 
     def _tell(self, more: str) -> str:
         if self.stopped:

@@ -241,9 +241,9 @@ def _on_disk(root: Path, request: str, caller: str) -> Answer | None:
         place = data.rfind(wanted)
         while place >= 0:
             begins, ends = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-            payload = _read(data[begins : ends if ends >= 0 else None])
-            if payload and (payload.id, payload.caller) == (request, caller):
-                return payload
+            answer = _read(data[begins : ends if ends >= 0 else None])
+            if answer and (answer.id, answer.caller) == (request, caller):
+                return answer
             place = data.rfind(wanted, 0, begins)
     return None
 

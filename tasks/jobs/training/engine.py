@@ -45,7 +45,8 @@ class Setting:
 
 
 class Saving(Protocol):
-    """One rank's checkpoints, written beside training: WriterProcess of checkpoint_process.py, with a snapshot of its own."""
+    """One rank's checkpoints, written beside training: by a process of its own
+    (tasks/jobs/checkpoint/process.py)."""
 
     failure: str
     """Why the last save failed; empty when it did not."""

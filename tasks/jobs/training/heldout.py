@@ -79,6 +79,6 @@ def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
 
 def _starts(tokens: int, length: int, samples: int) -> list[int]:
     """Where samples begin: as many as fit without overlap, at most `samples`, spread evenly."""
-    existing = (tokens - 1) // length
-    count = min(samples, existing)
-    return [int(place) * length for place in np.linspace(0, existing - 1, count).round()]
+    windows = (tokens - 1) // length
+    count = min(samples, windows)
+    return [int(place) * length for place in np.linspace(0, windows - 1, count).round()]

@@ -81,7 +81,7 @@ def _shape(payload: Any) -> NetworkConfig | None:
 # the OS.
 #
 # The names are those that MLflow shows under "System metrics". Whether a machine is healthy is tasks/jobs/qualify and
-# node.py.
+# tasks/jobs/node/probes.py.
 
 
 LOOK_SECONDS = 10.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig
 from tasks.jobs.checkpoint.choice import choose, good_ones
 from tasks.jobs.checkpoint.failed import give_up_what_starts_die_of
@@ -60,39 +60,27 @@ def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
     disk = Path(os.environ.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
     job = hashlib.sha256(str(rank.folder.absolute()).encode()).hexdigest()[:16]
     ranks = f"{rank.world_size}-{execution.parallel}-{execution.tensor_parallel}"
-    return own_folder(disk / f"headway-checkpoints-{job}") / ranks / f"rank-{rank.rank}" / "checkpoints"
-
-
-def own_folder(folder: Path) -> Path:
-    """Make a folder that nobody else can read or write, where others may make one of this name first. Raises ValueError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    result = folder.lstat()
-    if not stat.S_ISDIR(result.st_mode) or result.st_uid != os.geteuid():
-        raise ValueError(
-            f"{folder} is somebody else's, who could have training go on from other weights: delete it, or leave "
-            "execution.local_every_steps empty"
-        )
-    folder.chmod(0o700)  # an earlier release made it for everybody to read
-    return folder
+    folder = own_folder(disk / f"headway-checkpoints-{job}", remedy="leave execution.local_every_steps empty")
+    return folder / ranks / f"rank-{rank.rank}" / "checkpoints"
 
 
 def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:
     """Rank 0 claims an attempt and chooses of the store; then all look whether their own disks have a newer one."""
-    word, result = torch.tensor([0, *NONE]), None
+    word, manifest = torch.tensor([0, *NONE]), None
     if rank.rank == 0:
         mend(rank.folder / "metrics.jsonl")
         attempt = claim_attempt(root, rank.attempt)
         clean(root, attempt)
         give_up_what_starts_die_of(rank.folder, root)
-        result = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
-        word = torch.tensor([attempt, *((result.step, result.attempt) if result else NONE)])
+        manifest = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
+        word = torch.tensor([attempt, *((manifest.step, manifest.attempt) if manifest else NONE)])
     dist.broadcast(word, src=0, group=group)
     attempt, step, of_attempt = (int(number) for number in word)
     if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
         return Found(attempt, own, local=True)
-    if step >= 0 and not result:
-        result = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
-    return Found(attempt, result)
+    if step >= 0 and not manifest:
+        manifest = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
+    return Found(attempt, manifest)
 
 
 def forget(local: Path | None) -> None:

@@ -162,7 +162,7 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
     chosen, left = selected(store, lambda one: _held(target, one))
     sent, damaged = _send(home, store, target, chosen, tell)
     left += [one for one in chosen if one.ref in damaged]
-    output = Contents(
+    listing = Contents(
         at=at,
         origin=_origin(store),
         home=home.as_uri(),
@@ -171,11 +171,11 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
         documents=documents,
         damaged=tuple(damaged),
     )
-    contents.write(folder, output)
+    contents.write(folder, listing)
     (folder / contents.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
     return Made(
-        manifest=_publish(target, folder, chosen, output),
-        contents=output,
+        manifest=_publish(target, folder, chosen, listing),
+        contents=listing,
         sent=tuple(one.ref for one in sent),
         sent_bytes=sum(one.bytes for one in sent),
         left_out=tuple(one.ref for one in left),

@@ -55,26 +55,26 @@ def drill(home: Path, source: Store, *, tell: Tell = lambda *_: None) -> Drill:
         store = LocalStore(place / "store")
         restored = rebuild(place, store, source, backup, tell=tell)
         seconds = time.monotonic() - began
-        output = restored.contents
-        wrong = [*_artifacts(store, output), *_documents(store, output), *_database(place / snapshot.MLFLOW)]
+        listing = restored.contents
+        wrong = [*_artifacts(store, listing), *_documents(store, listing), *_database(place / snapshot.MLFLOW)]
         chain = audit_chain.check(store)
         if chain.broken:
             wrong.append({"path": f"audit/{chain.broken.number:08d}.json", "problem": "sha256"})
         if wrong:
             raise IntegrityError(
-                f"the backup of {output.at} does not restore what it says: {', '.join(one['path'] for one in wrong[:5])}",
+                f"the backup of {listing.at} does not restore what it says: {', '.join(one['path'] for one in wrong[:5])}",
                 problems=wrong,
                 remedy="Make a new one, and look at the disk that it lies on.",
             )
         return Drill(
-            at=output.at,
-            artifacts=len(output.artifacts),
-            documents=len(output.documents),
+            at=listing.at,
+            artifacts=len(listing.artifacts),
+            documents=len(listing.documents),
             files=restored.files,
             bytes=restored.bytes,
             audit_entries=chain.entries,
             rto_seconds=seconds,
-            rpo_seconds=output.age_seconds,
+            rpo_seconds=listing.age_seconds,
             seconds=time.monotonic() - began,
         )
 

@@ -93,17 +93,17 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
 def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: Tell = lambda *_: None) -> Restored:
     """Bring everything of a backup into a home and a store, without a word about it in the audit log."""
     folder = contents.fetch(source, backup)
-    output = contents.read(folder)
-    manifests = [_named(source, ref) for ref in output.artifacts]
+    listing = contents.read(folder)
+    manifests = [_named(source, ref) for ref in listing.artifacts]
     total, done = sum(one.bytes for one in manifests), 0
     if isinstance(store, LocalStore):
-        require_room(home, total + backup.bytes, what=f"the backup of {output.at}")
+        require_room(home, total + backup.bytes, what=f"the backup of {listing.at}")
     for one in manifests:
         tell(done, total, one.ref.partition("@")[0])
         if _arrived(store, one) is None:
             bring(source, store, one)
         manifest = one
-        digests = output.artifacts[one.ref]
+        digests = listing.artifacts[one.ref]
         result = beside_digests(store, manifest)
         for name in result.keys() | digests.keys():
             if result.get(name) != digests.get(name):
@@ -116,12 +116,12 @@ def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: 
                 )
         done += one.bytes
     tell(total, total, "documents")
-    _write_documents(store, folder, output)
+    _write_documents(store, folder, listing)
     for line in (folder / MANIFESTS).read_bytes().splitlines():
         foreign.keep(store, foreign.from_json(line, where=f"{MANIFESTS} of the backup"))
-    _write_files(home, folder / FILES, output)
+    _write_files(home, folder / FILES, listing)
     files = sum(len(one.content.files) for one in manifests)
-    return Restored(backup=backup, contents=output, files=files, bytes=total)
+    return Restored(backup=backup, contents=listing, files=files, bytes=total)
 
 
 def require_empty(home: Path, store: Store, backup: str) -> None:
@@ -151,14 +151,14 @@ def relocate_database(database: Path, before: str, after: str) -> None:
 
 
 def _named(source: Store, ref: str) -> Manifest:
-    result = source.manifest(*parse_ref(ref))
-    if result is None:
+    manifest = source.manifest(*parse_ref(ref))
+    if manifest is None:
         raise IntegrityError(
             f"{ref}, which the backup names, is not in {source.uri}",
             problems=[{"path": ref, "problem": "missing"}],
             remedy="Take an older backup with --at, or another copy of the store.",
         )
-    return result
+    return manifest
 
 
 def _arrived(store: Store, manifest: Manifest) -> Manifest | None:

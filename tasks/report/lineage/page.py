@@ -69,9 +69,9 @@ def _damaged(result: Found) -> Html:
     if not result["damaged"]:
         return Html()
     refs = ", ".join(short(ref) for ref in result["damaged"][:ROWS_SHOWN])
-    output = tag("p", f"What these were made from is not known, so this lineage may lack something: {refs}")
+    lead = tag("p", f"What these were made from is not known, so this lineage may lack something: {refs}")
     heading = f"{len(result['damaged'])} manifest(s) of the store cannot be read"
-    return tag("div", tag("h2", heading), output, class_="error", role="alert")
+    return tag("div", tag("h2", heading), lead, class_="error", role="alert")
 
 
 def _answer(result: Found) -> Html:
@@ -91,11 +91,11 @@ def _answer(result: Found) -> Html:
         )
         for each in stand[:ROWS_SHOWN]
     ]
-    output = tag("p", f"{len(result['endpoints']):,} endpoint(s) and {len(result['models']):,} model(s) stand on it.")
+    lead = tag("p", f"{len(result['endpoints']):,} endpoint(s) and {len(result['models']):,} model(s) stand on it.")
     heads = ("What", "How", "Serves", "When")
     rest = join(grid(heads, rows[ANSWERS_UNFOLDED:]), _more(len(stand)))
     more = f"{len(stand) - ANSWERS_UNFOLDED:,} more"
-    return join(output, grid(heads, rows[:ANSWERS_UNFOLDED]), folded(more, rest))
+    return join(lead, grid(heads, rows[:ANSWERS_UNFOLDED]), folded(more, rest))
 
 
 def _drawing(result: Found) -> Html:

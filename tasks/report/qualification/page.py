@@ -134,8 +134,8 @@ def _slowest(result: Found, sweeps: Sequence[Merged]) -> Merged | None:
 
 
 def _bandwidth_curve(sweep: Merged, which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
-    payload = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
-    return tuple((float(size), value) for size, value in payload if value is not None)
+    points = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
+    return tuple((float(size), value) for size, value in points if value is not None)
 
 
 def _by_size(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> dict[float, list[float]]:
@@ -194,10 +194,10 @@ NAMES_SHOWN = 24
 
 def acts(result: Found) -> Html:
     """Sentences, and the requests that nobody has sent yet; nothing where nothing is known of it."""
-    payload = tag("ul", *(tag("li", one) for one in sentences(result)))
+    actions = tag("ul", *(tag("li", one) for one in sentences(result)))
     asked = tag("ul", *(tag("li", *_request(one)) for one in result.requests), class_="requests")
     title = f"{count(len(result.requests), 'request')} to Azure that somebody may send; Headway sends none"
-    return join(tag("h3", "What follows"), payload, folded(title, asked)) if payload or asked else Html()
+    return join(tag("h3", "What follows"), actions, folded(title, asked)) if actions or asked else Html()
 
 
 def sentences(result: Found) -> list[str]:
@@ -408,14 +408,14 @@ def _sentence(result: Found, reason: Reason) -> tuple[Html, ...]:
     else:
         shown = number(float(f"{reason.measured:.4g}")) if isinstance(reason.measured, float) else reason.measured
     head = tag("span", f"{SIGN[reason.verdict]} {reason.verdict}", class_=f"word {STYLES[reason.verdict]}")
-    payload = tag(
+    sentence = tag(
         "span", tag("strong", who), f": {reason.check} ", tag("strong", f"{shown}{unit}"), f", limit {reason.limit}"
     )
     evidence = reason.said if reason.measured is not None else ""
     below = ". ".join(
         part.rstrip(".") for part in (f"({result.source(reason.source)})", evidence, reason.remedy) if part
     )
-    return (head, Html(" "), payload, Html(" "), tag("small", said(below)))
+    return (head, Html(" "), sentence, Html(" "), tag("small", said(below)))
 
 
 def _machines(result: Found) -> Html:
@@ -473,8 +473,8 @@ def _findings(result: Found) -> Html:
         for report, probe in result.probes()
         if probe.finding
     ]
-    payload = folded("What machines said in words", words(result))
-    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), payload)
+    messages = folded("What machines said in words", words(result))
+    return join(grid(("Machine", "Check", "Where", "Finding", "Said"), rows), messages)
 
 
 def _hardware(result: Found) -> Html:

@@ -142,16 +142,16 @@ NAMES_SHOWN = 8
 
 def pairs(result: Found) -> Html:
     """The map, the pairs that are not healthy, and what the search for a fault measured."""
-    payload = result.verdict.pairs
-    if not payload:
+    verdict = result.verdict.pairs
+    if not verdict:
         return Html()
-    names = sorted({name for pair in payload for name in (pair.a, pair.b)}, key=by_number)
-    blamed = {name for pair in payload for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
+    names = sorted({name for pair in verdict for name in (pair.a, pair.b)}, key=by_number)
+    blamed = {name for pair in verdict for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
     marked = frozenset((blamed | set(result.verdict.named("failed", "unknown"))) & set(names))
-    output, reference = tag("p", _said(result, payload)), _reference(result, payload)
-    drawn = pair_map(names, payload, reference, marked) if reference else Html()
+    output, reference = tag("p", _said(result, verdict)), _reference(result, verdict)
+    drawn = pair_map(names, verdict, reference, marked) if reference else Html()
     meaning = scale(reference) if reference else Html()
-    return join(output, meaning, tag("div", drawn, class_="scroll"), _bad_pairs(payload), _parts(result))
+    return join(output, meaning, tag("div", drawn, class_="scroll"), _bad_pairs(verdict), _parts(result))
 
 
 def _reference(result: Found, entries: Sequence[PairVerdict]) -> float:

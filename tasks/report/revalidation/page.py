@@ -181,8 +181,8 @@ def _classifier(classifier: Classifier | None) -> Html:
         for each in classifier.features
     ]
     heads = ("Word or token", "Speaks for", "In reference", "In new", "Weight")
-    payload = grid(heads, rows, class_="features")
-    return join(tag("h3", "Domain classifier"), tag("p", classifier_said(classifier), class_="said"), payload)
+    table = grid(heads, rows, class_="features")
+    return join(tag("h3", "Domain classifier"), tag("p", classifier_said(classifier), class_="said"), table)
 
 
 # The performance in a revalidation's page: the champion on new data against itself at promotion, whole and in slices.

@@ -100,7 +100,7 @@ class Publication:
             if gone:
                 manifest = self._again(manifest, sorted(gone))
             # Make a manifest that stands on files of others appear, but not when a deletion began after `require` was
-            # asked. A deletion removes all drafts before it looks what is needed (store.py); the service then refuses
+            # asked. A deletion removes all drafts before it looks what is needed; the service then refuses
             # to copy this one.
             draft = layout.drafts_folder(self.place) + uuid.uuid4().hex
             written = self.container.put(draft, manifest_bytes(manifest), metadata=_published())

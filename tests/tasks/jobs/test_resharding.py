@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from training_runs import CONFIG, all_lines, error, last_lines, numbers, result, said_by, write_job
 
+from tasks.common.process import own_folder
 from tasks.jobs.checkpoint.files import manifests, place_of
-from tasks.jobs.training.resuming import own_folder
 
 BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
 DIES = """
@@ -35,10 +35,10 @@ def test_a_folder_of_the_machines_disk_that_somebody_else_laid_there_is_not_gone
     link.symlink_to(tmp_path)
     for folder in (theirs, link):
         with pytest.raises(ValueError, match="somebody else's"):
-            own_folder(folder)
+            own_folder(folder, remedy="leave it")
     ours.mkdir(mode=0o755)
     for folder in (ours, tmp_path / "new"):
-        assert stat.S_IMODE(own_folder(folder).stat().st_mode) == 0o700
+        assert stat.S_IMODE(own_folder(folder, remedy="leave it").stat().st_mode) == 0o700
 
 
 @pytest.fixture(scope="module")
