@@ -23,7 +23,8 @@ from tasks.common.home import stopped_mark
 from tasks.common.process import locked, write_text
 from tasks.serving.known import settle_all
 
-WORKER_SECONDS = 60.0
+WORKER_SECONDS = 180.0
+"""A worker whose first word to a busy server is lost says it again after ten seconds, and backs off after three times."""
 Say = Callable[[str], None]
 
 
@@ -79,10 +80,12 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
         deadline = time.monotonic() + WORKER_SECONDS
         with prefect_server.client() as client:
             while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
-                if time.monotonic() > deadline or worker.status(home) is None:
+                ended = worker.status(home) is None
+                if ended or time.monotonic() > deadline:
                     log = home / "platform" / "worker" / "worker.log"
+                    reason = "ended" if ended else f"has not reached Prefect's server in {WORKER_SECONDS:.0f} s"
                     raise Missing(
-                        f"the worker does not come up; the end of {log}:\n{log.read_text()[-1000:]}",
+                        f"the worker does not come up: it {reason}; the end of {log}:\n{log.read_text()[-1000:]}",
                         remedy="`headway doctor` tells what is missing; then `headway up` again.",
                     )
                 time.sleep(0.2)

@@ -219,8 +219,13 @@ def test_a_previous_model_that_is_barred_answers_for_nobody_and_answers_again_wh
         assert ladder.take() is None and not ladder.answers and ladder._lower[0].runtime is None
         await until(lambda: ladder.ready)
         barred.unlink()
-        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
-        await until(lambda: not ladder.ready and ladder.take())
+        full = ladder._full.runtime
+        os.kill(full.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
+        assert ladder.take() is None  # this has the previous one loaded, while the full one starts again
+        await until(lambda: ladder.up[BEFORE] and ladder.ready)
+        os.kill(full.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
         assert ladder.take().rung == "previous"
         barred.touch()
         assert ladder.take() is None or ladder.take().rung == "full"
