@@ -2,7 +2,7 @@
 
 Documents are the functions and classes of the Python standard library, each one once, shuffled. A comparison takes two windows
 of WINDOW documents from them, none twice, so that nothing has changed but chance. `python -m benchmarks.drift --power N` runs
-it, tests/tasks/drift/test_power.py a sample of it.
+it, tests/integration/tasks/data/drift/test_power.py a sample of it.
 """
 
 import ast

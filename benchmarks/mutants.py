@@ -6,8 +6,8 @@ Each fault goes into a copy of the tree (what git tracks, and what is new), and 
 unit tests, then all of `make test`. That test must fail with the fault once more, alone, and pass without it: else the fault
 is UNSURE. One that no test notices SURVIVED. With either, the exit code is 1.
 
-The faults were chosen by reading the product, without a look at the tests, one a subsystem. tests/test_mutants.py says when the
-code has moved away from under one. A test that starts a process with another PYTHONPATH, or none, runs the sound tree there.
+The faults were chosen by reading the product, without a look at the tests, one a subsystem. tests/unit/test_mutants.py says when
+the code has moved away from under one. A test that starts a process with another PYTHONPATH, or none, runs the sound tree there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STAGES = {
     "unit tests": ["-m", "unit", "-n", "2"],
     "other tests": ["-m", "not long and not soak", "-n", "4", "--dist", "loadfile"],
 }
-LEFT_OUT = "--ignore=tests/test_mutants.py"
+LEFT_OUT = "--ignore=tests/unit/test_mutants.py"
 """It compares the tree with this file, so it would notice every fault by its text."""
 PASSED, NO_TESTS = 0, 5
 """Exit codes of pytest."""

@@ -2,11 +2,11 @@
 
     python -m benchmarks.storage [--megabytes 1000] [--repeats 3] [--files 100000] [--gigabytes 10] [--rows upload,download,...]
 
-Against Azurite on the same machine, which the tests install (tests/azurite.py) and which shares its processors, in one run. Ours
-hashes end to end: sha256 of what is read, MD5 of each block that the service checks, sha256 of what comes back. The SDK's
-`upload_blob` and `download_blob().readinto` check nothing. Each measurement is a process of its own, repeats are interleaved,
-figures are medians; seconds are without imports, memory is the process's peak. MB are 10^6 bytes. Run by `make bench`, with
-less of everything.
+Against Azurite on the same machine, which the tests install (tests/support/azurite.py) and which shares its processors, in one
+run. Ours hashes end to end: sha256 of what is read, MD5 of each block that the service checks, sha256 of what comes back. The
+SDK's `upload_blob` and `download_blob().readinto` check nothing. Each measurement is a process of its own, repeats are
+interleaved, figures are medians; seconds are without imports, memory is the process's peak. MB are 10^6 bytes. Run by `make
+bench`, with less of everything.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class service:  # noqa: N801
         self.folder = folder
 
     def __enter__(self) -> None:
-        sys.path.append(str(ROOT / "tests"))
+        sys.path.append(str(ROOT / "tests" / "support"))
         import azurite
         from azure.storage.blob import BlobServiceClient
 

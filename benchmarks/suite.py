@@ -1,9 +1,9 @@
 """Measures where the test suite spends its time: `python -m benchmarks.suite [--coverage] [-- PYTEST ARGUMENTS]`.
 
 Runs pytest once and prints, per file: wall time of its tests; processor time of the worker, of the processes that it waited for
-and of forks (tests/fork_server.py); interpreters started, among them servers and ranks; and the time that tests spent asleep.
-Interpreters announce themselves through a `.pth` file that lies in the environment's site-packages while this runs; those
-started with an emptied environment, or with -S or -I, are not seen. What a process used that was killed, or that nobody
+and of forks (tests/support/fork_server.py); interpreters started, among them servers and ranks; and the time that tests spent
+asleep. Interpreters announce themselves through a `.pth` file that lies in the environment's site-packages while this runs;
+those started with an emptied environment, or with -S or -I, are not seen. What a process used that was killed, or that nobody
 waited for, is only in the total, which is the processor time of this machine: measure on a machine that does nothing else.
 
 With --coverage, branch coverage of flows/, tasks/ and deployments/ is measured in all those processes (needs the package

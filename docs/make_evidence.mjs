@@ -1,6 +1,6 @@
 // Approves a retraining that waits, in Prefect's page as a person does, and says as one JSON object what stood beside the form.
 // Needs Chromium, and playwright-core beside this file or in NODE_PATH. With OUT it keeps pictures: the approval, and the pages
-// of evidence that are named after it, light and dark. tests/flows/test_never_alone.py runs it, and so makes docs/revalidation.md's.
+// of evidence that are named after it, light and dark. tests/integration/flows/test_never_alone.py runs it, and so makes docs/revalidation.md's.
 //   node docs/make_evidence.mjs .headway FLOW_RUN NAME REASON [OUT [evidence.html]]
 import fs from "fs";
 import { createRequire } from "module";

@@ -54,7 +54,7 @@ def done(home):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests are shared out as tests/scheduling.py says."""
+    """Tests are shared out as tests/support/scheduling.py says."""
     from scheduling import ByFile
 
     return ByFile(config, log)

@@ -108,7 +108,7 @@ def layer_parameters(network: Network, *, experts: bool, tp: int = 1, ep: int = 
     """One layer's, of one GPU where it is divided by `tp` and `ep`. Norms and the biases after a row-parallel matrix are whole.
 
     Keys and values are divided over no more GPUs than there are key heads, as Megatron-LM does. Checked against logs of
-    Megatron-LM: tests/tasks/planning/test_counts.py.
+    Megatron-LM: tests/unit/tasks/planning/test_counts.py.
     """
     hidden, query = network.hidden, query_size(network) / tp
     keys = kv_size(network) / min(tp, kv_heads(network))

@@ -28,7 +28,7 @@ from tasks.planning.prediction import GIB, Division, Fit, Memory
 # What a forward pass leaves in memory for the backward pass: of a layer, of a pipeline stage, at the output.
 #
 # Pure. Counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum
-# is theirs (tests/tasks/planning/test_memory.py). Sizes are bytes of one GPU.
+# is theirs (tests/unit/tasks/planning/test_memory.py). Sizes are bytes of one GPU.
 
 
 LOGIT_BYTES_MEGATRON = 6

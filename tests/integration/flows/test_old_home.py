@@ -1,0 +1,232 @@
+"""Homes that commit 0245f4f wrote (tests/support/old_home/make.py) are taken over: nothing is run again, and nothing is lost."""
+
+import fcntl
+import json
+import shutil
+import socket
+import sqlite3
+import tarfile
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.server.schemas.schedules import CronSchedule
+from support import Home
+from waiting import until
+
+from deployments.watch.schedules import GRACE_SECONDS
+
+ARCHIVES = Path(__file__).parents[2] / "support" / "old_home"
+REUSED = ("validate", "preprocess", "train", "evaluate", "export")
+"""Stages that are reused whatever the qualification's age: it holds for a day, and is then made anew, with the plan."""
+
+
+class Old(Home):
+    """The home, and what the commands said that made it."""
+
+    @property
+    def told(self):
+        return json.loads((self.path / "told.json").read_text())
+
+    def environment(self):
+        return {**super().environment(), "HEADWAY_TOKEN": self.told["token"]}
+
+    def again(self, *words):
+        sets = [word for value in self.told["small"] for word in ("--set", value)]
+        return self.run("retrain", "-c", "tiny", *sets, *words, "--as", "anna")
+
+
+@contextmanager
+def unpacked(archive):
+    """At the path that its records name: another run of the tests waits for its end."""
+    with tarfile.open(ARCHIVES / archive) as packed:
+        place = Path(json.load(packed.extractfile("./told.json"))["home"])
+        with open(place.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.rmtree(place, ignore_errors=True)
+            packed.extractall(place, filter="tar")
+            yield place
+            shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def old():
+    with unpacked("home-of-0245f4f.tar.xz") as place:
+        home = Old(place)
+        yield home
+        home.stop()
+
+
+def test_everything_verifies(old):
+    assert old.ok("verify").said["problems"] == {}
+    assert old.ok("audit-log", "--verify").said["ok"]
+
+
+def test_its_versions_names_and_history_are_there(old):
+    first, second = (
+        next(stage["outputs"][0] for stage in old.told[run]["stages"] if stage["name"] == "export")
+        for run in ("first", "second")
+    )
+    aliases = {row["ref"]: row["aliases"] for row in old.ok("models", "tiny").said["models"]}
+    assert aliases == {first: ["previous"], second: ["champion"]}
+    changes = old.ok("artifacts", "model/tiny", "--history").said["history"]
+    assert [change["action"] for change in changes] == ["publish", "publish"]
+    (endpoint,) = old.ok("endpoint", "list").said["endpoints"]
+    assert (endpoint["ref"], endpoint["ready"]) == ("endpoint/tiny", False)
+
+
+def test_nothing_that_was_finished_is_run_again(old):
+    # Not to its end: its endpoint wants its old port, which others may have now.
+    ran = old.again("--set", "training.seed=2", "--to", "export")
+    assert ran.code == 0, ran.stderr
+    statuses = ran.statuses()
+    assert statuses.pop("plan") == "ran", "its default rate of failures is another one, and it needs no job"
+    assert {stage: statuses[stage] for stage in REUSED} == dict.fromkeys(REUSED, "reused")
+
+
+def test_the_training_that_was_in_flight_goes_on_where_it_was(old):
+    job = max(old.path.glob("jobs/train-*"), key=lambda folder: (folder / "metrics.jsonl").stat().st_mtime)
+    before = (job / "metrics.jsonl").read_text().splitlines()
+    sets = [word for value in old.told["in_flight"] for word in ("--set", value)]
+    ran = old.again(*sets, "--to", "train")
+    assert ran.code == 0, ran.stderr
+    after = (job / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in after]
+    assert steps[-1] == 3000 and len(before) > 20
+    assert after[0] == before[0] and steps.count(1) == 1, "it went on with a checkpoint, and did not begin anew"
+
+
+class OldPlatform:
+    """A home that `headway down` of then stopped, with what Prefect's database held at that time."""
+
+    def __init__(self, path):
+        self.home, self.path, self.now = Home(path), path, datetime.now(UTC)
+        self.before, self.told = self.rows(), json.loads((path / "told.json").read_text())
+
+    def query(self, text, *values):
+        with closing(sqlite3.connect(self.path / "prefect" / "prefect.db", timeout=30)) as database:
+            return database.execute(text, values).fetchall()
+
+    def rows(self):
+        """Deployments by id, schedules by id, and the runs that schedules made, with when each is due."""
+        named = (
+            "SELECT deployment.id, flow.name || '/' || deployment.name FROM deployment JOIN flow ON flow.id = flow_id"
+        )
+        seed = "json_extract(parameters, '$.config.training.seed')"
+        rules = f"SELECT id, deployment_id, schedule, {seed} FROM deployment_schedule WHERE active"
+        made = "SELECT id, deployment_id, expected_start_time, state_type FROM flow_run WHERE auto_scheduled"
+        return {
+            "deployments": dict(self.query(named)),
+            "schedules": {key: (of, json.loads(rule), seed) for key, of, rule, seed in self.query(rules)},
+            "runs": {
+                key: (of, datetime.fromisoformat(due + "+00:00"), state) for key, of, due, state in self.query(made)
+            },
+        }
+
+    def due(self, deployment, rows, *states):
+        """Runs of a deployment that its schedule made, in states of these types: their times by id."""
+        names = rows["deployments"]
+        return {
+            key: due for key, (of, due, state) in rows["runs"].items() if names[of] == deployment and state in states
+        }
+
+    def states(self, flow_run):
+        return self.query("SELECT type, message FROM flow_run_state WHERE flow_run_id = ? ORDER BY timestamp", flow_run)
+
+    def working(self):
+        return [process.pid for process in psutil.process_iter() if str(self.path) in words_of(process)]
+
+
+def words_of(process):
+    try:
+        return " ".join([*process.cmdline(), process.environ().get("HEADWAY_HOME", "")])
+    except psutil.Error:
+        return ""
+
+
+def moved_here(home):
+    """Runs are taken up again on their own machine alone, which goes by its name: let it be this one."""
+    for path in home.glob("runs/*/handle.json"):
+        handle = json.loads(path.read_text())
+        path.write_text(json.dumps(handle | {"host": socket.gethostname()}))
+    with closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database, database:
+        text = f"""'{{"prefect.worker.name": "headway-{socket.gethostname()}"}}'"""
+        database.execute(f"UPDATE flow_run SET labels = json_patch(labels, {text}) WHERE run_count > 0")
+
+
+@pytest.fixture(scope="module")
+def platform():
+    with unpacked("platform-of-0245f4f.tar.xz") as place:
+        moved_here(place)
+        taken = OldPlatform(place)
+        taken.home.ok("up", "--detach")
+        yield taken
+        down = taken.home.run("down", "--yes", "--endpoints")
+        assert down.code == 0, down.said
+        assert taken.working() == []
+
+
+def test_its_deployments_and_schedules_are_the_same_ones(platform):
+    now = platform.rows()
+    assert {key: now["deployments"].get(key) for key in platform.before["deployments"]} == platform.before[
+        "deployments"
+    ]
+    assert now["schedules"] == platform.before["schedules"] and len(now["schedules"]) == 2
+
+
+def test_what_it_missed_is_settled_as_its_settings_say(platform):
+    late = platform.now - timedelta(seconds=GRACE_SECONDS)
+    for deployment, setting, kept in (("retrain/tiny", "skip", 0), ("validate/tiny", "run_once", 1)):
+        due = platform.due(deployment, platform.before, "SCHEDULED")
+        missed = sorted((run for run in due if due[run] < late), key=due.get)
+        cancelled = [f"(missed: {setting})" in (platform.states(run)[-1][1] or "") for run in missed]
+        assert cancelled == [index < len(missed) - kept for index in range(len(missed))], deployment
+
+
+@pytest.mark.parametrize("deployment", ["retrain/tiny", "validate/tiny"])
+def test_its_next_runs_are_there_once(platform, deployment):
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    [rule] = [
+        rule
+        for of, rule, *_ in platform.before["schedules"].values()
+        if platform.before["deployments"][of] == deployment
+    ]
+    dates = CronSchedule(cron=rule["cron"], timezone=rule["timezone"])._get_dates_generator(n=3, start=soon)
+    wanted = {when.astimezone(UTC) for when in islice(dates, 3)}
+    wanted |= {when for when in platform.due(deployment, platform.before, "SCHEDULED").values() if when > soon}
+
+    def coming():
+        return [when for when in platform.due(deployment, platform.rows(), "SCHEDULED").values() if when > soon]
+
+    until(lambda: wanted <= set(coming()))
+    assert len(coming()) == len(set(coming()))
+
+
+def test_the_run_that_waited_for_a_person_waits_again_and_goes_on_with_the_answer(platform):
+    asked = platform.told["waiting"]
+    [waiting] = until(
+        lambda: platform.home.ok("approve").said["waiting"], every=1.0, why=lambda: platform.home.ok("status").said
+    )
+    assert (waiting["flow_run"], waiting["subject"]) == (asked["flow_run"], asked["subject"])
+    model = asked["question"].partition("model/")[2].split()[0]
+    assert f"model/{model}" in waiting["question"]
+    platform.home.ok("approve", waiting["name"], "--approve", "--reason", "it waited long enough")
+    until(
+        lambda: platform.states(asked["flow_run"])[-1][0] == "COMPLETED", why=lambda: platform.states(asked["flow_run"])
+    )
+    events = [
+        json.loads(line)
+        for line in (platform.path / "runs" / asked["flow_run"] / "events.jsonl").read_text().splitlines()
+    ]
+    begun = max(index for index, event in enumerate(events) if event["event"] == "opened")
+    ended = {
+        event["outcome"]["name"]: event["outcome"]["status"] for event in events[begun:] if event["event"] == "ended"
+    }
+    assert ended["deploy"] == "ran"
+    assert {stage: ended[stage] for stage in REUSED} == dict.fromkeys(REUSED, "reused")
+    [endpoint] = platform.home.ok("endpoint", "list").said["endpoints"]
+    assert endpoint["ready"] and endpoint["model"].startswith(f"model/{model}"), endpoint
+    assert platform.home.ok("audit-log", "--verify").said["ok"]

@@ -1,0 +1,354 @@
+"""Machines that share no folder: their mirrors keep a job folder in step through a real Azurite, whatever is killed meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import azurite
+import pytest
+from azure.storage.blob import generate_container_sas
+from azurite import ACCOUNT
+from waiting import limit
+
+from tasks.common.errors import IntegrityError
+from tasks.common.process import read_json, write_json
+from tasks.jobs.node.mirror import Mirror, Where, environment, where_we_are
+from tasks.jobs.node.runtime import Rank
+from tasks.jobs.qualify.storage import through
+from tasks.storage.blob.client import open_container
+from tasks.storage.blob.folder import SEGMENT, BlobFolder
+from tasks.storage.settings import StoreConfig
+
+ROOT = Path(__file__).parents[5]
+SECRET = "HEADWAY_TEST_CONNECTION"
+NODE = """
+import json, os, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), os.environ["HEADWAY_NODE_RANK"]
+def wait(path):
+    while not (folder / path).exists():
+        time.sleep(0.02)
+def put(path, text):
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / ("." + path.replace("/", "-"))).write_text(text)
+    os.replace(folder / ("." + path.replace("/", "-")), folder / path)
+exec(json.loads((folder / "config.json").read_text())["settings"]["code"][rank])
+"""
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    with azurite.running(tmp_path_factory.mktemp("azurite"), in_memory=True) as running:
+        yield running
+
+
+@pytest.fixture
+def store(blobs, monkeypatch):
+    """A store of its own."""
+    from azure.storage.blob import BlobServiceClient
+
+    container = f"c{uuid.uuid4().hex[:20]}"
+    BlobServiceClient.from_connection_string(blobs.connection_string).create_container(container)
+    monkeypatch.setenv(SECRET, blobs.connection_string)
+    return StoreConfig(uri=f"az://{ACCOUNT}/{container}/p", credential="connection_string", secret=f"env:{SECRET}")
+
+
+@pytest.fixture
+def launcher(store, tmp_path):
+    """The launcher's side: the folder of a job whose nodes run some code each."""
+    here = tmp_path / "launcher"
+    side = BlobFolder(open_container(store), "jobs/one", here, theirs=True)
+
+    def send(submission=1, **code):
+        job = {"submission": submission, "inputs": {}, "artifacts": {}, "program": "{folder}/x", "ranks_per_node": 1}
+        write_json(here / "job.json", job)
+        write_json(here / "config.json", {"inputs": {}, "settings": {"code": {k[1:]: v for k, v in code.items()}}})
+        side.push(settled=True)
+        return side
+
+    return send
+
+
+@pytest.fixture
+def start(store, tmp_path):
+    """Starts the mirror of a node, on a disk of its own."""
+    running = []
+    (tmp_path / "node.py").write_text(NODE)
+
+    def do(rank, disk):
+        (tmp_path / disk).mkdir(exist_ok=True)
+        told = [
+            "--store",
+            store.uri,
+            "--prefix",
+            "jobs/one",
+            "--credential",
+            store.credential,
+            "--secret",
+            store.secret,
+        ]
+        place = {"NODE_RANK": str(rank), "MASTER_ADDR": "10.0.0.1", "AZ_BATCH_NODE_ID": f"vm{rank}", "WORLD_SIZE": "2"}
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tasks.jobs.node.mirror",
+                *told,
+                "--",
+                sys.executable,
+                str(tmp_path / "node.py"),
+                "{folder}",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / disk), **place},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield do
+    for process in running:
+        process.kill()
+
+
+def ended(*processes):
+    return [process.wait(limit(60)) for process in processes]
+
+
+def test_two_machines_and_their_launcher_see_one_folder(launcher, start, tmp_path):
+    leader = """
+put("attempt.json", "1"); wait("nodes/1/node.json"); put("metrics.jsonl", "a\\n")
+wait("checkpoints/step-1/receipt-1"); assert (folder / "checkpoints/step-1/shard-1").stat().st_size == 9 << 20
+put("checkpoints/step-1/manifest.json", "{}"); wait("nodes/1/done"); put("result.json", "{}")
+(folder / "out").mkdir(); put("out/made", json.loads((folder / "job.json").read_text())["program"])
+assert not (folder / "logs/rank-1.log").exists() and "WORLD_SIZE" not in os.environ
+"""
+    follower = """
+wait("attempt.json"); put("nodes/1/node.json", os.environ["HEADWAY_LEADER"] + os.environ["HEADWAY_NODE_NAME"])
+put("logs/rank-1.log", "hello"); put("checkpoints/step-1/shard-1", "x" * (9 << 20)); put("checkpoints/step-1/receipt-1", "")
+wait("checkpoints/step-1/manifest.json"); put("nodes/1/done", "")
+"""
+    side = launcher(_0=leader, _1=follower)
+    nodes = start(0, "a"), start(1, "b")
+    here = side.local
+    while not (here / "metrics.jsonl").exists():
+        side.pull()
+        assert all(node.poll() in (None, 0) for node in nodes), nodes[0].stderr.read()
+    assert ended(*nodes) == [0, 0]
+    side.pull()
+    assert (here / "nodes/1/node.json").read_text() == "10.0.0.1vm1"
+    assert (here / "out/made").read_text() == str(tmp_path / "a/headway/one/x")
+    assert (here / "result.json").exists() and (here / "logs/rank-1.log").read_text() == "hello"
+    assert read_json(here / "job.json")["program"] == "{folder}/x", "what the launcher wrote stays as it was"
+
+
+def test_a_machine_that_is_taken_away_is_gone_on_from_on_another_disk(launcher, start):
+    code = """
+done = folder / "metrics.jsonl"
+if not done.exists():
+    put("metrics.jsonl", "1\\n"); put("checkpoints/LATEST", "1"); put("result.json", "{}")
+    put("nodes/0/exit.json", '{"code": 5}')
+    time.sleep(600)
+assert (folder / "checkpoints/LATEST").read_text() == "1"
+assert not (folder / "result.json").exists() and not (folder / "nodes/0/exit.json").exists()
+with open(done, "a") as file: file.write("2\\n")
+(folder / "checkpoints/LATEST").unlink()
+"""
+    side = launcher(_0=code)
+    first = start(0, "a")
+    while not side.has("nodes/0/exit.json"):
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    assert ended(start(0, "b")) == [0]
+    side.pull()
+    assert (side.local / "metrics.jsonl").read_text() == "1\n2\n"
+    assert not side.has("checkpoints/LATEST"), "what a machine deletes is deleted there"
+    assert not side.has("nodes/0/exit.json"), "how it ended before means nothing"
+
+
+def test_a_newer_submission_has_the_folder_and_the_older_one_leaves_it_alone(launcher, start):
+    side = launcher(_0='put("progress.json", "old"); time.sleep(600)')
+    old = start(0, "a")
+    while not side.has("progress.json"):
+        time.sleep(0.05)
+    launcher(2, _0="")
+    assert ended(old) == [76]
+    side.pull()
+    assert read_json(side.local / "job.json")["submission"] == 2
+
+
+def test_nothing_of_an_older_submission_is_sent(launcher, store, tmp_path):
+    side = launcher(_0="")
+    mirror = Mirror(store, "jobs/one", Where(0, "vm0", "10.0.0.1"), tmp_path)
+    mirror.begin()
+    (mirror.local / "progress.json").write_text("1")
+    mirror.step()
+    assert side.has("progress.json")
+    launcher(2, _0="")
+    for name in ("late.json", "result.json"):
+        (mirror.local / name).write_text("{}")
+    mirror.step()
+    mirror.finish()
+    assert mirror.fenced() and not side.has("late.json") and not side.has("result.json")
+
+
+def test_being_asked_to_stop_reaches_the_program_and_its_last_words_arrive(launcher, start):
+    code = """
+import signal
+def stop(*_):
+    put("nodes/0/exit.json", json.dumps({"code": 143})); sys.exit(1)
+signal.signal(signal.SIGTERM, stop); put("progress.json", ""); time.sleep(600)
+"""
+    side = launcher(_0=code)
+    node = start(0, "a")
+    while not side.has("progress.json"):
+        time.sleep(0.05)
+    node.terminate()
+    assert ended(node) == [143]
+    assert side.has("nodes/0/exit.json")
+
+
+def test_a_machine_that_cannot_begin_says_why_in_the_folder(launcher, start, store):
+    side = launcher(_0="")
+    job = read_json(side.local / "job.json")
+    write_json(side.local / "job.json", {**job, "artifacts": {"tokens": f"tokens/gone@{'0' * 64}"}})
+    side.push(settled=True)
+    assert ended(start(1, "a")) == [1]
+    side.pull()
+    report = read_json(side.local / "errors/rank-1.json")
+    assert "tokens/gone" in report["message"] and report["nodes"] == ["vm1"]
+
+
+def test_a_log_that_grows_is_sent_in_segments_and_a_shorter_one_whole(store, tmp_path):
+    container = open_container(store)
+    one, two = (BlobFolder(container, "jobs/log", tmp_path / name) for name in "ab")
+    log = tmp_path / "a" / "logs" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    log.write_bytes(os.urandom(SEGMENT * 2 + 10))
+    one.push()
+    two.pull()
+    before = {blob.name: blob.etag for blob in container.listing("jobs/log/")}
+    with open(log, "ab") as file:
+        file.write(b"more")
+    one.push()
+    two.pull()
+    assert (tmp_path / "b" / "logs" / "rank-0.log").read_bytes() == log.read_bytes()
+    after = {blob.name: blob.etag for blob in container.listing("jobs/log/")}
+    assert [name for name in after if after[name] != before[name]] == ["jobs/log/logs/rank-0.log@000002"]
+    log.write_bytes(b"short")
+    one.push()
+    two.pull()
+    assert (tmp_path / "b" / "logs" / "rank-0.log").read_bytes() == b"short"
+    assert [blob.name for blob in container.listing("jobs/log/")] == ["jobs/log/logs/rank-0.log"]
+
+
+def test_neither_side_overwrites_what_the_other_changed(store, tmp_path):
+    container = open_container(store)
+    one, two = (BlobFolder(container, "jobs/both", tmp_path / name) for name in "ab")
+    for side in (one, two):
+        side.local.mkdir()
+    (one.local / "said.json").write_text("1")
+    one.push()
+    two.pull()
+    (one.local / "said.json").write_text("11")
+    (two.local / "said.json").write_text("222")
+    one.push()
+    two.pull()
+    assert (two.local / "said.json").read_text() == "222", "what is newer here stays"
+    two.push()
+    one.pull()
+    assert (one.local / "said.json").read_text() == "222"
+    (one.local / "said.json").unlink()
+    one.push()
+    two.pull()
+    assert not (two.local / "said.json").exists()
+
+
+@pytest.mark.parametrize("name", ["../../policy.yaml", "/policy.yaml", "a\nb"])
+def test_a_blob_whose_name_leads_out_of_the_folder_brings_nothing(store, blobs, tmp_path, name):
+    """Clients take the dots out of an address; whoever writes it by hand does not."""
+    container = open_container(store)
+    sas = generate_container_sas(
+        ACCOUNT,
+        store.uri.split("/")[3],
+        account_key=azurite.KEY,
+        permission="w",
+        expiry=datetime.now(UTC) + timedelta(days=1),
+    )
+    for blob in ("jobs/one/good", f"jobs/one/{name}"):
+        address = f"{container.blob('').url.rstrip('/')}/{quote(blob, safe='')}?{sas}"
+        asked = urllib.request.Request(address, b"theirs", {"x-ms-blob-type": "BlockBlob"}, method="PUT")
+        urllib.request.urlopen(asked).close()
+    assert f"jobs/one/{name}" in [blob.name for blob in container.listing("jobs/")]
+    container.put("policy.yaml", b"theirs")  # where an address with dots in it ends
+    (tmp_path / "policy.yaml").write_text("ours")
+    side = BlobFolder(container, "jobs/one", tmp_path / "jobs" / "one", theirs=True)
+    for look in (side.pull, lambda: side.ignore_what_lies_there(lambda _: True)):
+        with pytest.raises(IntegrityError) as refused:
+            look()
+        assert repr(name) in refused.value.message
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["policy.yaml"]
+    assert (tmp_path / "policy.yaml").read_text() == "ours"
+
+
+def test_a_name_with_an_at_in_it_is_a_file_of_its_own(store, tmp_path):
+    container = open_container(store)
+    one, two = (BlobFolder(container, "jobs/at", tmp_path / name) for name in "ab")
+    names = ["out/model", "out/model@1.bin", "rank-0.log", "rank-0.log@new.jsonl"]
+    for name in names:
+        (one.local / name).parent.mkdir(parents=True, exist_ok=True)
+        (one.local / name).write_text(name)
+    one.push()
+    two.pull()
+    assert {name: (two.local / name).read_text() for name in names} == {name: name for name in names}
+
+
+def test_what_tells_of_others_waits_for_a_large_file_that_still_grows(store, tmp_path):
+    side = BlobFolder(open_container(store), "jobs/large", tmp_path)
+    place = tmp_path / "checkpoints" / "step-1"
+    place.mkdir(parents=True)
+    (place / "shard-0").write_bytes(b"x" * (9 << 20))
+    (place / "manifest.json").write_text("{}")
+    side.push()
+    assert not side.has("checkpoints/step-1/shard-0") and not side.has("checkpoints/step-1/manifest.json")
+    side.push()
+    assert side.has("checkpoints/step-1/shard-0") and side.has("checkpoints/step-1/manifest.json")
+
+
+def test_the_place_is_read_from_either_distribution():
+    mpi = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000",
+        "AZ_BATCH_NODE_ID": "vm3",
+        "AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5",
+        "PMIX_X": "1",
+    }
+    where = where_we_are(mpi)
+    assert (where.rank, where.leader, where.name) == (3, "10.0.0.4", "vm3")
+    told = environment(where, mpi)
+    assert told["HEADWAY_MPI_HOSTS"] == "10.0.0.4,10.0.0.5"
+    assert told["HEADWAY_NODE_RANK"] == "3" and "PMIX_X" not in told and "OMPI_COMM_WORLD_RANK" not in told
+    assert where_we_are({"NODE_RANK": "1", "MASTER_ADDR": "a"}).rank == 1
+    assert where_we_are({}).leader == "127.0.0.1"
+
+
+def test_the_way_to_the_store_is_measured_by_a_blob_that_is_gone_afterwards(store, start, launcher, tmp_path):
+    launcher(_0='put("metrics.jsonl", os.environ["HEADWAY_STORE"] + "\\n")')
+    assert ended(start(0, "disk")) == [0]
+    told = (tmp_path / "disk/headway/one/metrics.jsonl").read_text()
+    assert StoreConfig.model_validate_json(told) == store
+    before = [found.name for found in open_container(store).listing("")]
+    (tmp_path / "job").mkdir()
+    rank = Rank(tmp_path / "job", 0, 1, 1, settings={}, inputs={}, output=tmp_path)
+    moved = through(told, rank, bytes=20 << 20)
+    assert moved.bytes == 24 << 20 and moved.write_rate > 0 and moved.read_rate > 0 and "blob" in moved.how
+    assert [found.name for found in open_container(store).listing("")] == before
+    assert list((tmp_path / "job").iterdir()) == []

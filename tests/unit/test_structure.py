@@ -1,0 +1,54 @@
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from setuptools import find_namespace_packages, find_packages
+
+from benchmarks.structure import ROOT, Module, product
+
+pytestmark = pytest.mark.unit
+
+TEXT = """
+class Answer:
+    said: str = ""
+
+def look(told, *, here=1):
+    for found in told:
+        there = found
+    return [said for said in told if (output := said)]
+"""
+
+
+def test_names_that_say_nothing_are_seen_and_those_of_fields_are_not():
+    module = Module("one", Path("one.py"), TEXT, ast.parse(TEXT))
+    assert sorted(module.empty_names) == ["found:6", "here:5", "said:8", "there:7", "told:5"]
+
+
+def test_no_value_has_such_a_name():
+    assert [f"{module.path}:{name}" for module in product().values() for name in module.empty_names] == []
+
+
+def test_no_words_about_a_module_send_their_reader_to_itself_or_to_no_file():
+    """Left behind where two files became one."""
+    lost = []
+    for module in product().values():
+        words = [ast.get_docstring(module.tree) or "", *re.findall(r"^ *# .*", module.text, re.MULTILINE)]
+        for text in words:
+            own = re.search(rf"(?<![\w/.]){re.escape(module.path.name)}\b", text)
+            named = re.findall(r"(?<![\w/])(?:flows|tasks|deployments)/[a-z_/]+\.py\b", text)
+            lost += [f"{module.path}: {text}"] if own or any(not (ROOT / name).is_file() for name in named) else []
+    assert lost == []
+
+
+def test_no_folder_of_ours_is_a_namespace_package():
+    """For those an editable install puts a relative name on `sys.path`: a folder of that name is run, wherever one works."""
+    ours = {"where": str(ROOT), "include": ["flows*", "tasks*", "deployments*"]}
+    assert sorted(find_namespace_packages(**ours)) == sorted(find_packages(**ours))
+
+
+def test_every_file_of_unit_tests_says_so():
+    files = list((ROOT / "tests" / "unit").rglob("test_*.py"))
+    marked = re.compile(r"^pytestmark = pytest\.mark\.unit$|^@pytest\.mark\.unit$", re.MULTILINE)
+    assert files and [path.name for path in files if not marked.search(path.read_text(encoding="utf-8"))] == []
+    assert [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent == ROOT / "tests"] == []
