@@ -21,9 +21,6 @@ TORCHRUN = """
 import os, signal, subprocess, sys, time
 options, rest = {}, sys.argv[1:]
 while rest[0].startswith("--"):
-    if rest[0] == "--standalone":
-        rest = rest[1:]
-        continue
     options[rest[0]], rest = rest[1], rest[2:]
 node, each = int(options.get("--node-rank", 0)), int(options["--nproc-per-node"])
 world = int(options.get("--nnodes", 1)) * each

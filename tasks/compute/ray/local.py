@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 import urllib.error
@@ -136,6 +137,7 @@ def _socket_folder(folder: Path) -> Path:
         return below
     short = Path("/tmp") / f"headway-ray-{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
     short.mkdir(mode=0o700, exist_ok=True)
-    if short.stat().st_uid != os.getuid():
+    known = short.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
         raise Missing(f"{short} is somebody else's", remedy="Set HEADWAY_HOME to a shorter path.")
     return short

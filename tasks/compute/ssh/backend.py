@@ -24,6 +24,7 @@ from tasks.compute.nodes import ended_state, python, write_nodes
 from tasks.compute.ssh.hosts import Host, read_hosts, usable
 from tasks.compute.ssh.render import (
     BUSY,
+    LEASES,
     STOP_SECONDS,
     find_command,
     look_command,
@@ -157,6 +158,11 @@ def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
             f"machine {host.name} cannot read {folder}: no shared folder there, or another user",
             remedy="Put Headway's home (HEADWAY_HOME) on a file system that all machines mount at the same path, and log in "
             "there as the same user (ssh.user).",
+        )
+    if text == "leases":
+        return Missing(
+            f"on machine {host.name} {LEASES.replace('$(id -u)', 'UID')} is somebody else's",
+            remedy="Have it deleted there: Headway makes it anew, for its own user alone.",
         )
     if text == "flock":
         return Missing(f"machine {host.name} has no flock", remedy="Install util-linux there.")

@@ -16,6 +16,8 @@ from tasks.compute.ssh.hosts import Host
 
 BUSY = 75
 """Exit code of the start script on a machine that runs another job (EX_TEMPFAIL of sysexits.h)."""
+FOREIGN = 77
+"""Exit code of the start script where somebody else made the folder of leases (EX_NOPERM): a lease there may be a link."""
 LEASES = '"/var/tmp/headway-$(id -u)"'
 """On the machine's own disk: a lock there is held by the parent of a job, and is free when that is gone."""
 STOP_SECONDS = 12.0
@@ -30,6 +32,10 @@ set -euo pipefail
 
 # One job a machine: the lock is held for as long as the parent below lives.
 mkdir -p -m 700 {leases}
+if [ -L {leases} ] || [ ! -O {leases} ]; then
+  echo "machine {name}: "{leases}" is somebody else's: delete it" >&2
+  exit {foreign}
+fi
 lease={leases}/{name}
 exec 9>> "$lease"
 if ! flock -w 2 9; then
@@ -58,6 +64,7 @@ for _ in $(seq 10); do [ -r {nonce} ] && break; sleep 0.2; done
 command -v flock > /dev/null || {{ echo flock; exit; }}
 {path}{python} -c 'import tasks.common.process' || {{ echo python; exit; }}
 mkdir -p -m 700 {leases}
+if [ -L {leases} ] || [ ! -O {leases} ]; then echo leases; exit; fi
 lease={leases}/{name}
 exec 9>> "$lease"
 if flock -n 9; then echo free; else echo "busy $(cat "$lease")"; fi
@@ -83,6 +90,7 @@ def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> st
         script=script_path(folder, rank),
         leases=LEASES,
         busy=BUSY,
+        foreign=FOREIGN,
         folder=shlex.quote(str(folder)),
         exports="\n".join(_exports(job, hosts, rank)),
         command=shlex.join(node_command(job, folder, rank)),

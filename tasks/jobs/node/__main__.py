@@ -23,7 +23,7 @@ from typing import Any
 
 from tasks.common.process import GIVEN_UP, die_with_parent, read_json, write_json
 from tasks.jobs.node import limits, scratch
-from tasks.jobs.node.launching import Place, environment, launcher
+from tasks.jobs.node.launching import Place, compile_cache, environment, free_port, launcher
 from tasks.jobs.node.limits import adopt_orphans, end_all_below, end_leftovers
 from tasks.jobs.node.marks import Marks
 from tasks.jobs.node.probes import Probes
@@ -77,7 +77,7 @@ class Node:
             self.probes.start()
             return 0
         try:
-            ours = {**limits.granted(self.job), **self._stage_inputs()}
+            ours = {**limits.granted(self.job), **compile_cache(self.job), **self._stage_inputs()}
         except (limits.Refused, scratch.Refused) as refused:
             self._report(refused.report)
             return 1
@@ -109,10 +109,9 @@ class Node:
     def _lead(self) -> dict[str, Any]:
         """Open an attempt: its number, and where ranks meet."""
         attempt = int(os.environ.get("HEADWAY_ATTEMPT", "1"))
-        address = os.environ.get("HEADWAY_LEADER") or "127.0.0.1"
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        alone = int(self.job["nodes"]) == 1
+        address = "127.0.0.1" if alone else os.environ.get("HEADWAY_LEADER") or "127.0.0.1"
+        port = free_port()
         self.marks.open_attempt(attempt, address=address, port=port)
         return {"attempt": attempt, "address": address, "port": port}
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import socket
 import struct
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.common.process import own_folder
+from tasks.jobs.node.limits import Refused
 from tasks.jobs.node.mpi import mpirun
 
 QUIET = {
@@ -73,8 +78,7 @@ def _meeting(job: dict[str, Any], place: Place) -> list[str]:
     per_node = ["--nproc-per-node", str(job["ranks_per_node"])]
     if job["elastic"]:
         return [*_elastic_meeting(job, place), *per_node]
-    if int(job["nodes"]) == 1:
-        return ["--standalone", *per_node]
+    # A single machine, too: the store of `--standalone` is open to every address, and its agents load pickles from it.
     where = ["--master-addr", place.address, "--master-port", str(place.port)]
     who = ["--nnodes", str(job["nodes"]), "--node-rank", str(place.node_rank)]
     return [*who, *per_node, *where, "--rdzv-id", f"{job['token'][:12]}-{job['submission']}-{place.attempt}"]
@@ -108,6 +112,32 @@ def environment(job: dict[str, Any], folder: Path, place: Place) -> dict[str, st
     }
     elastic = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if job["elastic"] else {}
     return {**QUIET, **gloo, **ours, **elastic, **job["environment"]}
+
+
+def compile_cache(job: dict[str, Any]) -> dict[str, str]:
+    """The folder of torch.compile's cache, as the ranks' environment; empty where the job or the machine names one.
+
+    torch's own default has a known name in the shared temporary folder, and whoever makes it first has his libraries loaded.
+    Raises Refused when somebody else has this one.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in {**os.environ, **job["environment"]}:
+        return {}
+    remedy = "name another folder in cluster.environment.TORCHINDUCTOR_CACHE_DIR"
+    try:
+        place = own_folder(Path(tempfile.gettempdir()) / f"headway-compile-{os.geteuid()}", remedy=remedy)
+    except ValueError as error:
+        raise Refused(str(error), f"Delete it, or {remedy}.", "node") from error
+    return {"TORCHINDUCTOR_CACHE_DIR": str(place)}
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that systems give to connections (Linux: from 32768): the ranks' store is
+    opened seconds later, and no connection takes it before."""
+    for port in random.sample(range(15000, 32768), 200):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise OSError("no port from 15000 to 32767 is free: `ss -ltn` shows who has them")
 
 
 def interface_towards(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Homes that commit 0245f4f wrote (tests/support/old_home/make.py) are taken over: nothing is run again, and nothing is lost."""
+"""Homes that earlier commits wrote (tests/support/old_home/make.py) are taken over: nothing is run again, and nothing is lost."""
 
 import fcntl
 import json
@@ -52,9 +52,10 @@ def unpacked(archive):
             shutil.rmtree(place)
 
 
-@pytest.fixture(scope="module")
-def old():
-    with unpacked("home-of-0245f4f.tar.xz") as place:
+@pytest.fixture(scope="module", params=["0245f4f", "3bfaac9"])
+def old(request):
+    """Of a commit before the findings of docs/testing.md were mended, and of one before the code was moved and renamed."""
+    with unpacked(f"home-of-{request.param}.tar.xz") as place:
         home = Old(place)
         yield home
         home.stop()

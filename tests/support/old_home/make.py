@@ -1,7 +1,9 @@
-"""Makes the archives that test_old_home.py takes over: tiny homes, as commit 0245f4f wrote them.
+"""Makes the archives that test_old_home.py takes over: tiny homes, as an earlier commit wrote them.
 
-    git worktree add /somewhere 0245f4f
-    PYTHONPATH=/somewhere HEADWAY=/a/venv/bin/headway python tests/support/old_home/make.py {finished,platform} ARCHIVE.tar.xz
+    git worktree add /somewhere COMMIT
+    PYTHONPATH=/somewhere HEADWAY=/a/venv/bin/headway python tests/support/old_home/make.py {finished,platform} COMMIT
+
+writes `home-of-COMMIT.tar.xz` or `platform-of-COMMIT.tar.xz` into the working directory.
 
 Each home lies at the path that its records name, and the test puts it back there. Its key, token and passwords open nothing else.
 
@@ -26,10 +28,9 @@ import tarfile
 import time
 from pathlib import Path
 
-HOME = Path("/tmp/headway-home-of-0245f4f")
-PLATFORM_HOME = Path("/tmp/headway-platform-of-0245f4f")
+KIND, COMMIT = sys.argv[1:3]
+HOME = Path(f"/tmp/headway-{'home' if KIND == 'finished' else 'platform'}-of-{COMMIT}")
 SOURCES = Path("/tmp/headway-sources")
-COMMIT = "0245f4f"
 PACKAGES = ("json", "email", "logging", "importlib")
 SMALL = (
     "training.network.hidden_size=32",
@@ -56,8 +57,8 @@ overlap: queue
 """
 
 
-def headway(*words: str, home: Path = HOME) -> dict:
-    environment = {**os.environ, "HEADWAY_HOME": str(home)}
+def headway(*words: str) -> dict:
+    environment = {**os.environ, "HEADWAY_HOME": str(HOME)}
     ran = subprocess.run([os.environ["HEADWAY"], *words, "--json"], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, f"{words}: {ran.stderr}"
     return json.loads(ran.stdout)
@@ -79,35 +80,34 @@ def kill_all(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def begin(home: Path) -> list[str]:
+def begin() -> list[str]:
     """An empty folder, and the packages that datasets are made of."""
-    kill_all(home)  # what an earlier run of this left
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir()
+    kill_all(HOME)  # what an earlier run of this left
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir()
     library = Path(sysconfig.get_path("stdlib"))
     return [str(shutil.copytree(library / name, SOURCES / name, dirs_exist_ok=True)) for name in PACKAGES]
 
 
-def platform(archive: Path) -> None:
-    home = PLATFORM_HOME
-    packages = begin(home)
-    headway("dataset", "publish", "tiny", *packages[:2], "--include", "*.py", home=home)
-    (home / "platform.of.test.yaml").write_text(FREQUENT)
-    headway("up", "--detach", "--config", str(home / "platform.of.test.yaml"), home=home)
+def platform() -> None:
+    packages = begin()
+    headway("dataset", "publish", "tiny", *packages[:2], "--include", "*.py")
+    (HOME / "platform.of.test.yaml").write_text(FREQUENT)
+    headway("up", "--detach", "--config", str(HOME / "platform.of.test.yaml"))
     began = time.monotonic()
-    started = headway("run", "retrain/tiny", *sets(*SMALL, *WAITING), home=home)["flow_run"]["id"]
-    while not (waiting := headway("approve", home=home)["waiting"]):
-        assert time.monotonic() - began < 300, headway("status", home=home)
+    started = headway("run", "retrain/tiny", *sets(*SMALL, *WAITING))["flow_run"]["id"]
+    while not (waiting := headway("approve")["waiting"]):
+        assert time.monotonic() - began < 300, headway("status")
         time.sleep(1)
     assert [one["flow_run"] for one in waiting] == [started]
     time.sleep(max(0.0, 75 - (time.monotonic() - began)))  # Prefect's scheduler makes the next runs once a minute
-    headway("down", "--yes", home=home)
-    told = {"commit": COMMIT, "home": str(home), "waiting": waiting[0]}
-    pack(home, told, archive)
+    headway("down", "--yes")
+    told = {"commit": COMMIT, "home": str(HOME), "waiting": waiting[0]}
+    pack(told)
 
 
-def finished(archive: Path) -> None:
-    packages = begin(HOME)
+def finished() -> None:
+    packages = begin()
     headway("dataset", "publish", "tiny", *packages, "--include", "*.py")
     headway("dataset", "publish", "other", packages[0], "--include", "*.py")
     (HOME / "platform.of.test.yaml").write_text(PLATFORM)
@@ -147,29 +147,30 @@ def finished(archive: Path) -> None:
         "second": second,
         "token": person["token"],
     }
-    pack(HOME, told, archive)
+    pack(told)
 
 
-def pack(home: Path, told: dict, archive: Path) -> None:
-    (home / "told.json").write_text(json.dumps(told, indent=1))
-    shutil.rmtree(home / "cache", ignore_errors=True)
-    (home / "platform.of.test.yaml").unlink(missing_ok=True)
-    if home == PLATFORM_HOME:  # what a kill left in a database stays as it is
-        for path in home.rglob("*.db"):
+def pack(told: dict) -> None:
+    (HOME / "told.json").write_text(json.dumps(told, indent=1))
+    shutil.rmtree(HOME / "cache", ignore_errors=True)
+    (HOME / "platform.of.test.yaml").unlink(missing_ok=True)
+    if KIND == "platform":  # what a kill left in a database stays as it is
+        for path in HOME.rglob("*.db"):
             with sqlite3.connect(path) as database:
                 database.execute("VACUUM")
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             database.close()
-    _forget_where_python_was(home)
+    _forget_where_python_was()
+    archive = Path(f"{HOME.name.removeprefix('headway-')}.tar.xz")
     with tarfile.open(archive, "w:xz", preset=9) as packed:
-        packed.add(home, arcname=".")
+        packed.add(HOME, arcname=".")
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
 
 
-def _forget_where_python_was(home: Path) -> None:
+def _forget_where_python_was() -> None:
     """The command lines of processes that are over name the environment of whoever made this."""
     environment = str(Path(os.environ["HEADWAY"]).resolve().parents[1])
-    for path in (*home.rglob("process.json"), *home.rglob("*.log")):
+    for path in (*HOME.rglob("process.json"), *HOME.rglob("*.log")):
         text = path.read_text(errors="replace").replace(environment, "/opt/headway")
         path.write_text(text.replace(os.environ["PYTHONPATH"], "/opt/headway/sources"))
 
@@ -184,4 +185,4 @@ def _newest_step() -> int:
 
 
 if __name__ == "__main__":
-    {"finished": finished, "platform": platform}[sys.argv[1]](Path(sys.argv[2]))
+    {"finished": finished, "platform": platform}[KIND]()

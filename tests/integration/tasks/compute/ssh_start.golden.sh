@@ -6,6 +6,10 @@ set -euo pipefail
 
 # One job a machine: the lock is held for as long as the parent below lives.
 mkdir -p -m 700 "/var/tmp/headway-$(id -u)"
+if [ -L "/var/tmp/headway-$(id -u)" ] || [ ! -O "/var/tmp/headway-$(id -u)" ]; then
+  echo "machine gpu-2: ""/var/tmp/headway-$(id -u)"" is somebody else's: delete it" >&2
+  exit 77
+fi
 lease="/var/tmp/headway-$(id -u)"/gpu-2
 exec 9>> "$lease"
 if ! flock -w 2 9; then

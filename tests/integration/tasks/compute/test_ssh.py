@@ -24,6 +24,8 @@ from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch
+from tasks.compute.ssh.hosts import read_hosts
+from tasks.compute.ssh.render import probe_command
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
 from tasks.registry.journal import StoreJournal
@@ -123,6 +125,28 @@ def test_render_is_what_a_person_can_read(tmp_path):
             {"machine": "gpu-3", "command": "bash /share/home/jobs/train-ffff/nodes/1/start.sh"},
         ]
     }
+
+
+def test_a_folder_of_leases_that_somebody_else_made_is_not_written_to(tmp_path):
+    """There a lease may be a link to any file of Headway's account."""
+    precious = tmp_path / "precious"
+    precious.write_text("keys")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "gpu-1").symlink_to(precious)
+    (tmp_path / f"headway-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    script = Path(__file__).with_name("ssh_start.golden.sh").read_text().replace("/var/tmp", str(tmp_path))
+    ended = subprocess.run(
+        ["bash"], input=script.replace("gpu-2", "gpu-1"), text=True, capture_output=True, check=False
+    )
+    assert (ended.returncode, precious.read_text()) == (77, "keys")
+    assert "somebody else's: delete it" in ended.stderr
+    nonce = tmp_path / "nonce"
+    nonce.touch()
+    config = ClusterConfig(backend="ssh", ssh={"hosts": ["gpu-1"]})
+    probe = probe_command(make_job(config, "tasks.jobs.train"), read_hosts(config.ssh)[0], nonce)
+    asked = probe.replace("/var/tmp", str(tmp_path))
+    assert subprocess.run(asked, shell=True, text=True, capture_output=True, check=False).stdout == "leases\n"
+    assert precious.read_text() == "keys"
 
 
 @pytest.mark.parametrize(

@@ -416,5 +416,7 @@ def test_what_would_be_started_is_a_value():
     }
     two = job("1", ranks_per_node=2).model_dump(mode="json")
     assert launcher(two, place) == [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "testjobs.program",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2",
+        "--master-addr", "127.0.0.1", "--master-port", "29500", "--rdzv-id", f"{two['token'][:12]}-{two['submission']}-1",
+        "-m", "testjobs.program",
     ]  # fmt: skip

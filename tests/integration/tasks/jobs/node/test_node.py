@@ -26,6 +26,12 @@ if __name__ == "__main__":
     sys.exit(main(run))
 """
 WAIT = "time.sleep(60)"
+STORE = """
+from torch.distributed import TCPStore
+address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+return {"address": address, "keys": store.list_keys(), "cache": os.environ["TORCHINDUCTOR_CACHE_DIR"]}
+"""
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -58,6 +64,31 @@ def test_a_rank_that_fails_is_started_again_on_both_machines_with_the_real_torch
     assert machines.file("result.json") == {"attempt": 2}
     assert machines.file("errors/rank-1.json")["class"] == "infrastructure"
     assert not list((machines.folder / "errors").glob("node-*"))
+
+
+def test_what_the_ranks_of_one_machine_meet_in_is_never_unpickled(tmp_path):
+    """torch's store has no password: where its agents load their state from it, whoever reaches the port runs code as they."""
+    machines = Machines(tmp_path, torch=True)
+    try:
+        machines.run(machines.job(program(STORE), nodes=1, ranks_per_node=2), TMPDIR=str(tmp_path))
+    finally:
+        machines.end()
+    result = machines.file("result.json")
+    assert result["address"] == "127.0.0.1" and result["keys"], result
+    assert [key for key in result["keys"] if "torch.rendezvous." in key] == []
+    cache = Path(result["cache"])
+    assert cache.parent == tmp_path and cache.stat().st_mode & 0o777 == 0o700, "libraries are loaded from it"
+
+
+def test_a_compile_cache_that_somebody_else_made_is_not_used(machines, tmp_path):
+    (tmp_path / f"headway-compile-{os.geteuid()}").symlink_to(tmp_path / "theirs")
+    (tmp_path / "theirs").mkdir()
+    (ended,) = machines.run(machines.job(program("return {}"), nodes=1, restarts=0), TMPDIR=str(tmp_path))
+    assert ended["code"] != 0 and not (machines.folder / "result.json").exists()
+    report = machines.file("errors/node-n0.json")
+    assert "is somebody else's: delete it" in report["message"] and "TORCHINDUCTOR_CACHE_DIR" in report["remedy"], (
+        report
+    )
 
 
 def test_a_machine_whose_part_ended_well_comes_again_when_the_leader_needs_it(machines):
