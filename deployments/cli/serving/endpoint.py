@@ -21,8 +21,9 @@ def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
     from tasks.common.errors import HeadwayError
     from tasks.common.home import home
-    from tasks.serving.known import endpoint_of, known_endpoints
+    from tasks.serving.known import endpoint_of, known_endpoints, settle_all
 
+    settle_all(home())  # a deploy that was killed may have a server, and not yet a name here
     served, silent = [], {}
     for name in known_endpoints(home()):
         try:
@@ -53,8 +54,9 @@ def stop(
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
     from tasks.common.home import home
-    from tasks.serving.known import require_known
+    from tasks.serving.known import require_known, settle_all
 
+    settle_all(home())
     name = require_known(home(), name)
     with asked("roll_back", as_, what=f"stop endpoint/{name}", reason=reason):
         _stop(name, reason)
@@ -64,8 +66,9 @@ def stop(
 def stop_all(reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
     from tasks.common.home import home
-    from tasks.serving.known import known_endpoints
+    from tasks.serving.known import known_endpoints, settle_all
 
+    settle_all(home())
     for name in known_endpoints(home()):
         _stop(name, reason)
 

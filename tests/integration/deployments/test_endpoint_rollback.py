@@ -22,6 +22,7 @@ from tasks.security.audit import account, entries
 from tasks.security.signatures import sign
 from tasks.serving.known import endpoint_of, require_accepted, settle_all
 from tasks.serving.refused import refused_models
+from tasks.serving.servers import runs
 from tasks.signing.keys import ensure_key
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
@@ -175,3 +176,12 @@ def test_who_died_in_the_middle_is_settled_by_the_next_start_of_the_platform(hom
     assert endpoint.changes.open_change() is not None
     assert settle_all(home.path) == {"api": "reverted"} and settle_all(home.path) == {}
     assert endpoint.observe().model_ref == ONE
+
+
+def test_what_the_first_deploy_of_an_endpoint_left_when_it_died_is_seen_and_stopped(home, model):
+    endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
+    endpoint.start(model, ONE, files=files_of(model), golden=golden, timeout=limit(120))  # and never switched
+    (started,) = endpoint.folder.glob("servers/*")
+    assert runs(started)
+    assert home.ok("endpoint", "list").said["endpoints"] == []
+    assert not runs(started) and endpoint.changes.open_change() is None
