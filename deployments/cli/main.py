@@ -1,4 +1,4 @@
-"""The `headway` command: its groups, and the one place where errors become exit codes."""
+"""The `headway` command: what holds for every command, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import retrain, revalidate
-from deployments.cli.cluster import job, qualify, submit
-from deployments.cli.data import checkpoint, dataset, drift, preprocess, tokenizer, validate
-from deployments.cli.operations import approve, doctor, events, notify, platform, users
+from deployments.cli.commands import CommandGroup
 from deployments.cli.output import Terminated, say_error
-from deployments.cli.planning import cost, hardware, plan, prices, scaling, simulate, train_log
-from deployments.cli.registry import artifacts, audit, backup, history, lineage, models, trust
-from deployments.cli.serving import endpoint, watch
 from tasks.common.redaction import clean_logs, redacted
 
 app = typer.Typer(
-    name="headway",
+    cls=CommandGroup,
     help=(
         "Headway takes a large language model through its whole life: validate, preprocess, benchmark, plan, train, evaluate, "
         "export, deploy.\n\nStart with:  headway dataset publish NAME PATH...   then   headway retrain --dataset NAME\n\n"
@@ -70,60 +64,6 @@ def _look_at_home(
     with suppress(PermissionError) if doctor else nullcontext():
         not_newer(home())
     use_files(partial(open_files, home()))
-
-
-app.command("validate")(validate.validate)
-app.command("retrain")(retrain.retrain)
-app.command("revalidate")(revalidate.revalidate)
-app.command("drift")(drift.drift)
-app.command("qualify")(qualify.qualify)
-app.command("hardware")(hardware.hardware)
-app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
-app.command("prices")(prices.prices)
-app.command("quota")(prices.quota)
-app.command("cost")(cost.cost)
-app.command("rightsize")(cost.rightsize)
-app.command("scaling")(scaling.scaling)
-app.command("seeds")(scaling.seeds)
-app.command("train-log")(train_log.train_log)
-app.command("approve")(approve.approve)
-app.add_typer(dataset.app, name="dataset")
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.command("preprocess")(preprocess.preprocess)
-app.command("tokens")(preprocess.tokens)
-app.command("mixture")(preprocess.mixture)
-app.command("lineage")(lineage.lineage)
-app.command("artifacts")(artifacts.artifacts)
-app.command("verify")(artifacts.verify)
-app.command("sign")(trust.sign)
-app.add_typer(trust.app, name="trust")
-app.command("diff")(history.diff)
-app.command("rollback")(history.rollback)
-app.command("models")(models.models)
-app.command("promote")(models.promote)
-app.command("prune")(history.prune)
-app.command("copy")(artifacts.copy)
-app.command("backup")(backup.backup)
-app.command("restore")(backup.restore)
-app.add_typer(endpoint.app, name="endpoint")
-app.command("complete")(endpoint.complete)
-app.command("watch")(watch.watch)
-app.add_typer(notify.app, name="notify")
-app.command("submit")(submit.submit)
-app.command("jobs")(job.jobs)
-app.add_typer(job.app, name="job")
-app.command("reconcile")(job.reconcile)
-app.command("doctor")(doctor.doctor)
-app.command("up")(platform.up)
-app.command("run")(platform.run)
-app.command("deployments")(platform.deployments)
-app.command("status")(platform.status)
-app.add_typer(events.app, name="events")
-app.command("down")(platform.down)
-app.add_typer(users.app, name="person")
-app.command("audit-log")(audit.audit_log)
 
 
 def run() -> None:

@@ -367,14 +367,6 @@ def make_database() -> None:
     os._exit(0)
 
 
-def make_command_line() -> None:
-    """Typer looks at every option of every command each time that it is called: here once."""
-    typer = importlib.import_module("typer.main")
-    app = importlib.import_module("deployments.cli.main").app
-    made, make = typer.get_command(app), typer.get_command
-    typer.get_command = lambda wanted: made if wanted is app else make(wanted)
-
-
 def _copy_database(wanted: Path) -> None:
     made = Path(os.environ[FOLDER]) / "prefect.db"
     if made.exists() and not wanted.exists():
@@ -442,8 +434,6 @@ def load(kind: str, before: set[str]) -> set[str]:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if others:
         raise RuntimeError(f"imports started threads, which a fork has not: {', '.join(others)}")
-    if kind == "commands":
-        make_command_line()
     gc.freeze()
     gc.enable()
     return known

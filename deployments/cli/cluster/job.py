@@ -132,10 +132,8 @@ def _none(all_: bool) -> str:
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `headway jobs` tells it, or the beginning of it.")]
 
 LOOK_SECONDS = 2.0
-app = typer.Typer(help="One job: what would be submitted, how it is, its logs, its end.", no_args_is_help=True)
 
 
-@app.command()
 def render(
     config: Config = None,
     stage: Annotated[
@@ -187,7 +185,6 @@ def _rendered_words(fields: dict[str, Any]) -> str:
     return "\n".join([*lines, shlex.join(fields["command"])]).rstrip()
 
 
-@app.command()
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
     from tasks.common.home import home
@@ -205,7 +202,6 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     say(fields, _words(fields), as_json=as_json)
 
 
-@app.command()
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
     """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
     from tasks.common.home import home
@@ -260,7 +256,6 @@ def _words(fields: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@app.command()
 def logs(
     id_: Id,
     follow: Annotated[

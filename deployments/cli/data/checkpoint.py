@@ -11,10 +11,7 @@ from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
 
-app = typer.Typer(help="Make artifacts of models that others trained, to start from.", no_args_is_help=True)
 
-
-@app.command()
 def publish(
     name: Annotated[str, typer.Argument(help="Name of the checkpoint: lower case, digits, dot, dash.")],
     path: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors weights, or a .gguf file.")],

@@ -12,10 +12,7 @@ from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
 
-app = typer.Typer(help="Make dataset versions of files, and list them.", no_args_is_help=True)
 
-
-@app.command()
 def publish(
     name: Annotated[str, typer.Argument(help="Name of the dataset: lower case, digits, dot, dash.")],
     paths: Annotated[list[Path], typer.Argument(help="JSONL (also .gz and .zst), Parquet, text files, folders.")],
@@ -83,7 +80,6 @@ def make_version(
     return fields, packed.skipped
 
 
-@app.command("list")
 def list_(as_json: Json = False) -> None:
     """List all dataset versions, newest first."""
     from tasks.common.home import home

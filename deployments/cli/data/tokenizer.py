@@ -14,11 +14,9 @@ from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
 
-app = typer.Typer(help="Make artifacts of Hugging Face tokenizers.", no_args_is_help=True)
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-@app.command()
 def publish(
     name: Annotated[str, typer.Argument(help="Name of the tokenizer: lower case, digits, dot, dash.")],
     folder: Annotated[Path, typer.Argument(help="Folder with a tokenizer.json, as save_pretrained writes it.")],

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tasks.events.event import Event
     from tasks.events.listing import Now
 
-app = typer.Typer(help="What came, what it caused, and what was refused and why.")
 EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
 EVERY_SECONDS = 1.0
 FOLLOWED = 500
@@ -32,7 +31,6 @@ ALL = -1
 """Events behind the newest whose changes are still told."""
 
 
-@app.callback(invoke_without_command=True)
 def events(
     context: typer.Context,
     follow: Annotated[
@@ -53,7 +51,6 @@ def events(
         say({"events": result}, list(map(line, result)) or "No event yet.", as_json=as_json)
 
 
-@app.command()
 def send(
     name: Annotated[str, typer.Argument(help="What happened, for example dataset.published or model.degraded.")],
     subject: Annotated[str, typer.Argument(help="To what: dataset/NAME, model/NAME or endpoint/NAME.")],

@@ -9,15 +9,7 @@ import typer
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
 
-app = typer.Typer(help="Who is told of failures, closed gates, approvals and alerts.", no_args_is_help=True)
 
-
-@app.callback()
-def notify() -> None:
-    """Who is told of failures, closed gates, approvals and alerts."""
-
-
-@app.command()
 def test(
     channel: Annotated[str, typer.Argument(help="Name of a channel; without it, all.")] = "",
     as_json: Json = False,

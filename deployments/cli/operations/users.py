@@ -20,7 +20,6 @@ from deployments.cli.output import say
 if TYPE_CHECKING:
     from tasks.security.policy import Right, Rights
 
-app = typer.Typer(help="Who may do what: add persons, list, remove, give new tokens.", no_args_is_help=True)
 As = Annotated[
     str,
     typer.Option("--as", metavar="NAME", envvar="HEADWAY_PERSON", help="Who you are, where the policy asks for it."),
@@ -66,7 +65,6 @@ def asks(right: Right) -> bool:
         return True
 
 
-@app.command()
 def add(
     name: Annotated[str, typer.Argument(help="Lower case, digits, dot, dash.")],
     may: Annotated[
@@ -92,7 +90,6 @@ def add(
     _say_token(name, rights, token, as_json)
 
 
-@app.command()
 def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Give somebody a new token, and print it, this once. The old one ends."""
     from tasks.common.home import home
@@ -103,7 +100,6 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
     _say_token(name, load_policy(home()).persons[name].may, token, as_json)
 
 
-@app.command()
 def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Take somebody out. Their token ends, also for runs of theirs that are at work."""
     from tasks.common.home import home
@@ -114,7 +110,6 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
     say({"person": name, "removed": True}, f"{name} is out", as_json=as_json)
 
 
-@app.command("list")
 def list_(as_json: Json = False) -> None:
     """List persons and their rights, and which rights are asked for."""
     from tasks.common.home import home

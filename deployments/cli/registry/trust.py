@@ -14,11 +14,9 @@ from deployments.cli.output import say
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-app = typer.Typer(help="Whose signatures count: list keys, let one in, revoke one.", no_args_is_help=True)
 Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 
 
-@app.command("list")
 def list_(as_json: Json = False) -> None:
     """List the keys whose signatures count, what each may sign, and the revoked ones."""
     from tasks.common.home import home
@@ -44,7 +42,6 @@ def list_(as_json: Json = False) -> None:
     say({"trust": path, "keys": keys, "sign_with": signs}, words, as_json=as_json)
 
 
-@app.command()
 def add(
     name: Annotated[str, typer.Argument(help="What to call the key. Lower case, digits, dot, dash.")],
     key: Annotated[
@@ -72,7 +69,6 @@ def add(
     say(fields, f"{name} ({fields['key'][:16]}) may sign {', '.join(patterns)}", as_json=as_json)
 
 
-@app.command()
 def revoke(
     name: Annotated[str, typer.Argument(help="`headway trust list` shows the names.")],
     reason: Why = "",

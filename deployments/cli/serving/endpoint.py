@@ -9,14 +9,8 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
-from deployments.cli.serving import endpoint_keys, endpoint_render
-
-app = typer.Typer(help="What is served: list it, stop it; who may ask it.", no_args_is_help=True)
-app.add_typer(endpoint_keys.app, name="key")
-app.command("render")(endpoint_render.render)
 
 
-@app.command("list")
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
     from tasks.common.errors import HeadwayError
@@ -45,7 +39,6 @@ def list_(as_json: Json = False) -> None:
     say({"endpoints": rows}, words or "No endpoint yet.", as_json=as_json)
 
 
-@app.command()
 def stop(
     name: Annotated[str, typer.Argument(help="Name of the endpoint.")],
     reason: Reason = "",

@@ -14,12 +14,10 @@ from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
 
-app = typer.Typer(help="API keys of an endpoint: add, list, revoke.", no_args_is_help=True)
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"
 Endpoint = Annotated[str, typer.Argument(help="Name of the endpoint.")]
 
 
-@app.command()
 def add(
     name: Endpoint,
     caller: Annotated[str, typer.Option("--caller", help="Whose key it is: lower case, digits, dot, dash.")],
@@ -43,7 +41,6 @@ def add(
     say(fields, f"{shown}\n{key.id} of {caller}: keep the line above, it is not shown again", as_json=as_json)
 
 
-@app.command("list")
 def list_(name: Endpoint, as_json: Json = False) -> None:
     """List the keys of an endpoint, without what they are."""
     from tasks.serving.keys import read_keys
@@ -60,7 +57,6 @@ def list_(name: Endpoint, as_json: Json = False) -> None:
     say({"ref": f"endpoint/{bare}", "keys": rows}, "\n".join(words).rstrip() or nothing, as_json=as_json)
 
 
-@app.command()
 def revoke(
     name: Endpoint,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `list` shows it.")],

@@ -1,0 +1,279 @@
+"""Every command of `headway`: its words, the function that it calls, and the line that `--help` shows of it.
+
+A command's module is imported when the command is called, as in click's documentation
+(https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands): `headway --help` needs none of them, and no
+command needs another's imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class Row(NamedTuple):
+    """A command, or a group of those whose words begin with the group's."""
+
+    function: str
+    """`MODULE:NAME` below `deployments.cli`; empty for a group that does nothing by itself."""
+    summary: str
+    """The first sentence of the function's docstring; of a group all that there is to read."""
+
+
+COMMANDS = {
+    "validate": Row("data.validate:validate", "Judge a dataset: every document and the whole."),
+    "retrain": Row(
+        "retrain:retrain",
+        "Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.",
+    ),
+    "revalidate": Row(
+        "revalidate:revalidate",
+        "Verify the champion of a model, every byte of it, hold new data against what it learnt, and measure it on that.",
+    ),
+    "drift": Row(
+        "data.drift:drift", "Say whether new data has drifted from a reference, by what, and how sure that is."
+    ),
+    "qualify": Row(
+        "cluster.qualify:qualify", "Measure the cluster anew, and judge every machine by what its hardware must show."
+    ),
+    "hardware": Row(
+        "planning.hardware:hardware",
+        "List the kinds of machines that clusters are judged as; or one in full, each number with its source.",
+    ),
+    "plan": Row(
+        "planning.plan:plan", "Plan a training: does it fit, how fast, how long, what does it cost, what will break."
+    ),
+    "simulate": Row(
+        "planning.simulate:simulate",
+        "Play a training with its failures, for three rates: what share of its time is useful, and what took the rest.",
+    ),
+    "prices": Row(
+        "planning.prices:prices",
+        "Show what machines cost an hour and storage a month; or, with `update`, ask Azure for its prices of today.",
+    ),
+    "quota": Row(
+        "planning.prices:quota",
+        "Show an account's limits; or whether machines of a size fit into them, and if not, what to ask Azure for.",
+    ),
+    "cost": Row(
+        "planning.cost:cost",
+        "Show what a run really took of machines and what that cost, stage by stage, beside its plan.",
+    ),
+    "rightsize": Row(
+        "planning.cost:rightsize",
+        "Say of each stored training whether its machines were too small, too large or right, and what measured use says so.",
+    ),
+    "scaling": Row(
+        "planning.scaling:scaling",
+        "Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.",
+    ),
+    "seeds": Row(
+        "planning.scaling:seeds",
+        "Show by how much stored trainings differ that differ in their seed alone, and what comparison.seed_noise should be.",
+    ),
+    "train-log": Row(
+        "planning.train_log:train_log",
+        "Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them.",
+    ),
+    "approve": Row(
+        "operations.approve:approve",
+        "List what waits for an approval; with a question and --approve or --reject, answer.",
+    ),
+    "preprocess": Row(
+        "data.preprocess:preprocess",
+        "Turn text into Megatron .bin/.idx, byte for byte what its preprocess_data.py writes.",
+    ),
+    "tokens": Row("data.preprocess:tokens", "Check a Megatron .bin/.idx and show what it holds."),
+    "mixture": Row(
+        "data.preprocess:mixture", "Check datasets and their weights, and say Megatron's arguments for the mixture."
+    ),
+    "lineage": Row(
+        "registry.lineage:lineage",
+        "Show what an artifact, model or endpoint was made from, down to the raw data, code commit and configuration.",
+    ),
+    "artifacts": Row(
+        "registry.artifacts:artifacts",
+        "List artifacts with their versions, newest first within a name; or the history of one name.",
+    ),
+    "verify": Row(
+        "registry.artifacts:verify",
+        "Check every byte of an artifact against its manifest, and a checkpoint or model against its signature.",
+    ),
+    "sign": Row(
+        "registry.trust:sign", "Sign an artifact anew with this home's key, after every byte of it was checked."
+    ),
+    "diff": Row(
+        "registry.history:diff",
+        "Show what differs from A to B: files, configuration, metrics, and what they were made from.",
+    ),
+    "rollback": Row(
+        "registry.history:rollback",
+        "Make an old version of a name the current one again; of a model, also the champion.",
+    ),
+    "models": Row(
+        "registry.models:models",
+        "List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it.",
+    ),
+    "promote": Row(
+        "registry.models:promote",
+        "Make a version the champion of its model, when every byte of it is sound and signed by a trusted key.",
+    ),
+    "prune": Row("registry.history:prune", "Delete old versions that nothing needs."),
+    "copy": Row(
+        "registry.artifacts:copy",
+        "Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival.",
+    ),
+    "backup": Row(
+        "registry.backup:backup",
+        "Back up datasets, tokenizers, checkpoints, models, and everything that is known of them.",
+    ),
+    "restore": Row("registry.backup:restore", "Rebuild an empty home from a backup; every byte is checked on its way."),
+    "complete": Row("serving.endpoint:complete", "Ask a served model to complete a text."),
+    "watch": Row(
+        "serving.watch:watch",
+        "Look at what an endpoint answered since the last look; what stands out becomes an event, with the evidence in a file.",
+    ),
+    "submit": Row(
+        "cluster.submit:submit",
+        "Run a program of your own on a backend, to its end: submitted once, retried when machines fail, adopted after a crash.",
+    ),
+    "jobs": Row(
+        "cluster.job:jobs",
+        "List the jobs that are not over: state, machines, attempts, and whether somebody supervises each.",
+    ),
+    "reconcile": Row(
+        "cluster.job:reconcile",
+        "Settle jobs that ended while nobody looked, and tell of those that go on without anybody.",
+    ),
+    "doctor": Row(
+        "operations.doctor:doctor",
+        "Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names.",
+    ),
+    "up": Row(
+        "operations.platform:up", "Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments."
+    ),
+    "run": Row("operations.platform:run", "Start a flow run of a deployment on the platform, and return."),
+    "deployments": Row("operations.platform:deployments", "List all deployments with their schedules."),
+    "status": Row(
+        "operations.platform:status",
+        "What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong.",
+    ),
+    "down": Row("operations.platform:down", "Stop the platform: no process of it is left."),
+    "audit-log": Row(
+        "registry.audit:audit_log", "List the audit log, newest first: who did what, when, why; and who was refused."
+    ),
+    "dataset": Row("", "Make dataset versions of files, and list them."),
+    "dataset publish": Row("data.dataset:publish", "Make a dataset version of files."),
+    "dataset list": Row("data.dataset:list_", "List all dataset versions, newest first."),
+    "tokenizer": Row("", "Make artifacts of Hugging Face tokenizers."),
+    "tokenizer publish": Row(
+        "data.tokenizer:publish", "Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it."
+    ),
+    "checkpoint": Row("", "Make artifacts of models that others trained, to start from."),
+    "checkpoint publish": Row(
+        "data.checkpoint:publish", "Make a checkpoint version of a Hugging Face folder; `training.base` then names it."
+    ),
+    "trust": Row("", "Whose signatures count: list keys, let one in, revoke one."),
+    "trust list": Row(
+        "registry.trust:list_", "List the keys whose signatures count, what each may sign, and the revoked ones."
+    ),
+    "trust add": Row("registry.trust:add", "Let a key in."),
+    "trust revoke": Row(
+        "registry.trust:revoke",
+        "Let a key count for nothing any more, neither for what comes nor for what it has signed.",
+    ),
+    "endpoint": Row("", "What is served: list it, stop it; who may ask it."),
+    "endpoint render": Row(
+        "serving.endpoint_render:render",
+        "Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them.",
+    ),
+    "endpoint list": Row(
+        "serving.endpoint:list_", "List endpoints, the model that each serves, and whether it answers."
+    ),
+    "endpoint stop": Row("serving.endpoint:stop", "Stop an endpoint."),
+    "endpoint key": Row("", "API keys of an endpoint: add, list, revoke."),
+    "endpoint key add": Row("serving.endpoint_keys:add", "Make a key, and print it, this once."),
+    "endpoint key list": Row("serving.endpoint_keys:list_", "List the keys of an endpoint, without what they are."),
+    "endpoint key revoke": Row("serving.endpoint_keys:revoke", "End a key."),
+    "notify": Row("", "Who is told of failures, closed gates, approvals and alerts."),
+    "notify test": Row(
+        "operations.notify:test",
+        "Send a test message through each channel of the platform's settings, and say what happened.",
+    ),
+    "job": Row("", "One job: what would be submitted, how it is, its logs, its end."),
+    "job render": Row(
+        "cluster.job:render", "Print exactly what would be submitted for a stage, without submitting it."
+    ),
+    "job show": Row(
+        "cluster.job:show",
+        "Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported.",
+    ),
+    "job cancel": Row("cluster.job:cancel", "End a job on its backend."),
+    "job logs": Row(
+        "cluster.job:logs",
+        "Print the logs of a job's ranks, the failing rank first; with --follow as they are written.",
+    ),
+    "events": Row("operations.events:events", "What came, what it caused, and what was refused and why."),
+    "events send": Row("operations.events:send", "Make an event by hand."),
+    "person": Row("", "Who may do what: add persons, list, remove, give new tokens."),
+    "person add": Row("operations.users:add", "Let somebody in, and print their token, this once."),
+    "person renew": Row("operations.users:renew", "Give somebody a new token, and print it, this once."),
+    "person remove": Row("operations.users:remove", "Take somebody out."),
+    "person list": Row("operations.users:list_", "List persons and their rights, and which rights are asked for."),
+}
+"""By the command's words, in the order of the help texts."""
+
+
+class Commands(Mapping[str, Any]):
+    """The commands of one group by their last word, each imported when it is asked for."""
+
+    def __init__(self, group: str) -> None:
+        self.rows = {words.rpartition(" ")[2]: words for words in COMMANDS if words.rpartition(" ")[0] == group}
+
+    def __getitem__(self, word: str) -> Any:
+        words = self.rows[word]
+        module, _, name = COMMANDS[words].function.partition(":")
+        function = getattr(importlib.import_module(f"deployments.cli.{module}"), name) if module else None
+        if not Commands(words):
+            app = typer.Typer(rich_markup_mode=None, add_completion=False)
+            app.command(word)(function)
+            return typer.main.get_command(app)
+        app = typer.Typer(
+            name=words,
+            cls=CommandGroup,
+            help=COMMANDS[words].summary,
+            no_args_is_help=not function,
+            invoke_without_command=bool(function),
+            rich_markup_mode=None,
+        )
+        if function:
+            app.callback()(function)
+        return typer.main.get_group(app)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class CommandGroup(TyperGroup):
+    """The group of the table's commands whose words begin with its name; the empty name is that of `headway` itself."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast(MutableMapping[str, Any], Commands(self.name or ""))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the commands' words, without an import of any."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the summaries, without an import of what they are of."""
+        rows = cast(Commands, self.commands).rows
+        commands = {word: TyperCommand(word, help=COMMANDS[words].summary) for word, words in rows.items()}
+        TyperGroup(commands=cast(Any, commands)).format_commands(ctx, formatter)
