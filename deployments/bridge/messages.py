@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from deployments.bridge.objects import NotAllowed as NotAllowed
@@ -19,9 +19,11 @@ from deployments.bridge.objects import Places, read_again
 from deployments.configuration.events import EventsConfig
 from tasks.artifacts import parse_ref
 from tasks.common.redaction import redact_value
+from tasks.common.validation import explain
 from tasks.config.base import canonical_json
 from tasks.events.event import NAMES, Channel, Event, EventName
 
+E = TypeVar("E", bound=BaseModel)
 BLOB_CREATED = "Microsoft.Storage.BlobCreated"
 VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
 OURS = "headway."
@@ -126,7 +128,7 @@ def read_events(body: bytes) -> list[Told]:
 
 def cloud_event(output: dict[str, Any]) -> Told:
     """An event of CloudEvents 1.0, by its attributes and `data`. Raises ValueError."""
-    event = _CloudEvent.model_validate(output)
+    event = _checked(_CloudEvent, output)
     data = event.data
     if event.data_base64 is not None:
         data = from_json(base64.b64decode(event.data_base64, validate=True), allow_inf_nan=False)
@@ -182,10 +184,17 @@ def _read(output: Any) -> Told:
     if "specversion" in output:
         return cloud_event(output)
     if "eventType" in output:
-        event = _GridEvent.model_validate(output)
+        event = _checked(_GridEvent, output)
         when, data = _epoch(event.eventTime), _object(event.data)
         return Told("event_grid", event.topic, event.id, event.eventType, event.subject, when, data)
     raise ValueError("it is neither of Event Grid's schema (`eventType`) nor of CloudEvents 1.0 (`specversion`)")
+
+
+def _checked(form: type[E], output: Any) -> E:
+    try:
+        return form.model_validate(output)
+    except ValidationError as error:
+        raise ValueError(explain(error, form, values=False)) from error
 
 
 def _epoch(time: str) -> float:

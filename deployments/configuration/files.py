@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -10,13 +11,28 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from deployments.configuration.yaml_errors import Loader, sentence
+from tasks.common.validation import explain
 from tasks.config.base import Settings
 from tasks.config.cluster import ClusterConfig
 from tasks.config.flows import RetrainConfig
 
 SHIPPED = Path(__file__).parent.parent / "configs"
 C = TypeVar("C", bound=Settings)
+INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1:8 as minutes and seconds, 68, where a range is meant, and 3e-4 and 2e12 as text: here they are numbers."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != INTEGER]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver(
+    INTEGER, re.compile(r"[-+]?(0b[01_]+|0x[\da-fA-F_]+|0[0-7_]*|[1-9][\d_]*)$"), list("-+0123456789")
+)
+Loader.add_implicit_resolver(FLOAT, re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
@@ -72,8 +88,7 @@ def validated(model: type[C], value: dict[str, Any], source: str) -> C:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        words = "; ".join(sentence(problem, model) for problem in error.errors())
-        raise ValueError(f"the configuration {source} is not valid: {words}") from error
+        raise ValueError(f"the configuration {source} is not valid: {explain(error, model)}") from error
 
 
 def _together(source: str | Sequence[str]) -> tuple[dict[str, Any], str]:

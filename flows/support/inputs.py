@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from flows.support.prefect_run import config_of_deployment
 from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref
 from tasks.common.errors import IntegrityError, Unknown
+from tasks.common.validation import explain
 from tasks.config.base import Settings
 from tasks.config.data import PreprocessingConfig
 from tasks.config.flows import RetrainConfig
@@ -174,7 +175,7 @@ def checked(form: type[C], value: Any) -> C:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        words = "; ".join(_sentence(problem) for problem in error.errors(include_url=False))
+        words = explain(error, form)
         raise ValueError(f"the configuration of this run does not fit this Headway: {words}. {REMEDY}") from None
 
 
@@ -257,11 +258,3 @@ def _sections(form: type[Settings]) -> dict[str, type[Settings] | None]:
 def _section(annotation: Any) -> type[Settings] | None:
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next((kind for kind in kinds if issubclass(kind, Settings)), None)
-
-
-def _sentence(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"there is no setting {key}"
-    text = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {text}, not {problem['input']!r}" if key and problem["type"] != "value_error" else text

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from tasks.common.validation import explain
 from tasks.hardware.sku import Sku, plain_name
 
 # What can be said of a kind of machine, by name, and in which unit: a number in another unit is refused where a file is
@@ -105,7 +106,7 @@ def read_sku(path: Path, *folders: Path) -> Sku:
     try:
         sku = Sku.model_validate(output)
     except ValidationError as error:
-        raise ValueError(f"{path} is no description of hardware: {_words(error)}") from error
+        raise ValueError(f"{path} is no description of hardware: {explain(error, Sku)}") from error
     # Names of checks and specs are ours, and so are their units.
     limits = {f"limits.{name}": (name, limit.unit, CHECKS) for name, limit in sku.limits.items()}
     specs = {f"specs.{name}": (name, number.unit, SPECS) for name, number in sku.specs.items()}
@@ -182,15 +183,3 @@ def _said(path: Path) -> dict[str, Any]:
     if not isinstance(output, dict):
         raise ValueError(f"{path} is no description of hardware: it has no keys")
     return output
-
-
-def _words(error: ValidationError) -> str:
-    return "; ".join(_sentence(problem) for problem in error.errors())
-
-
-def _sentence(problem: Any) -> str:
-    where, value = ".".join(map(str, problem["loc"])), problem["input"]
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: there is no such key (it says {value!r})"
-    text = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {text}" + ("" if isinstance(value, dict) else f" (it says {value!r})") if where else text

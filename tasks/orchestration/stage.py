@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
 from tasks.common.errors import Cancelled, GateFailed, IntegrityError, Unknown
 from tasks.common.process import locked
+from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
@@ -264,9 +265,8 @@ class Stage:
         try:
             return kind.model_validate(record.value)
         except ValidationError as error:
-            first = error.errors()[0]
             raise IntegrityError(
-                f"the record of {self.name} {record.key[:12]} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                f"the record of {self.name} {record.key[:12]} is damaged: {explain(error, kind)}",
                 remedy=f"Run it again: `--from {self.name}`. Find out who wrote the record.",
             ) from error
 

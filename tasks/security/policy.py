@@ -17,13 +17,14 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.common.errors import Refused, Unknown
 from tasks.common.process import locked, write_text
+from tasks.common.validation import explain
 from tasks.config.base import Name, policy_file
 from tasks.security.audit import AUTOMATIC, account, actor, asked_of, audit
 from tasks.storage import open_store
@@ -276,7 +277,7 @@ def _parse(path: Path, data: bytes) -> Policy:
     try:
         return Policy.model_validate(yaml.safe_load(data.decode()))
     except ValidationError as error:
-        text = "; ".join(_words(problem) for problem in error.errors(include_input=False, include_url=False))
+        text = explain(error, Policy, values=False)  # a token may stand where another value should
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)  # the error's own words show the line itself
         text = f"it is not YAML{f', at line {mark.line + 1}' if mark else ''}"
@@ -284,13 +285,6 @@ def _parse(path: Path, data: bytes) -> Policy:
         f"the policy {path} is damaged, so nothing is allowed: {text}",
         remedy="Mend the file, or restore it from a backup; its form is in docs/access.md.",
     )
-
-
-def _words(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{where}: there is no such key"
-    return f"{where}: {problem['msg'].removeprefix('Value error, ')}".removeprefix(": ")
 
 
 def _without_right(name: str, right: Right) -> Refused:

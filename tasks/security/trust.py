@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 
 from tasks.common.errors import IntegrityError, Refused, Unknown
 from tasks.common.process import locked, write_text
+from tasks.common.validation import explain
 from tasks.config.base import Name, Settings, trust_file
 from tasks.signing.keys import LocalKey, Signer, ensure_key, key_id, load_public_key, parse_public_key, pem_of
 from tasks.storage.settings import Identity
@@ -220,7 +221,7 @@ def _parse(path: Path, data: bytes) -> TrustFile:
         for name, entry in file.keys.items():
             _held(path, name, entry)
     except ValidationError as error:
-        output = _words(error)
+        output = explain(error, TrustFile)
     except (yaml.YAMLError, ValueError, OSError) as error:
         output = str(error)
     else:
@@ -250,11 +251,7 @@ def _with(file: TrustFile, name: str, entry: dict[str, Any]) -> TrustFile:
     try:
         return TrustFile.model_validate({**file.model_dump(), "keys": {**file.model_dump()["keys"], name: entry}})
     except ValidationError as error:
-        raise ValueError(_words(error)) from error
-
-
-def _words(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ValueError(explain(error, TrustFile)) from error
 
 
 def _change(home: Path, change: Callable[[TrustFile], TrustFile]) -> None:

@@ -14,6 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tasks.common.errors import Missing
+from tasks.common.validation import explain
 from tasks.config.base import Name, Settings, own_or_named
 
 Credential = Literal[
@@ -114,4 +115,5 @@ def load_stores(home: Path) -> Stores:
     try:
         return Stores.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (ValidationError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} does not say which stores there are: {error}") from error
+        words = explain(error, Stores) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{path} does not say which stores there are: {words}") from error

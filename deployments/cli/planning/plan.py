@@ -347,7 +347,8 @@ def read_cases(path: Path) -> list[Case]:
     import yaml
     from pydantic import ValidationError
 
-    from deployments.configuration.yaml_errors import Loader, sentence
+    from deployments.configuration.files import Loader
+    from tasks.common.validation import explain
     from tasks.planning.case import Case
 
     try:
@@ -369,8 +370,7 @@ def read_cases(path: Path) -> list[Case]:
             cases.append(Case.model_validate(value))
         except ValidationError as error:
             named = value.get("name") if isinstance(value, dict) else None
-            words = sentence(error.errors()[0], Case)
-            raise ValueError(f"{path}, case {named or number}: {words}") from error
+            raise ValueError(f"{path}, case {named or number}: {explain(error, Case)}") from error
     return cases
 
 

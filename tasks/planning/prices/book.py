@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tasks.common.validation import explain
 from tasks.config.planning import PriceKind
 from tasks.hardware.sku import plain_name
 from tasks.planning.money import KINDS, MachinePrice, Origin, StoragePrices
@@ -152,9 +153,7 @@ def read_list(path: Path) -> PriceList:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"prices {str(path)!r}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path} is no price list: {where}: {first['msg']} (it says {first['input']!r})") from error
+        raise ValueError(f"{path} is no price list: {explain(error, PriceList)}") from error
 
 
 def machine_price(

@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from tasks.common.process import locked, write_text
+from tasks.common.validation import explain
 from tasks.hardware.sku import Sku
 from tasks.planning.prices.book import LOADER, Data
 from tasks.planning.quota import Limits, Service
@@ -91,8 +92,4 @@ def read_file(path: Path) -> LimitsFile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"limits {str(path)!r}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"{path} is no file of limits: {where}: {first['msg']} (it says {first['input']!r})"
-        ) from error
+        raise ValueError(f"{path} is no file of limits: {explain(error, LimitsFile)}") from error

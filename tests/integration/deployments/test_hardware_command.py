@@ -76,7 +76,7 @@ def test_a_file_of_ones_own_and_one_that_cannot_be_read(own):
     (own / "broken.yaml").write_text("name: broken\nvendors: nvidia\n")
     rows = {row["name"]: row for row in said()}
     assert rows["local-cpu"]["own"] and rows["local-cpu"]["file"] == str(own / "local-cpu.yaml")
-    assert "vendors: there is no such key (it says 'nvidia')" in rows["broken"]["problem"]
+    assert "vendors: there is no such key; did you mean vendor?" in rows["broken"]["problem"]
     assert re.search(rf"^broken +cannot be read: .*{own / 'broken.yaml'}", headway(), re.M)
     assert headway("bench").startswith("local-cpu, also bench\n")
     with pytest.raises(ValueError, match="vendors: there is no such key"):

@@ -84,5 +84,5 @@ retrain("tiny", {"training": {"learning_rat": 1}})
     assert ran.returncode == 1 and "training.learning_rat" in ran.stderr
     [run] = page(home, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     message = run["state"]["message"]
-    assert run["state_type"] == "FAILED" and "there is no setting training.learning_rat" in message
+    assert run["state_type"] == "FAILED" and "training.learning_rat: there is no such key" in message
     assert "headway up" in message

@@ -77,8 +77,8 @@ def test_what_is_wrong_is_named(tmp_path):
     def with_limit(**change):
         return refused(tmp_path, {**GOOD, "limits": {"ib_rate": {**limit, **change}}})
 
-    assert "limits.ib_rate.fial: there is no such key (it says 400)" in with_limit(fial=400)
-    assert "limits.ib_rate.warn" in (said := with_limit(warn="much")) and "(it says 'much')" in said
+    assert "limits.ib_rate.fial: there is no such key; did you mean" in with_limit(fial=400)
+    assert "limits.ib_rate.warn" in (said := with_limit(warn="much")) and "not 'much'" in said
     assert "limits.ib_rate: its unit is Gbit/s, and the file says 'GB/s'" in with_limit(unit="GB/s")
     assert "sources you are named and not there" in with_limit(source="you")
     assert "norm None, warn 100.0, fail 200.0: higher is better" in with_limit(warn=100)
