@@ -20,7 +20,7 @@ from deployments.bridge.clients import WORKERS, container_of
 from deployments.bridge.folders import Changed
 from deployments.bridge.objects import counts, strange
 from deployments.configuration.events import ContainerConfig
-from tasks.common.process import read_json, write_json
+from tasks.common.process import private_folder, read_json, write_json
 from tasks.storage.blob import faults
 from tasks.storage.blob.parallel import in_order
 from tasks.storage.cache import require_room
@@ -49,7 +49,7 @@ class BlobCopies:
         }
         self._remove_all_but(kept)
         wanted = [blob for name, blob in existing.items() if name not in kept]
-        self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.files)
         require_room(self.files, sum(blob.size for blob in wanted), what=self.container.url)
         try:
             for name, tag in in_order(self._fetch, wanted, workers=WORKERS, ahead=4 * WORKERS):

@@ -322,8 +322,7 @@ def start(home: Path, config: EventsConfig, ledger: Ledger) -> Webhook | None:
     """Listen, when the settings have a webhook; its address is in events/webhook.json too. Raises ValueError for a taken port."""
     if config.webhook is None:
         return None
-    noted = home / "events" / "webhook.json"
-    noted.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    noted = process.private_folder(home / "events") / "webhook.json"
     listener = _listen(config.webhook, (process.read_json(noted) or {}).get("port"))
     try:
         return Webhook(noted, listener, config, ledger)

@@ -128,13 +128,7 @@ def down(home: Path) -> bool:
 
 def password(home: Path) -> str:
     """`user:password` of the local server, made at first use, readable by its owner only."""
-    path = home / "prefect" / "credentials"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"headway:{secrets.token_urlsafe(24)}")
-    return path.read_text()
+    return process.secret(home / "prefect" / "credentials", lambda: f"headway:{secrets.token_urlsafe(24)}")
 
 
 def _running(folder: Path) -> dict[str, Any] | None:

@@ -53,8 +53,7 @@ def start(home: Path) -> dict[str, Any]:
 
 def temporary(home: Path) -> Path:
     """The worker's folder for temporary files, made where it is not there. Raises OSError where it cannot be written."""
-    place = home / "platform" / "worker" / "tmp"
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place = process.private_folder(home / "platform" / "worker" / "tmp")
     with tempfile.TemporaryFile(dir=place):
         return place
 

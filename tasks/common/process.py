@@ -205,14 +205,57 @@ def write_json(path: Path, value: Any, *, seal: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, so that a reader sees the old one or the new one, never half."""
+    """Write a text as `whole` does."""
+    with whole(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def whole(path: Path, *, replace: bool = True) -> Iterator[IO[bytes]]:
+    """Write a file that only its owner may read, so that a reader sees the old one or the new one, never half.
+
+    It has another name until the block ends and its bytes are on the disk; what the block raises leaves the old one as it was.
+    Without `replace` the first of several writers wins, and the others get FileExistsError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        (os.replace if replace else os.link)(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def append(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Add to a file that only its owner may read, by one write: what several processes add does not mix.
+
+    What is `durable` is on the disk when this returns.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, data)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def secret(path: Path, make: Callable[[], str]) -> str:
+    """What a file holds that only its owner may read; made at first use, the same for all that ask at once."""
+    if not path.exists():
+        private_folder(path.parent)
+        with suppress(FileExistsError), whole(path, replace=False) as file:
+            file.write(make().encode())
+    return path.read_text(encoding="utf-8")
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder of the home that nobody else can look into; one that is there keeps the rights that somebody gave it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def read_json(path: Path) -> Any:

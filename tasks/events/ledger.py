@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tasks.common.process import locked
+from tasks.common.process import locked, private_folder
 from tasks.events.event import Event
 
 # The ledger's database: its tables, and connections to it.
@@ -95,7 +95,7 @@ class Database:
 
 def _open(path: Path) -> sqlite3.Connection:
     """A connection whose tables are there. One process at a time: SQLite does not wait for who changes the journal's mode."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     db.row_factory = sqlite3.Row
     with locked(path.with_suffix(".lock")):

@@ -18,6 +18,7 @@ from openlineage.client import facet_v2 as facets
 from openlineage.client.serde import Serde
 
 from tasks.common.errors import Missing
+from tasks.common.process import write_text
 
 NAMESPACE = "headway"
 """Of the jobs; a dataset's namespace is the address of the store."""
@@ -66,11 +67,7 @@ def hand_on(events: Sequence[ol.RunEvent], target: str, *, key: str = "") -> Non
     elif "://" in target:
         raise ValueError(f"{target!r} is neither a file nor an address that begins with http:// or https://")
     else:
-        path = Path(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text("".join(f"{Serde.to_json(event)}\n" for event in events), encoding="utf-8")
-        temporary.replace(path)
+        write_text(Path(target), "".join(f"{Serde.to_json(event)}\n" for event in events))
 
 
 def _runs(nodes: Iterable[Node]) -> list[Made]:

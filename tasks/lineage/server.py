@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
+
+from tasks.common import process
 
 SERVED = "mlflow-artifacts:/"
 """Where files go that people log through the server: through it, to HOME/mlflow/artifacts."""
@@ -49,7 +52,9 @@ def _settings(home: Path, port: int) -> dict[str, str]:
     login.write_text(LOGIN.format(database=home / "mlflow" / "auth.db", remembered=REMEMBERED_SECONDS))
     return {
         "MLFLOW_AUTH_CONFIG_PATH": str(login),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": _secret(home / "platform" / "mlflow" / "secret"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": process.secret(
+            home / "platform" / "mlflow" / "secret", partial(secrets.token_hex, 32)
+        ),
         "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port},localhost:{port}",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -75,14 +80,6 @@ def _places(home: Path) -> dict[str, str]:
 
 def _database(home: Path) -> str:
     return f"sqlite:///{home / 'mlflow' / 'mlflow.db'}"
-
-
-def _secret(path: Path) -> str:
-    """The key that signs the login app's forms, made at first use, readable by its owner only."""
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-    return path.read_text()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ them is access_anomalies.py. See docs/audit.md.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tasks.common.process import append
 from tasks.security.audit import account, actor
 
 FOLDER = "access"
@@ -56,13 +56,7 @@ def note_access(home: Path, ref: str, *, bytes: int, what: str) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_old(path.parent, now)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(
-            descriptor, line.model_dump_json().encode() + b"\n"
-        )  # one write: lines of several processes do not mix
-    finally:
-        os.close(descriptor)
+    append(path, line.model_dump_json().encode() + b"\n")
 
 
 def accesses(home: Path) -> Iterator[Access]:

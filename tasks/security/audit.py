@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.common.errors import HeadwayError
 from tasks.common.home import home
+from tasks.common.process import append, private_folder
 from tasks.common.redaction import has_form_of_secret, redact, redact_value
 from tasks.security import audit_chain
 from tasks.security.audit_chain import Link
@@ -157,9 +158,8 @@ def noted(base: Path) -> list[dict[str, Any]]:
 
 def _note(entry: dict[str, Any]) -> None:
     path = home() / NOTED
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
-        file.write(f"\n{json.dumps(entry)}\n")
+    private_folder(path.parent)
+    append(path, f"\n{json.dumps(entry)}\n".encode())
 
 
 @contextmanager

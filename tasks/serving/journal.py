@@ -7,14 +7,13 @@ What finishing and reverting do is rollout.py; what the audit log and the run sa
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.common.process import write_text
+from tasks.common.process import append, write_text
 from tasks.common.seal import opened_lines, sealed
 
 Event = Literal["begin", "step", "commit", "done", "revert", "reverted"]
@@ -66,12 +65,8 @@ class Journal:
         """Add a line, and return when it is on the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = sealed(json.dumps({"event": event, "time": time.time(), **details}).encode()) + b"\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, self._separated(line))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        cut = self.path.exists() and not (self.path.read_bytes() or b"\n").endswith(b"\n")
+        append(self.path, b"\n" + line if cut else line, durable=True)
 
     def lines(self) -> list[dict[str, Any]]:
         """All whole lines, oldest first; a line that a kill cut is none: its effect never began. Raises IntegrityError."""
@@ -97,8 +92,3 @@ class Journal:
         lines = self.lines()
         starts = [place for place, line in enumerate(lines) if line["event"] == "begin"]
         return Change(tuple(lines[starts[-1] :])) if starts else None
-
-    def _separated(self, line: bytes) -> bytes:
-        """After a cut line, begin a new one."""
-        whole = not self.path.stat().st_size or self.path.read_bytes().endswith(b"\n")
-        return line if whole else b"\n" + line

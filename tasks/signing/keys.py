@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tasks.common.errors import IntegrityError, Missing
+from tasks.common.process import private_folder, whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -58,8 +58,7 @@ class LocalKey:
 
 def ensure_key(folder: Path) -> Path:
     """The private key of a folder (0600, in a folder 0700), made on first use with its public key beside it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    private_folder(folder).chmod(0o700)  # an earlier release made some for everybody to read
     key = folder / KEY_NAME
     if not key.exists():
         _make_key(key)
@@ -68,10 +67,8 @@ def ensure_key(folder: Path) -> Path:
             f"the signing key {key} can be read by others: run `chmod 600 {key}`, or delete it for a new one"
         )
     if not public_key_of(key).exists():
-        descriptor, temporary = tempfile.mkstemp(dir=key.parent, prefix=".public.")
-        with os.fdopen(descriptor, "wb") as file:
+        with whole(public_key_of(key)) as file:
             file.write(pem_of(LocalKey(key).public_key()))
-        os.replace(temporary, public_key_of(key))
     return key
 
 
@@ -147,12 +144,5 @@ def _make_key(key: Path) -> None:
     pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    descriptor, temporary = tempfile.mkstemp(dir=key.parent, prefix=".key.")
-    with os.fdopen(descriptor, "wb") as file:
+    with suppress(FileExistsError), whole(key, replace=False) as file:
         file.write(pem)
-    try:
-        os.link(temporary, key)
-    except FileExistsError:
-        return
-    finally:
-        os.unlink(temporary)

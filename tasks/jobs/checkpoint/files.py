@@ -21,13 +21,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.common.errors import IntegrityError
+from tasks.common.process import whole
 
 SCHEMA = "headway/checkpoint/2"
 BEFORE = "headway/checkpoint/1"
@@ -70,18 +70,11 @@ def place_of(root: Path, step: int, attempt: int) -> Path:
 
 def create_only(path: Path, value: Any) -> bool:
     """Write a JSON file whole or not at all, and only where none is; returns whether it was written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
+        with whole(path, replace=False) as file:
+            file.write(json.dumps(value, indent=1).encode())
     except FileExistsError:
         return False
-    finally:
-        os.unlink(temporary)
     sync(path.parent)
     return True
 

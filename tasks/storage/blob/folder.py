@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from azure.storage.blob import BlobProperties
 
 from tasks.common.file_names import require_inside
+from tasks.common.process import whole
 from tasks.storage.blob.client import BLOCK, Container
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import check_stored, upload
@@ -42,6 +42,10 @@ class Seen(NamedTuple):
 
 def everything(name: str) -> bool:
     return True
+
+
+class _Changed(Exception):
+    """A file that was written anew while it came."""
 
 
 class BlobFolder:
@@ -156,10 +160,8 @@ class BlobFolder:
         result = self.container.get(self.prefix + name)
         if result is None:
             return None
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
+        with whole(path) as file:
             file.write(self.arriving(name, result.data))
-        os.replace(temporary, path)
         return result.etag
 
     def _receive_large(self, path: Path, name: str) -> str | None:
@@ -168,13 +170,12 @@ class BlobFolder:
         if head is None:
             return None
         entry = FileEntry(path=name, size=head.size, sha256=(head.metadata or {}).get("sha256", ""))
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            problem = check_stored(self.container, self.prefix + name, entry, "", file.write)
-        if problem:
-            Path(temporary).unlink()
+        try:
+            with whole(path) as file:
+                if check_stored(self.container, self.prefix + name, entry, "", file.write):
+                    raise _Changed
+        except _Changed:
             return None
-        os.replace(temporary, path)
         return str(head.etag)
 
     def _send(self, name: str, seen: Seen) -> None:
