@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.common.redaction import require_no_secrets
+
 Config = Annotated[
     list[str] | None,
     typer.Option(
@@ -23,7 +25,6 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:
     """What a flow is called with, by the options of a command. Raises ValueError, also for a secret among them."""
     from deployments.catalogue.flows import parameters
-    from tasks.common.redaction import require_no_secrets
 
     payload = parameters(flow, config or "local", dataset, tuple(set_ or ()))
     require_no_secrets(payload)

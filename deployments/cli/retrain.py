@@ -12,7 +12,16 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
+from deployments.cli.planning.plan import page
+from tasks.artifacts import parse_ref
 from tasks.common.errors import Cancelled, Missing
+from tasks.common.home import home
+from tasks.common.redaction import require_no_secrets
+from tasks.config.base import config_digest
+from tasks.config.continue_from import ContinueFrom
+from tasks.security.audit import audit
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from tasks.config.flows import RetrainConfig
@@ -39,8 +48,6 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     except ValueError as error:
         typer.echo(f"headway: no plan before the start: {error}", err=True)
         return
-    from deployments.cli.planning.plan import page
-    from tasks.common.home import home
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
@@ -109,11 +116,6 @@ def retrain(
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
     from deployments.configuration.files import load
-    from tasks.common.home import home
-    from tasks.common.redaction import require_no_secrets
-    from tasks.config.continue_from import ContinueFrom
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
 
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
@@ -139,7 +141,6 @@ def retrain(
 
 def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> dict[str, Any]:
     from flows.retrain import preview
-    from tasks.config.base import config_digest
 
     dataset, stages = preview(name, settings, from_stage, to_stage, origin)
     return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
@@ -155,13 +156,9 @@ def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: 
 def _preflight(name: str, settings: Any, origin: Any) -> None:
     """What can be known to be wrong before anything is spent: dataset, port, hardware and its proof, what is gone on from."""
     from flows.support.continuing import require_possible
-    from tasks.artifacts import parse_ref
     from tasks.benchmark import hardware_of
-    from tasks.common.home import home
     from tasks.orchestration.node_exclusion import require_proof
     from tasks.serving.known import require_port
-    from tasks.storage import open_store
-    from tasks.storage.store import find
 
     find(open_store(home()), *parse_ref(name, kind="dataset"))
     hardware_of(settings.cluster, settings.benchmark)

@@ -9,6 +9,11 @@ import typer
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set, parameters_of
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.security.audit import audit
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,10 +40,7 @@ def revalidate(
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
     from deployments.cli.champion_config import of_champion
-    from tasks.common.home import home
     from tasks.config.flows import RevalidateConfig
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
 
     if model and not config:
         payload = of_champion(model, data, set_ or [])
@@ -80,9 +82,4 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
 
 def _preflight(arguments: dict[str, Any]) -> None:
     """What can be known to be wrong before anything is spent: the dataset."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))

@@ -15,10 +15,17 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import harmless, say
+from tasks.common.home import home
 from tasks.common.process import read_json
+from tasks.common.redaction import require_no_secrets
+from tasks.compute import logs as of
+from tasks.compute import open_backend
+from tasks.compute.job import Journal
+from tasks.registry.journal import StoreJournal
+from tasks.security.audit import audited
+from tasks.storage import open_files, open_store
 
 if TYPE_CHECKING:
-    from tasks.compute.job import Journal
     from tasks.compute.jobs_book import JobEntry, Opener
 
 # `headway jobs` and `headway reconcile`: all jobs of a home, and those whose orchestrator is gone.
@@ -33,7 +40,6 @@ def jobs(
     as_json: Json = False,
 ) -> None:
     """List the jobs that are not over: state, machines, attempts, and whether somebody supervises each."""
-    from tasks.common.home import home
     from tasks.compute.jobs_book import list_jobs
 
     entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
@@ -45,7 +51,6 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Settle jobs that ended while nobody looked, and tell of those that go on without anybody. Ends none, submits none."""
-    from tasks.common.home import home
     from tasks.compute.reconcile import reconcile as settle
 
     result = settle(home(), journal(), ask=ask, opener=opener())
@@ -56,19 +61,11 @@ def reconcile(
 
 def journal() -> Journal:
     """Where this home remembers what it submitted."""
-    from tasks.common.home import home
-    from tasks.registry.journal import StoreJournal
-    from tasks.storage import open_store
-
     return StoreJournal(open_store(home()))
 
 
 def opener() -> Opener:
     """What opens the backend of a job that lies in this home."""
-    from tasks.common.home import home
-    from tasks.compute import open_backend
-    from tasks.storage import open_files
-
     return partial(open_backend, files=partial(open_files, home()))
 
 
@@ -96,8 +93,6 @@ def age(seconds: float) -> str:
 
 
 def _progress(entry: JobEntry) -> str:
-    from tasks.common.process import read_json
-
     payload = read_json(Path(entry.folder) / "progress.json") or {}
     if payload.get("total"):
         return f", {payload['done']:.0f} of {payload['total']:.0f}"
@@ -154,8 +149,6 @@ def render(
     """
     from deployments.configuration.files import load
     from flows.support.planned_jobs import on_which, planned_job
-    from tasks.common.home import home
-    from tasks.common.redaction import require_no_secrets
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
@@ -187,7 +180,6 @@ def _rendered_words(fields: dict[str, Any]) -> str:
 
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
-    from tasks.common.home import home
     from tasks.compute.jobs_book import find_job, job_of
 
     book = journal()
@@ -204,10 +196,7 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
 
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
     """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
-    from tasks.common.home import home
     from tasks.compute.jobs_book import cancel_job, find_job
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
 
     entry = find_job(home(), id_, journal())
     what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
@@ -266,8 +255,6 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the logs of a job's ranks, the failing rank first; with --follow as they are written."""
-    from tasks.common.home import home
-    from tasks.compute import logs as of
     from tasks.compute.jobs_book import find_job
 
     if follow and as_json:
@@ -291,8 +278,6 @@ def logs(
 
 def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterator[tuple[str, Path]]:
     """Names and places of the logs, the failing rank's first; without a choice of ranks the launchers' at the end."""
-    from tasks.compute import logs as of
-
     result = of.rank_logs(folder, ranks)
     first = f"rank-{failing}"
     yield from ((name, path) for name, path in result.items() if name == first)
@@ -303,7 +288,6 @@ def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterato
 
 def _over(id_: str, book: Journal) -> Callable[[], bool]:
     """Says whether a job is over, looked up every two seconds at most."""
-    from tasks.common.home import home
     from tasks.compute.jobs_book import find_job
 
     looked, over = 0.0, False

@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.cluster.qualify_logs import judge_logs
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Config, Json, Set, parameters_of
 from deployments.cli.output import CommandError, say
+from tasks.common.errors import Missing, Unknown
+from tasks.common.home import home
+from tasks.compute.draining import CANNOT, Drained, drain, resume
+from tasks.config.cluster import ClusterConfig
+from tasks.security.audit import audit, audited
+from tasks.storage import open_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tasks.compute.draining import Drained
-    from tasks.config.cluster import ClusterConfig
     from tasks.config.flows import QualifyConfig
     from tasks.registry.qualifications import Stored
 
@@ -106,8 +111,6 @@ def qualify(
     }  # fmt: skip
     _require_sense([name for name, value in given.items() if value], more or [])
     if from_:
-        from deployments.cli.cluster.qualify_logs import judge_logs
-
         judge_logs([*from_, *map(Path, more or [])], sku=sku, as_json=as_json)
     elif history:
         _history(history, as_json=as_json)
@@ -157,10 +160,6 @@ def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig
 
 
 def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, as_json: bool) -> None:
-    from tasks.common.home import home
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
-
     what = f"qualify {settings.cluster.name}"
     with asked("run", as_, what=what):
         from deployments.cli.running import run_and_tell
@@ -175,7 +174,6 @@ def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, a
 def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
     """What can be known to be wrong before anything is spent."""
     from tasks.benchmark import hardware_of
-    from tasks.common.home import home
     from tasks.orchestration.node_exclusion import require_possible
     from tasks.qualification.record import place
 
@@ -192,10 +190,8 @@ def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:
 def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
     from tasks.benchmark import hardware_of, sku_digest
-    from tasks.common.home import home
     from tasks.qualification.record import record
     from tasks.registry.qualifications import healthy_measurements, newest_measurement
-    from tasks.storage import open_store
 
     store, cluster, config = open_store(home()), settings.cluster, settings.benchmark
     based_on, folder = hardware_of(cluster, config), home() / "hardware"
@@ -234,10 +230,7 @@ def _use(name: str, fields: dict[str, Any]) -> str:
 
 
 def _history(node: str, *, as_json: bool) -> None:
-    from tasks.common.errors import Unknown
-    from tasks.common.home import home
     from tasks.registry.qualifications import stored
-    from tasks.storage import open_store
 
     results = [entry for one in stored(open_store(home())) for entry in _past(one, node)]
     if not results:
@@ -270,10 +263,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
     Raises ValueError when there is none, and for one that no job of this home went to: the store does not say how it is reached.
     """
-    from tasks.common.home import home
     from tasks.compute.jobs_book import known_cluster
     from tasks.registry.qualifications import drained
-    from tasks.storage import open_store
 
     results = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
     if not results:
@@ -288,11 +279,6 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
 
 def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
-    from tasks.common.home import home
-    from tasks.compute.draining import CANNOT, drain
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     if cluster.backend != "slurm":
         raise ValueError(f"backend {cluster.backend} drains no machines: {CANNOT[cluster.backend]}")
     if not names:
@@ -309,11 +295,6 @@ def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, a
 
 
 def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
-    from tasks.common.home import home
-    from tasks.compute.draining import resume
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     on = ", ".join(cluster.name for cluster in where)
     what = f"{on}: {', '.join(names) or 'all that Headway drained'}"
     with (
@@ -326,8 +307,6 @@ def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str,
 
 def _tell_of_each(done: Sequence[Drained], what: str, *, as_json: bool) -> None:
     """What became of each machine. Raises CommandError where it was not what was asked for."""
-    from tasks.common.errors import Missing
-
     fields = {what: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]
     if failed:

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.cli.output import CommandError, say
+from tasks.common.errors import GateFailed
+from tasks.common.home import home
+from tasks.common.redaction import redact, redact_value
+from tasks.config.qualification import BenchmarkConfig
+from tasks.hardware.files import find_sku, read_sku
+from tasks.qualification.verdicts import Reason
 
 if TYPE_CHECKING:
     from tasks.qualification.from_logs import LogsVerdict
     from tasks.qualification.one_log import JudgedLog
-    from tasks.qualification.verdicts import Reason
 
 GOOD = ("healthy", "degraded")
 REMEDY = (
@@ -27,11 +32,6 @@ SHOWN = 12
 
 def judge_logs(paths: list[Path], *, sku: str, as_json: bool) -> None:
     """Judge logs, files or folders of them. Raises GateFailed in a CommandError for failed and unknown (exit code 3)."""
-    from tasks.common.errors import GateFailed
-    from tasks.common.home import home
-    from tasks.common.redaction import redact, redact_value
-    from tasks.config.qualification import BenchmarkConfig
-    from tasks.hardware.files import find_sku, read_sku
     from tasks.qualification import from_logs
     from tasks.qualification.log_files import read_logs
 

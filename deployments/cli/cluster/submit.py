@@ -10,18 +10,24 @@ import hashlib
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
-
-if TYPE_CHECKING:
-    from tasks.compute.job import Job
-    from tasks.config.cluster import ClusterConfig
-    from tasks.storage.manifest import Manifest
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.common.redaction import require_no_secrets
+from tasks.compute.job import Job
+from tasks.config.base import digest
+from tasks.config.cluster import ClusterConfig
+from tasks.orchestration.job_spec import shape
+from tasks.security.audit import audit
+from tasks.storage import open_store
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import find
 
 
 def submit(
@@ -59,9 +65,6 @@ def submit(
     The same program with the same arguments and settings, while one is at work, adopts that one.
     """
     from deployments.configuration.files import load_cluster
-    from tasks.common.home import home
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
 
     overrides = [*(set_ or []), *_overrides(nodes, ranks, backend, time_limit)]
     cluster = load_cluster(config or "local", overrides)
@@ -97,11 +100,6 @@ def job_of_program(
 
     Raises ValueError for a program that is no file, or a secret in its arguments.
     """
-    from tasks.common.redaction import require_no_secrets
-    from tasks.compute.job import Job
-    from tasks.config.base import digest
-    from tasks.orchestration.job_spec import shape
-
     if not program.is_file():
         raise ValueError(f"there is no program {program}: give the path of a Python file")
     require_no_secrets({"arguments": list(arguments), "environment": cluster.environment})
@@ -143,11 +141,6 @@ def _job_name(text: str) -> str:
 
 def _inputs(given: list[str]) -> dict[str, Manifest]:
     """Artifacts by the name that the program knows them by. Raises ValueError, Unknown."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     store, result = open_store(home()), {}
     for each in given:
         name, equals, ref = each.partition("=")

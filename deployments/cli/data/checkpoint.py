@@ -10,6 +10,9 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.storage import open_store
 
 
 def publish(
@@ -24,9 +27,6 @@ def publish(
     and the checkpoint is signed with this home's key: you vouch for where it comes from. A .gguf file is made a folder first.
     """
     from deployments.publishing.base_models import make_base
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="checkpoint")
     with asked("publish", as_, what=f"checkpoint/{name}"):

@@ -11,6 +11,11 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.signing.bundle import sign_folder
+from tasks.signing.keys import LocalKey, ensure_key
+from tasks.storage import open_store
 
 
 def publish(
@@ -53,9 +58,6 @@ def make_version(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
     from deployments.publishing.datasets import make_dataset
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.storage import open_store
 
     _, name, _ = parse_ref(name, kind="dataset")
     store = open_store(home())
@@ -82,9 +84,6 @@ def make_version(
 
 def list_(as_json: Json = False) -> None:
     """List all dataset versions, newest first."""
-    from tasks.common.home import home
-    from tasks.storage import open_store
-
     store = open_store(home())
     rows: list[dict[str, Any]] = [
         {
@@ -107,10 +106,6 @@ def list_(as_json: Json = False) -> None:
 
 def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:
     """Our own signature over the folder, and those that were handed in. Raises ValueError for a file that is not there."""
-    from tasks.common.home import home
-    from tasks.signing.bundle import sign_folder
-    from tasks.signing.keys import LocalKey, ensure_key
-
     for path in (*signatures, *([Path(sign_key)] if sign_key not in ("", "home") else [])):
         if not path.is_file():
             raise ValueError(f"{path} does not exist; name a file")

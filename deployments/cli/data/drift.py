@@ -14,6 +14,14 @@ import typer
 from deployments.cli.data.preprocess import cores
 from deployments.cli.options import Json, Set
 from deployments.cli.output import say, short_ref
+from tasks.artifacts import parse_ref
+from tasks.common.errors import Unknown
+from tasks.common.home import home
+from tasks.config.revalidation import RevalidationConfig
+from tasks.data.corpus.inputs import find_shards
+from tasks.security.access import note_access
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from tasks.data.drift.corpora import Corpus
@@ -37,7 +45,6 @@ def drift(
     file's means the dataset; write ./NAME for the file.
     """
     from deployments.configuration.files import changed
-    from tasks.config.revalidation import RevalidationConfig
     from tasks.data.drift.corpora import drift_of
 
     config = changed(RevalidationConfig, set_ or ()).drift
@@ -52,8 +59,6 @@ def drift(
 
 def _corpus(name: str) -> Corpus:
     """A dataset of the store, or else files. Raises Unknown, ValueError."""
-    from tasks.common.errors import Unknown
-    from tasks.data.corpus.inputs import find_shards
     from tasks.data.drift.corpora import Corpus
 
     path = Path(name)
@@ -72,12 +77,6 @@ def _folder(tokenizer: str) -> Path:
 
 def _fetched(name: str, *, kind: str) -> tuple[str, Path]:
     """An artifact of the store, every byte checked. Raises Unknown, ValueError."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.security.access import note_access
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     store = open_store(home())
     manifest = find(store, *(parse_ref(name, kind=kind) if kind else parse_ref(name)))
     note_access(home(), manifest.ref, bytes=manifest.bytes, what="drift")

@@ -13,6 +13,7 @@ import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
+from tasks.data.tokenizing.splits import parse_splits
 
 SHOWN_TOKENS = 200
 BAR = 40
@@ -43,7 +44,6 @@ def preprocess(
     """
     from tasks.data.tokenizing.run import plan
     from tasks.data.tokenizing.run import preprocess as run
-    from tasks.data.tokenizing.splits import parse_splits
     from tasks.data.tokenizing.tokenizer import open_tokenizer
     from tasks.data.tokenizing.units import Work
 

@@ -13,6 +13,10 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -27,12 +31,8 @@ def publish(
 
     Only the tokenizer's own files are taken: no code, no weights.
     """
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
     from tasks.data.tokenizing.tokenizer import open_tokenizer
     from tasks.registry.publishing import publish as publish_artifact
-    from tasks.storage import open_store
-    from tasks.storage.manifest import Provenance
 
     _, name, _ = parse_ref(name, kind="tokenizer")
     opened = open_tokenizer(folder)

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.data.dataset import make_version
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set, parameters_of
 from deployments.cli.output import short_ref
+from tasks.artifacts import parse_ref
+from tasks.common.errors import Unknown
+from tasks.common.home import home
+from tasks.security.audit import audit
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,10 +40,7 @@ def validate(
     Documents that break a rule of validation.quarantine are set aside, and what is left is a version of its own. A name that is
     a dataset's and a file's means the dataset; write ./NAME for the file.
     """
-    from tasks.common.home import home
     from tasks.config.flows import ValidateConfig
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
 
     payload = parameters_of("validate", config, dataset, set_)
     settings = ValidateConfig.model_validate(payload["config"])
@@ -52,8 +56,6 @@ def validate(
 
 def _published(dataset: str, name: str, as_: str) -> str:
     """The reference of a dataset; files become one. Raises ValueError for a name that files cannot have."""
-    from deployments.cli.data.dataset import make_version
-
     path = Path(dataset)
     if _is_known(dataset) or not path.exists():
         if name:
@@ -65,8 +67,6 @@ def _published(dataset: str, name: str, as_: str) -> str:
 
 
 def _is_known(dataset: str) -> bool:
-    from tasks.common.errors import Unknown
-
     try:
         _known(dataset)
     except (Unknown, ValueError):
@@ -76,11 +76,6 @@ def _is_known(dataset: str) -> bool:
 
 def _known(dataset: str) -> None:
     """Raises Unknown for a dataset that there is not, ValueError for what is no reference."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     find(open_store(home()), *parse_ref(dataset, kind="dataset"))
 
 

@@ -13,6 +13,12 @@ import typer
 from deployments.cli.operations.users import As
 from deployments.cli.options import Json
 from deployments.cli.output import say
+from deployments.services import prefect_server
+from tasks.common.errors import Missing
+from tasks.common.home import home
+from tasks.orchestration.run_log import logged_runs
+from tasks.security.audit import account
+from tasks.security.policy import authorise, load_policy
 
 SUSPENDING_SECONDS = 30.0
 """A run that has said what it waits for is suspended within moments."""
@@ -29,8 +35,6 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
-    from tasks.common.home import home
-
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
     if not yes and not no:
@@ -53,8 +57,6 @@ def approve(
 
 def _waiting(home: Any) -> list[dict[str, Any]]:
     """Runs of this home that wait for an approval, with a process or without."""
-    from tasks.orchestration.run_log import logged_runs
-
     results = []
     for run in logged_runs(home):
         event = run.waits
@@ -90,10 +92,6 @@ def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token
 
     Refused here already when the policy refuses; the run asks the policy once more. Raises Refused.
     """
-    from tasks.common.home import home
-    from tasks.security.audit import account
-    from tasks.security.policy import authorise, load_policy
-
     policy = load_policy(home())
     if not policy.asks("approve") and not policy.asks(chosen["exercises"]):
         return {"person": name or account(), "token": ""}
@@ -107,10 +105,6 @@ def _person(chosen: dict[str, Any], decision: str, reason: str, name: str, token
 def _answer(flow_run: str, answer: dict[str, str]) -> None:
     """Resume the paused run. Raises Missing when it does not wait any more, or its server is away."""
     from uuid import UUID
-
-    from deployments.services import prefect_server
-    from tasks.common.errors import Missing
-    from tasks.common.home import home
 
     if not prefect_server.reachable(home()):
         raise Missing(

@@ -14,15 +14,18 @@ from typing import Any
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import CommandError, say, visible
+from deployments.services import prefect_server
+from tasks.common.errors import HeadwayError, Missing, Refused
+from tasks.common.home import home
+from tasks.security.policy import in_force, load_policy
+from tasks.storage import open_store
+from tasks.storage.settings import load_stores
 
 # What `headway doctor` finds of the stores: the one that the home works in, and each in Azure that stores.yaml names.
 
 
 def store_findings(home: Path) -> Iterator[Finding]:
     """Findings of all stores. A store in Azure is written to, because only a write tells whether it keeps versions."""
-    from tasks.common.errors import HeadwayError
-    from tasks.storage.settings import load_stores
-
     try:
         stores = load_stores(home)
     except (HeadwayError, ValueError) as error:
@@ -41,9 +44,6 @@ def store_findings(home: Path) -> Iterator[Finding]:
 
 
 def _artifacts(home: Path) -> Finding:
-    from tasks.common.errors import HeadwayError
-    from tasks.storage import open_store
-
     try:
         count = sum(1 for _ in open_store(home).manifests())
     except (HeadwayError, ValueError, OSError) as error:
@@ -72,8 +72,6 @@ class Finding:
 
 def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
-    from tasks.common.home import home
-
     findings = [*examine(home()), *(_backend(config or "local", set_ or [], as_) if config or set_ else ())]
     words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + _arrow(f) for f in findings)
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
@@ -83,7 +81,6 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
         return
     if not as_json:
         print(words)
-    from tasks.common.errors import Missing
 
     text = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
     raise CommandError(Missing(text, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
@@ -168,9 +165,6 @@ def _room(home: Path) -> Finding:
 
 
 def _policy(home: Path) -> Finding:
-    from tasks.common.errors import Refused
-    from tasks.security.policy import in_force, load_policy
-
     try:
         load_policy(home)
     except Refused as error:
@@ -179,8 +173,6 @@ def _policy(home: Path) -> Finding:
 
 
 def _server(home: Path) -> Finding:
-    from deployments.services import prefect_server
-
     server = prefect_server.status(home)
     return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
 
@@ -206,7 +198,6 @@ def _worker(home: Path) -> Finding:
 
 
 def _endpoints(home: Path) -> Iterator[Finding]:
-    from tasks.common.errors import HeadwayError
     from tasks.serving.known import endpoint_of, known_endpoints
 
     for name in known_endpoints(home):

@@ -10,17 +10,24 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.output import say, short_ref, visible
+from tasks.artifacts import parse_ref
+from tasks.common import process
+from tasks.common.home import home
+from tasks.common.redaction import redact_value, require_no_secrets
+from tasks.events.event import NAMES, Event
+from tasks.events.ledger import Ledger
+from tasks.security.audit import actor, audited
+from tasks.storage import open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tasks.events.event import Event
     from tasks.events.listing import Now
 
 EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
@@ -42,7 +49,6 @@ def events(
     """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
     if context.invoked_subcommand is not None:
         return
-    from tasks.common.home import home
 
     if follow:
         _follow(home(), limit, as_json)
@@ -65,11 +71,6 @@ def send(
     as_json: EventsJson = False,
 ) -> None:
     """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
-    from tasks.common.home import home
-    from tasks.events.ledger import Ledger
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     what = f"{name} of {subject}"
     with asked("run", as_, what=f"send {what}"):
         event = _by_hand(home(), name, subject, object_, data or [], reason)
@@ -85,9 +86,6 @@ def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
     """Events as this command tells them, oldest first: times are ISO 8601 in UTC, flow runs have their page."""
     # Where flow runs have their pages, also while the server is down.
     from deployments.services import prefect_server
-    from tasks.common import process
-    from tasks.common.redaction import redact_value
-    from tasks.events.ledger import Ledger
     from tasks.events.listing import told as listed
 
     known = process.read_json(home / "prefect" / "server.json") or {}
@@ -174,7 +172,6 @@ def _now(home: Path) -> Now:
     from deployments.catalogue.routes import routes
     from deployments.configuration.platform import load_settings
     from deployments.services import bridge
-    from tasks.common import process
     from tasks.events.listing import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
@@ -197,10 +194,6 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
     """The event of a command line. Raises ValueError, and Unknown for what is not there."""
     from uuid import uuid4
 
-    from tasks.common.redaction import require_no_secrets
-    from tasks.events.event import NAMES, Event
-    from tasks.security.audit import actor
-
     if name not in NAMES:
         raise ValueError(f"there is no event {name!r}; there are {', '.join(NAMES)}")
     _known_subject(home, name, subject)
@@ -220,10 +213,7 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
 
 def _known_subject(home: Path, name: str, subject: str) -> None:
     from deployments.configuration.platform import load_settings
-    from tasks.artifacts import parse_ref
     from tasks.serving.known import require_known
-    from tasks.storage import open_store
-    from tasks.storage.store import find
 
     kind, known, version = parse_ref(subject)
     if kind not in ("dataset", "model", "endpoint") or version:
@@ -244,10 +234,6 @@ def _known_subject(home: Path, name: str, subject: str) -> None:
 
 def _known_object(home: Path, subject: str, object_: str) -> str:
     """The whole reference of a version of the subject that is there."""
-    from tasks.artifacts import parse_ref
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     artifact = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
     if artifact and not artifact.startswith(f"{subject}@"):
         raise ValueError(f"--object {object_} is no version of {subject}: name {subject}@VERSION")

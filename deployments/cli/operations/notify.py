@@ -8,6 +8,8 @@ import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
+from tasks.common.errors import Missing, Unknown
+from tasks.common.home import home
 
 
 def test(
@@ -19,8 +21,6 @@ def test(
     It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
     """
     from deployments.configuration.platform import load_settings
-    from tasks.common.errors import Missing, Unknown
-    from tasks.common.home import home
 
     channels = load_settings(home()).notifications
     names = [one.name for one in channels]

@@ -11,10 +11,17 @@ from uuid import uuid4
 
 import typer
 
-from deployments.cli.operations.users import As, Reason, asked
+from deployments.cli.operations.users import As, Reason, asked, asks
 from deployments.cli.options import Json
 from deployments.cli.output import say
 from deployments.cli.serving.endpoint import stop_all
+from deployments.services import prefect_server
+from tasks.common.errors import HeadwayError, Missing, Unknown
+from tasks.common.home import home
+from tasks.common.redaction import require_no_secrets
+from tasks.config.base import config_digest
+from tasks.security.audit import audit, audited
+from tasks.storage import open_store
 
 # `headway deployments`: what the platform can run, and the same as a file for `prefect deploy`.
 
@@ -32,7 +39,6 @@ def deployments(
     from deployments.catalogue.flows import as_prefect_yaml, catalogue
     from deployments.configuration.files import load_file
     from deployments.configuration.platform import PlatformConfig, load_settings
-    from tasks.common.home import home
 
     chosen = load_file(PlatformConfig, config) if config else load_settings(home())
     result = catalogue(chosen)
@@ -63,12 +69,6 @@ def run(
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
     from deployments.catalogue.flows import catalogue, parameters
     from deployments.configuration.platform import load_settings
-    from deployments.services import prefect_server
-    from tasks.common.errors import Missing, Unknown
-    from tasks.common.home import home
-    from tasks.common.redaction import require_no_secrets
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
 
     known = {one.full_name: one for one in catalogue(load_settings(home()))}
     if deployment not in known:
@@ -108,7 +108,6 @@ def up(
     """
     from deployments.configuration.platform import load_settings
     from deployments.platform import up as platform
-    from tasks.common.home import home
 
     if config is None:
         settings = load_settings(home())
@@ -148,7 +147,6 @@ def down(
     are told: `headway job cancel` ends them.
     """
     from deployments.platform import down as platform
-    from tasks.common.home import home
 
     what = "stop the platform and all endpoints" if endpoints else "stop the platform"
     with asked("roll_back", as_, what=what, reason=reason):
@@ -166,7 +164,6 @@ def down(
 def status(as_json: Json = False) -> None:
     """What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong."""
     from deployments.platform.state import state, words
-    from tasks.common.home import home
 
     fields = state(home())
     say(fields, words(fields), as_json=as_json)
@@ -175,10 +172,6 @@ def status(as_json: Json = False) -> None:
 def _keep(text: str, settings: Any, as_: str) -> None:
     """Keep the text of a file of settings. What the platform does by itself is changed by who may change the policy."""
     from deployments.platform import up as platform
-    from tasks.common.home import home
-    from tasks.config.base import config_digest
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
 
     changed = platform.changed(home(), settings)
     if not changed:
@@ -196,9 +189,7 @@ def _keep(text: str, settings: Any, as_: str) -> None:
 
 def _is_asked_about_and_runs() -> bool:
     """Whether the platform runs already, and the policy says who may stop it."""
-    from deployments.cli.operations.users import asks
     from deployments.platform.down import running
-    from tasks.common.home import home
 
     return asks("roll_back") and bool(running(home()))
 
@@ -208,12 +199,7 @@ def _note_stop(reason: str) -> None:
 
     A store that is away, or a full disk, keeps nobody from stopping it where the policy does not ask who does.
     """
-    from deployments.cli.operations.users import asks
     from deployments.platform.down import running
-    from tasks.common.errors import HeadwayError
-    from tasks.common.home import home
-    from tasks.security.audit import audit
-    from tasks.storage import open_store
 
     parts = running(home())
     if not parts:

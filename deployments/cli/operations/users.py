@@ -10,15 +10,28 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import say
-
-if TYPE_CHECKING:
-    from tasks.security.policy import Right, Rights
+from tasks.common.errors import Refused
+from tasks.common.home import home
+from tasks.config.base import policy_file
+from tasks.security.audit import acting, audited
+from tasks.security.policy import (
+    RIGHTS,
+    Right,
+    Rights,
+    add_person,
+    authorise,
+    load_or_none,
+    load_policy,
+    remove_person,
+    renew_person,
+)
+from tasks.storage import open_store
 
 As = Annotated[
     str,
@@ -37,10 +50,6 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 
     `reason` is None for what needs none. The token is in HEADWAY_TOKEN, and is taken out of the environment; or it is typed.
     """
-    from tasks.common.home import home
-    from tasks.security.audit import acting
-    from tasks.security.policy import authorise
-
     token = os.environ.pop("HEADWAY_TOKEN", "")
     if not asks(right):
         yield
@@ -55,10 +64,6 @@ def asked(right: Right, name: str, *, what: str, reason: str | None = None) -> I
 
 def asks(right: Right) -> bool:
     """Whether the policy asks; one that cannot be trusted does, and `authorise` says and notes why it refuses."""
-    from tasks.common.errors import Refused
-    from tasks.common.home import home
-    from tasks.security.policy import load_policy
-
     try:
         return load_policy(home()).asks(right)
     except Refused:
@@ -75,9 +80,6 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
-    from tasks.common.home import home
-    from tasks.security.policy import RIGHTS, add_person, load_or_none
-
     first = load_or_none(home()) is None
     rights = RIGHTS if first else _rights(",".join(may))
     with asked("override", as_, what=f"add person {name}"), _noted("add person", f"{name} may {', '.join(rights)}"):
@@ -92,9 +94,6 @@ def add(
 
 def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Give somebody a new token, and print it, this once. The old one ends."""
-    from tasks.common.home import home
-    from tasks.security.policy import load_policy, renew_person
-
     with asked("override", as_, what=f"renew person {name}"), _noted("renew person", name):
         token = renew_person(home(), name)
     _say_token(name, load_policy(home()).persons[name].may, token, as_json)
@@ -102,9 +101,6 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
 
 def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
     """Take somebody out. Their token ends, also for runs of theirs that are at work."""
-    from tasks.common.home import home
-    from tasks.security.policy import remove_person
-
     with asked("override", as_, what=f"remove person {name}"), _noted("remove person", name):
         remove_person(home(), name)
     say({"person": name, "removed": True}, f"{name} is out", as_json=as_json)
@@ -112,10 +108,6 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
 
 def list_(as_json: Json = False) -> None:
     """List persons and their rights, and which rights are asked for."""
-    from tasks.common.home import home
-    from tasks.config.base import policy_file
-    from tasks.security.policy import RIGHTS, load_or_none
-
     policy = load_or_none(home())
     if policy is None:
         fields: dict[str, Any] = {"policy": None, "asks": [], "persons": [], "automatic": {}}
@@ -134,8 +126,6 @@ def list_(as_json: Json = False) -> None:
 
 
 def _rights(text: str) -> Rights:
-    from tasks.security.policy import RIGHTS
-
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     wrong = [word for word in wanted if word not in RIGHTS]
     if wrong or not wanted:
@@ -147,10 +137,6 @@ def _rights(text: str) -> Rights:
 @contextmanager
 def _noted(action: str, what: str) -> Iterator[None]:
     """Change the policy inside, with an entry in the audit log before."""
-    from tasks.common.home import home
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     with audited(open_store(home()), action, right="override", what=what):
         yield
 

@@ -12,6 +12,10 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref, visible
+from tasks.common.errors import IntegrityError
+from tasks.common.home import home
+from tasks.storage import open_named, open_store
+from tasks.storage.settings import load_stores
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference
@@ -28,10 +32,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival."""
-    from tasks.common.home import home
-    from tasks.storage import open_named, open_store
     from tasks.storage.azureml_registry import SCHEME
-    from tasks.storage.settings import load_stores
 
     source = open_named(home(), from_) if from_ else open_store(home())
     config = load_stores(home()).stores.get(to)
@@ -60,7 +61,6 @@ def copy(
 
 
 def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.common.home import home
     from tasks.registry.transfer import copy_artifact
 
     copied = copy_artifact(source, target, ref, home=home(), reason=reason)
@@ -69,7 +69,6 @@ def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dic
 
 
 def _to_registry(source: Any, ref: str, config: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.common.home import home
     from tasks.registry.sharing import require_model, share_model
     from tasks.storage.azureml_registry import SCHEME, open_registry
     from tasks.storage.blob.credentials import token_credential
@@ -96,8 +95,6 @@ def artifacts(
 ) -> None:
     """List artifacts with their versions, newest first within a name; or the history of one name."""
     from tasks.artifacts import KINDS
-    from tasks.common.home import home
-    from tasks.storage import open_store
 
     if history:
         return _history(what, as_json)
@@ -130,11 +127,9 @@ def verify(
 
     Without a reference: all artifacts, all records, refs and histories, the audit log, and the files of endpoints.
     """
-    from tasks.common.home import home
     from tasks.registry.verification import problems_of, refusal
     from tasks.security.access import note_access
     from tasks.serving.known import served_model
-    from tasks.storage import open_store
 
     if ref.startswith("endpoint/"):
         model = short_ref(served_model(home(), ref))
@@ -159,7 +154,6 @@ def verify(
 
 
 def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
-    from tasks.common.errors import IntegrityError
     from tasks.registry.verification import everything
 
     looked, damaged = 0, {}
@@ -183,9 +177,7 @@ def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
 def _history(what: str, as_json: bool) -> None:
     """The changes of a name, newest first; the first row of the version that is current is marked."""
     from tasks.artifacts import parse_ref
-    from tasks.common.home import home
     from tasks.registry.versions import kind_of, past
-    from tasks.storage import open_store
 
     if not what:
         raise ValueError("name what to look at, for example: headway artifacts dataset/tiny --history")

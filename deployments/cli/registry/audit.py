@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tasks.security.audit_chain import Link
+from tasks.common.errors import IntegrityError, Missing
+from tasks.common.home import home
+from tasks.security.access import accesses
+from tasks.security.audit import entries
+from tasks.security.audit_chain import Link, check
+from tasks.security.audit_copy import copy_of, newest_copied
+from tasks.storage import open_store
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 HASH = r"[0-9a-fA-F]{12,64}"
@@ -35,8 +38,6 @@ def audit_log(
     as_json: Json = False,
 ) -> None:
     """List the audit log, newest first: who did what, when, why; and who was refused."""
-    from tasks.common.home import home
-
     if head and not verify:
         raise ValueError("--head is for --verify: headway audit-log --verify --head HASH")
     if verify and (access or person or what or since):
@@ -50,9 +51,6 @@ def audit_log(
 
 
 def _entries(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
-    from tasks.security.audit import entries
-    from tasks.storage import open_store
-
     results = [
         entry
         for entry in entries(open_store(home))
@@ -65,8 +63,6 @@ def _entries(home: Path, person: str, what: str, start: float, as_json: bool) ->
 
 
 def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
-    from tasks.security.access import accesses
-
     results = [
         one
         for one in accesses(home)
@@ -79,10 +75,6 @@ def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -
 
 def _verify(home: Path, head: str, as_json: bool) -> None:
     """Walk the chain; against the copy too, where there is one that answers. Raises IntegrityError in a CommandError."""
-    from tasks.common.errors import IntegrityError
-    from tasks.security.audit_chain import check
-    from tasks.storage import open_store
-
     if head and not re.fullmatch(HASH, head):
         raise ValueError(f"--head {head!r} is no hash: --verify prints it, and twelve digits or more of it will do")
     copy = _newest_copied(home)
@@ -107,9 +99,6 @@ def _verify(home: Path, head: str, as_json: bool) -> None:
 
 def _newest_copied(home: Path) -> Link | None:
     """What the copy elsewhere has; None where there is none, or where it does not answer, which is said."""
-    from tasks.common.errors import Missing
-    from tasks.security.audit_copy import copy_of, newest_copied
-
     try:
         lines = copy_of(home)
         return newest_copied(lines) if lines else None

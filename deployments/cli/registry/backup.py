@@ -12,6 +12,9 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
+from tasks.common.errors import IntegrityError
+from tasks.common.home import home
+from tasks.storage import open_named, open_store
 
 
 def backup(
@@ -32,9 +35,7 @@ def backup(
         if keep or with_keys:
             raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
         return _drill(to, as_json)
-    from tasks.common.home import home
     from tasks.registry.backup.backup import back_up
-    from tasks.storage import open_named, open_store
 
     store, target = open_store(home()), open_named(home(), to)
     with (
@@ -55,9 +56,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Rebuild an empty home from a backup; every byte is checked on its way."""
-    from tasks.common.home import home
     from tasks.registry.backup.restore import restore as restore_home
-    from tasks.storage import open_named, open_store
 
     source = open_named(home(), from_)
     with asked("override", as_, what=f"restore from {source.uri}", reason=reason), _progress("restore") as tell:
@@ -82,9 +81,7 @@ def restore(
 
 
 def _drill(to: str, as_json: bool) -> None:
-    from tasks.common.home import home
     from tasks.registry.backup.drill import drill
-    from tasks.storage import open_named
 
     source = open_named(home(), to)
     with _progress("drill") as tell:
@@ -99,8 +96,6 @@ def _drill(to: str, as_json: bool) -> None:
 
 def _tell_made(made: Any, to: str, as_json: bool) -> None:
     """What is damaged here is in no backup: that is told with exit code 5, after all the rest is safe."""
-    from tasks.common.errors import IntegrityError
-
     output = made.contents
     fields = {
         "to": to,

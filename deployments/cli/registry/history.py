@@ -15,12 +15,17 @@ from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.registry.models import tell
 from deployments.cli.serving import endpoint_rollback
+from tasks.artifacts import KINDS, parse_ref
+from tasks.common.errors import Missing
+from tasks.common.home import home
+from tasks.orchestration.run_log import logged_runs
+from tasks.registry.difference import Difference, difference
+from tasks.storage import open_store
+from tasks.storage.store import Store, find
 
 if TYPE_CHECKING:
-    from tasks.registry.difference import Difference
     from tasks.registry.retention import Verdict
     from tasks.registry.rollback import Step
-    from tasks.storage.store import Store
 
 SHOWN = 20
 """Lines of each part of a difference that people are shown; --json has all."""
@@ -32,12 +37,6 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show what differs from A to B: files, configuration, metrics, and what they were made from."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.registry.difference import difference
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     for ref in (a, b):
         if ref.startswith("endpoint/"):
             raise ValueError(
@@ -67,9 +66,7 @@ def rollback(
     if ref.startswith("endpoint/"):
         endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
-    from tasks.common.home import home
     from tasks.registry.rollback import require_sound, roll_back, way_back
-    from tasks.storage import open_store
 
     store = open_store(home())
     step = way_back(store, ref, to=to)
@@ -102,9 +99,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old versions that nothing needs. Says what would go, and why the others stay; --apply does it, with --reason."""
-    from tasks.common.home import home
     from tasks.registry.retention import Rule, judge
-    from tasks.storage import open_store
 
     if apply and not reason.strip():
         raise ValueError("say why: --apply deletes for good, and --reason TEXT goes into the audit log")
@@ -119,7 +114,6 @@ def prune(
 
 
 def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) -> None:
-    from tasks.common.errors import Missing
     from tasks.registry.retention import prune as delete
 
     done = list(delete(store, verdicts, reason=reason))
@@ -138,8 +132,6 @@ def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) ->
 
 def _subject(what: str) -> tuple[str, str]:
     """Kind and name, either may be missing. Raises ValueError."""
-    from tasks.artifacts import KINDS, parse_ref
-
     if not what or what in KINDS:
         return what, ""
     if "/" not in what:
@@ -152,8 +144,6 @@ def _subject(what: str) -> tuple[str, str]:
 
 def _used() -> dict[str, str]:
     """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
-    from tasks.common.home import home
-    from tasks.orchestration.run_log import logged_runs
     from tasks.serving.known import known_endpoints, models_before, served_model
 
     result: dict[str, str] = {}
@@ -167,8 +157,6 @@ def _used() -> dict[str, str]:
 
 
 def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
-    from tasks.registry.difference import difference
-
     if not step.needed:
         return f"{short_ref(step.after.ref)} is the current one already: nothing to do"
     would, did = ("would become", "would move") if dry_run else ("is", "moved")

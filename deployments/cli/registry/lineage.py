@@ -9,6 +9,14 @@ import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
+from tasks.common.home import home
+from tasks.config.base import openlineage_key
+from tasks.config.environment import code_place
+from tasks.lineage.spool import refused, sync
+from tasks.registry.ancestry import walk
+from tasks.registry.lineage_index import PLACE
+from tasks.registry.records import load
+from tasks.storage import open_store
 
 LINES_SHOWN = 200
 """Of the tree: nobody reads ten thousand."""
@@ -50,11 +58,7 @@ def lineage(
 
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
-    from tasks.common.home import home
-    from tasks.registry.ancestry import walk
-    from tasks.registry.lineage_index import PLACE
     from tasks.serving.known import known_endpoints, served_model
-    from tasks.storage import open_store
 
     serves = served_model(home(), ref.partition("/")[2]) if ref.startswith("endpoint/") else None
     serving = {name: served_model(home(), name) for name in known_endpoints(home())} if forward else {}
@@ -130,12 +134,7 @@ def _warning(result: dict[str, Any]) -> list[str]:
 
 def _hand_on(result: dict[str, Any], target: str) -> int:
     """Events of the runs behind the lineage, to a file or a server; returns how many."""
-    from tasks.common.home import home
-    from tasks.config.base import openlineage_key
-    from tasks.config.environment import code_place
     from tasks.lineage.openlineage import events_of, hand_on
-    from tasks.registry.records import load
-    from tasks.storage import open_store
 
     store = open_store(home())
     runs = {(node["stage"], node["key"]) for node in result["nodes"] if node["stage"] and node["key"]}
@@ -147,9 +146,6 @@ def _hand_on(result: dict[str, Any], target: str) -> int:
 
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
-    from tasks.common.home import home
-    from tasks.lineage.spool import refused, sync
-
     behind, aside = sync(home()), refused(home())
     words = ["MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"]
     words += [

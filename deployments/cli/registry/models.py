@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
-
-if TYPE_CHECKING:
-    from tasks.storage.manifest import Manifest
-    from tasks.storage.store import Store
+from tasks.artifacts import parse_ref
+from tasks.common.errors import HeadwayError, Unknown
+from tasks.common.home import home
+from tasks.config.base import experiment, tracking_uri
+from tasks.lineage import messages
+from tasks.lineage.spool import Spool
+from tasks.registry.refs import aliases
+from tasks.storage import open_store
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store
 
 # Telling MLflow's registry who is champion after a command moved it, by the way of all news: a spool.
 
 
 def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
     """Tell MLflow that a model is the champion, and what is `previous` by that. `action` is rollback or promote."""
-    from tasks.common.home import home
-    from tasks.config.base import experiment, tracking_uri
-    from tasks.lineage import messages
-    from tasks.lineage.spool import Spool
-    from tasks.registry.refs import aliases
-
     name = model.provenance.name
     about = messages.experiment_note(action, name)
     spool = Spool(home(), tracking_uri(), experiment=experiment(messages.experiment_name(action, name)), note=about)
@@ -62,11 +62,6 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.errors import Unknown
-    from tasks.common.home import home
-    from tasks.storage import open_store
-
     store = open_store(home())
     bare = parse_ref(name, kind="model")[1] if name else ""
     results = list(store.manifests("model", bare) if bare else store.manifests("model"))
@@ -88,11 +83,9 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
-    from tasks.common.home import home
     from tasks.registry.promoting import promote as move
     from tasks.registry.promoting import would_promote
     from tasks.serving.known import accept_again
-    from tasks.storage import open_store
 
     store = open_store(home())
     made = would_promote(store, ref)
@@ -116,7 +109,6 @@ def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
 
 def _served() -> dict[str, list[str]]:
     """Names of the endpoints that serve a model now, by its reference."""
-    from tasks.common.home import home
     from tasks.serving.known import endpoint_of, known_endpoints
 
     result: dict[str, list[str]] = {}
@@ -129,8 +121,6 @@ def _served() -> dict[str, list[str]]:
 
 def _by_ref(store: Store, name: str) -> dict[str, list[str]]:
     """The aliases of a model's versions, by reference."""
-    from tasks.registry.refs import aliases
-
     result: dict[str, list[str]] = {}
     for alias, ref in aliases(store, name).items():
         result.setdefault(ref, []).append(alias)
@@ -154,9 +144,6 @@ def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: d
 
 def _evaluation(store: Store, model: Manifest) -> Manifest | None:
     """The evaluation under which a model was exported; None where that is gone. The export measures less text than it."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.errors import HeadwayError
-
     under = next((ref for ref in model.provenance.context if ref.startswith(MEASURED)), "")
     try:
         return store.manifest(*parse_ref(under)) if under else None

@@ -10,6 +10,19 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.config.base import trust_file
+from tasks.security.audit import actor, audited
+from tasks.security.policy import in_force
+from tasks.security.signatures import KINDS
+from tasks.security.signatures import sign as sign_artifact
+from tasks.security.trust import Revoked, add_key, held_keys, load_or_none, revoke_key, vault_key
+from tasks.signing.keys import key_id, load_public_key
+from tasks.storage import open_store
+from tasks.storage.manifest import require_intact
+from tasks.storage.settings import Identity
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,10 +32,6 @@ Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 
 def list_(as_json: Json = False) -> None:
     """List the keys whose signatures count, what each may sign, and the revoked ones."""
-    from tasks.common.home import home
-    from tasks.config.base import trust_file
-    from tasks.security.trust import held_keys, load_or_none
-
     file = load_or_none(home())
     keys: list[dict[str, Any]] = [
         {
@@ -55,10 +64,6 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Let a key in. The first one makes trust.yaml, in which the home's own key stays trusted."""
-    from tasks.common.home import home
-    from tasks.security.trust import add_key
-    from tasks.signing.keys import key_id
-
     patterns = tuple(word.strip() for word in may_sign.split(",") if word.strip())
     what = f"key {name} for {', '.join(patterns)}"
     with asked("override", as_, what=f"trust {what}", reason=_given(reason)):
@@ -76,10 +81,6 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
-    from tasks.common.home import home
-    from tasks.security.audit import actor
-    from tasks.security.trust import revoke_key
-
     with (
         asked("override", as_, what=f"revoke key {name}", reason=_given(reason)),
         _noted("revoke key", f"key {name}", reason),
@@ -96,15 +97,6 @@ def sign(
     as_json: Json = False,
 ) -> None:
     """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.home import home
-    from tasks.security.policy import in_force
-    from tasks.security.signatures import KINDS
-    from tasks.security.signatures import sign as sign_artifact
-    from tasks.storage import open_store
-    from tasks.storage.manifest import require_intact
-    from tasks.storage.store import find
-
     kind, name, version = parse_ref(ref)
     if kind not in KINDS:
         raise ValueError(
@@ -132,19 +124,10 @@ def _given(reason: str) -> str:
 
 
 def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
-    from tasks.common.home import home
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     return audited(open_store(home()), action, right="override", what=what, reason=reason, **details)
 
 
 def _public_key(text: str) -> ec.EllipticCurvePublicKey:
-    from tasks.common.home import home
-    from tasks.security.trust import load_or_none, vault_key
-    from tasks.signing.keys import load_public_key
-    from tasks.storage.settings import Identity
-
     if not text.startswith("https://"):
         return load_public_key(Path(text))
     file = load_or_none(home())
@@ -152,7 +135,5 @@ def _public_key(text: str) -> ec.EllipticCurvePublicKey:
 
 
 def _words(one: dict[str, Any]) -> str:
-    from tasks.security.trust import Revoked
-
     revoked = one["revoked"]
     return f"revoked {Revoked.model_validate(revoked)}" if revoked else ", ".join(one["may_sign"])

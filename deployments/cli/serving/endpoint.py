@@ -9,12 +9,15 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
+from tasks.common.errors import HeadwayError
+from tasks.common.home import home
+from tasks.security.audit import audited
+from tasks.serving.client import Sampling
+from tasks.storage import open_store
 
 
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
-    from tasks.common.errors import HeadwayError
-    from tasks.common.home import home
     from tasks.serving.known import endpoint_of, known_endpoints, settle_all
 
     settle_all(home())  # a deploy that was killed may have a server, and not yet a name here
@@ -46,7 +49,6 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.common.home import home
     from tasks.serving.known import require_known, settle_all
 
     settle_all(home())
@@ -58,7 +60,6 @@ def stop(
 
 def stop_all(reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
-    from tasks.common.home import home
     from tasks.serving.known import known_endpoints, settle_all
 
     settle_all(home())
@@ -77,8 +78,6 @@ def complete(
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
-    from tasks.common.home import home
-    from tasks.serving.client import Sampling
     from tasks.serving.known import ask
 
     answer = ask(home(), endpoint, text, Sampling(max_tokens, temperature, top_p, seed, tuple(stop or ())))
@@ -86,10 +85,7 @@ def complete(
 
 
 def _stop(name: str, reason: str) -> None:
-    from tasks.common.home import home
-    from tasks.security.audit import audited
     from tasks.serving.known import endpoint_of
-    from tasks.storage import open_store
 
     endpoint = endpoint_of(home(), name)
     served = endpoint.observe()

@@ -13,6 +13,10 @@ import typer
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say
+from tasks.common.home import home
+from tasks.security.audit import audited
+from tasks.serving.keys import add_key, read_keys, revoke_key
+from tasks.storage import open_store
 
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"
 Endpoint = Annotated[str, typer.Argument(help="Name of the endpoint.")]
@@ -26,8 +30,6 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Make a key, and print it, this once. From the first one on, the endpoint asks everybody for a key."""
-    from tasks.serving.keys import add_key
-
     bare, folder = _folder(name)
     if not re.fullmatch(CALLER, caller):
         raise ValueError(f"--caller {caller!r} is no name: lower case letters, digits, dot and dash, at most 63")
@@ -43,8 +45,6 @@ def add(
 
 def list_(name: Endpoint, as_json: Json = False) -> None:
     """List the keys of an endpoint, without what they are."""
-    from tasks.serving.keys import read_keys
-
     bare, folder = _folder(name)
     rows = [
         {"id": key.id, "caller": key.caller, "created": _utc(key.created), "revoked": _utc(key.revoked)}
@@ -65,8 +65,6 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """End a key. The endpoint knows within a second."""
-    from tasks.serving.keys import revoke_key
-
     bare, folder = _folder(name)
     payload = {"right": "roll_back", "reason": reason, "before": key_id}
     with (
@@ -82,7 +80,6 @@ def revoke(
 
 
 def _folder(name: str) -> tuple[str, Path]:
-    from tasks.common.home import home
     from tasks.serving.known import require_known
 
     bare = require_known(home(), name)
@@ -91,10 +88,6 @@ def _folder(name: str) -> tuple[str, Path]:
 
 def _told(action: str, bare: str, details: dict[str, str]) -> AbstractContextManager[object]:
     """An entry in the audit log around a change. No key is ever part of one."""
-    from tasks.common.home import home
-    from tasks.security.audit import audited
-    from tasks.storage import open_store
-
     return audited(open_store(home()), action, what=f"endpoint/{bare}", **details)
 
 

@@ -9,6 +9,12 @@ import typer
 
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import say
+from tasks.artifacts import parse_ref
+from tasks.common.errors import Unknown
+from tasks.common.home import home
+from tasks.common.process import read_json
+from tasks.storage import open_files, open_store
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from tasks.config.flows import RetrainConfig
@@ -29,8 +35,6 @@ def render(
 ) -> None:
     """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
     from deployments.configuration.files import load
-    from tasks.common.home import home
-    from tasks.common.process import read_json
     from tasks.serving.azureml.files import files_of
     from tasks.serving.azureml.render import Rendering, require_complete
 
@@ -55,12 +59,6 @@ def render(
 
 def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list[str]]:
     """Reference and content of the model; a placeholder when there is none yet."""
-    from tasks.artifacts import parse_ref
-    from tasks.common.errors import Unknown
-    from tasks.common.home import home
-    from tasks.storage import open_store
-    from tasks.storage.store import find
-
     kind, name, version = parse_ref(ref or settings.training.model, kind="model")
     try:
         manifest = find(open_store(home()), kind, name, version)
@@ -77,9 +75,7 @@ def _model(settings: RetrainConfig, ref: str) -> tuple[str, dict[str, Any], list
 
 def _address(store: str, ref: str) -> tuple[str, list[str]]:
     """Where the model would lie in the store."""
-    from tasks.common.home import home
     from tasks.serving.azureml.render import model_prefix
-    from tasks.storage import open_files
 
     try:
         return open_files(home(), store).address(model_prefix(ref)), []

@@ -8,16 +8,16 @@ from functools import partial
 
 from deployments.cli.operations.users import asked
 from deployments.cli.output import say, short_ref
+from tasks.common.home import home
+from tasks.common.process import read_json
+from tasks.security.audit import audited
+from tasks.storage import open_store
 
 
 def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:
     """Go back, and say how long it took. The champion stays who it is."""
-    from tasks.common.home import home
-    from tasks.common.process import read_json
     from tasks.registry.served import require_way_back
-    from tasks.security.audit import audited
     from tasks.serving.known import go_back, require_known, served_model
-    from tasks.storage import open_store
 
     name = require_known(home(), ref)
     if to:

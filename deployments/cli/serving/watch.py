@@ -13,6 +13,7 @@ import typer
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import say, short_ref
+from tasks.common.home import home
 
 MARKS = {"anomaly": "ANOMALY", "none": "ok", "insufficient": "-"}
 SHOWN = ("requests", "length", "latency", "entropy", "repetition", "characters", "errors", "labels", "accuracy")
@@ -34,7 +35,6 @@ def watch(
     It is compared with what the endpoint answered before, or with what the model did at its export. Two windows in a row must
     stand out before an event is said; too many failures, and a loss of accuracy, are said at once.
     """
-    from tasks.common.home import home
     from tasks.serving.known import require_known
     from tasks.serving.monitor.watch import brief, history, look
 
