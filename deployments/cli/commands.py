@@ -237,7 +237,7 @@ class Commands(Mapping[str, Any]):
     def __getitem__(self, word: str) -> Any:
         words = self.rows[word]
         module, _, name = COMMANDS[words].function.partition(":")
-        function = getattr(importlib.import_module(f"deployments.cli.{module}"), name) if module else None
+        function: Any = getattr(importlib.import_module(f"deployments.cli.{module}"), name) if module else None
         if not Commands(words):
             app = typer.Typer(rich_markup_mode=None, add_completion=False)
             app.command(word)(function)

@@ -1,4 +1,8 @@
-"""`headway revalidate`: the model in service against new data."""
+"""`headway revalidate`: the model in service against new data, with the settings that its champion was made with.
+
+Where its jobs run, by which programs and with which variables, is this home's own configuration: what lies in the store never
+says what is executed.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.catalogue.flows import parameters
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set, parameters_of
+from deployments.configuration.files import validated, with_settings
 from tasks.artifacts import parse_ref
+from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.home import home
+from tasks.common.redaction import require_no_secrets
+from tasks.config.flows import RevalidateConfig
+from tasks.registry.refs import read_ref
+from tasks.registry.revalidations import champions, learnt_from
 from tasks.security.audit import audit
+from tasks.security.signatures import signed_config
 from tasks.storage import open_store
-from tasks.storage.store import find
+from tasks.storage.store import Store, find
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+DEFAULT = "local"
+"""The configuration that says where jobs run when none is named."""
 COLOURS = {"passed": "green", "failed": "red", "insufficient": "yellow", "absent": "dim"}
 
 
@@ -39,9 +53,6 @@ def revalidate(
     The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
-    from deployments.cli.champion_config import of_champion
-    from tasks.config.flows import RevalidateConfig
-
     if model and not config:
         payload = of_champion(model, data, set_ or [])
     else:
@@ -83,3 +94,50 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
 def _preflight(arguments: dict[str, Any]) -> None:
     """What can be known to be wrong before anything is spent: the dataset."""
     find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))
+
+
+def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
+    """Dataset and configuration for the champion of a model. Raises Unknown, naming the models that have one, and ValueError.
+
+    Of a champion that was made on another backend than this machine, the configuration or the backend must be named.
+
+    Sections that the release that made it did not have yet start from their defaults.
+    """
+    store = open_store(home())
+    ref = read_ref(store, f"{model}/champion")
+    if ref is None:
+        known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
+        raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
+    made_with = _made_with(store, ref)
+    backend = (made_with.get("cluster") or {}).get("backend", "local")
+    if backend != "local" and not any(one.startswith("cluster.backend=") for one in overrides):
+        raise ValueError(
+            f"{ref[:-52]} was made on the backend {backend}; how that is reached and what runs there is not taken from a record: "
+            f"name the configuration, `headway revalidate {model} -c CONFIG`, or measure it here with --set cluster.backend=local"
+        )
+    part = {key: value for key, value in made_with.items() if key in RevalidateConfig.model_fields}
+    cluster = parameters("revalidate", DEFAULT)["config"]["cluster"]
+    value = with_settings({**part, "cluster": cluster, "model": model}, overrides)
+    config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
+    payload = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
+    require_no_secrets(payload)
+    return payload
+
+
+def _made_with(store: Store, ref: str) -> dict[str, Any]:
+    """The configuration of a champion; the defaults where its manifest is not what was signed: the flow then says so."""
+    try:
+        return signed_config(home(), store, find(store, *parse_ref(ref)))
+    except (IntegrityError, Unknown, ValueError):
+        return {}
+
+
+def _own_data(store: Store, ref: str) -> str:
+    """The name of the dataset that a model learnt from: a name means its newest version."""
+    try:
+        data = learnt_from(store, ref)
+    except (IntegrityError, ValueError):
+        data = None
+    if data is None:
+        raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
+    return parse_ref(data)[1]

@@ -14,7 +14,7 @@ from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.registry.models import tell
-from deployments.cli.serving import endpoint_rollback
+from deployments.cli.serving import endpoint
 from tasks.artifacts import KINDS, parse_ref
 from tasks.common.errors import Missing
 from tasks.common.home import home
@@ -64,7 +64,7 @@ def rollback(
     endpoint/NAME: its traffic goes to the model before, at once; a deploy that is under way is taken back.
     """
     if ref.startswith("endpoint/"):
-        endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
+        endpoint.roll_back(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
     from tasks.registry.rollback import require_sound, roll_back, way_back
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from made_versions import make
 
-from deployments.cli.champion_config import of_champion
 from deployments.cli.cluster.qualify import _drained_by_us
+from deployments.cli.revalidate import of_champion
 from tasks.artifacts import Cluster, as_configured
 from tasks.common.process import write_json
 from tasks.common.seal import opened, sealed
