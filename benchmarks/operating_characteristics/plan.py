@@ -22,7 +22,6 @@ from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.hardware.machines import machine_of_sku
 from tasks.plan import reckon
 from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, chosen_interval, plan_checkpoints
-from tasks.planning.gpu_plan import plan_on_gpus
 
 SEED = 20
 DAY = 86_400.0
@@ -118,17 +117,15 @@ def as_planned(machines: int, *, spot: bool = False, limits: PlanningConfig | No
         steps=1_000_000,
     )
     how, told = ExecutionConfig(parallel="fsdp", recompute="full"), limits or PlanningConfig()
-    gpus = plan_on_gpus(training, told, how, on, vocab_size=VOCAB, home=NO_HOME)
-    assert gpus is not None
     numbers, truth = (
-        reckon(training, one, how, on, vocab_size=VOCAB, train_tokens=10**12, gpus=gpus)
+        reckon(training, one, how, on, vocab_size=VOCAB, train_tokens=10**12, home=NO_HOME)
         for one in (told, PlanningConfig())
     )
     played_as = Training(
         step=numbers.step_seconds,
         every=numbers.checkpoint_every_steps,
-        saving=Saving(gpus.stall_seconds, gpus.write_seconds),
-        recovery=Recovery(restart_seconds=RESTART_SECONDS + gpus.write_seconds),
+        saving=numbers.rank.saving,
+        recovery=Recovery(restart_seconds=RESTART_SECONDS + numbers.rank.reading_seconds),
         mean=truth.mean_seconds_between_failures,
     )
     kind = "Spot machines" if spot else "machines"

@@ -14,8 +14,8 @@ from typing import Any
 from tasks.common.errors import Missing
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
-from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
-from tasks.planning.case import Case
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.planning.case import Case, Network
 from tasks.planning.memory import HALF_GRADIENTS
 from tasks.planning.prediction import Division
 
@@ -74,7 +74,7 @@ def case_of_training(
     return Case.model_validate(
         {
             "name": training.model,
-            "network": _network(training.network, vocab_size),
+            "network": Network.of_config(training.network, vocab_size),
             "sequence": training.sequence_length,
             "cluster": {"sku": sku, "gpus": gpus, "spot": limits.spending.price in ("spot", "low-priority")},
             "precision": training.precision,
@@ -123,22 +123,6 @@ def settings_of(division: Division, needs: Sequence[str] = ()) -> dict[str, Any]
             "arguments": arguments,
         }
     return {"training": {"engine": division.engine, "micro_batch_size": division.micro}, "execution": execution}
-
-
-def _network(network: NetworkConfig, vocab_size: int) -> dict[str, Any]:
-    gpt2 = network.architecture == "gpt2"
-    return {
-        "layers": network.layers,
-        "hidden": network.hidden_size,
-        "heads": network.heads,
-        "kv_heads": network.kv_heads,
-        "ffn": network.intermediate_size,
-        "gated": not gpt2,
-        "vocab": vocab_size,
-        "tied": network.tie_embeddings,
-        "learned_positions": gpt2,
-        "biases": gpt2,
-    }
 
 
 def division_of(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:

@@ -246,6 +246,8 @@ Azure's GPT-3 175B, 2.3 TiB;
 llm-foundry, float32, mpt-30b 336 GiB. fp8 is of matmuls only: weights are kept in bf16 (Transformer Engine)."""
 OWN_ENGINE_BYTES = 12
 """Of engine torch in any precision: its weights are float32 and autocast (tasks/jobs/training)."""
+OVERHEAD_BYTES = 1_000_000
+"""safetensors headers, the state of the random generators, manifest and receipts."""
 
 SNAPSHOT_OVERHEAD_SECONDS = 6.0
 """What an asynchronous save stands still beside copying. Cautious: 7 B parameters stood still for 6.3 s where writing took
@@ -313,6 +315,11 @@ def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: 
     if parameters < 1:
         raise ValueError(f"{parameters} parameters: give a number above 0")
     return parameters * (OWN_ENGINE_BYTES if engine == "torch" else BYTES_PER_PARAMETER[precision])
+
+
+def resumable_bytes(trained: int) -> int:
+    """Of one that engine torch goes on from, as a whole folder: float32 weights, two Adam moments, and what lies beside them."""
+    return checkpoint_bytes(trained, engine="torch") + OVERHEAD_BYTES
 
 
 def snapshot_seconds(size: float, machine: Machine, gpus: int, *, overhead: float = SNAPSHOT_OVERHEAD_SECONDS) -> float:

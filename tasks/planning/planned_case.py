@@ -316,8 +316,9 @@ def _gpus(case: Case, machine: Machine) -> int | None:
 
 
 def _checkpoints(case: Case, machine: Machine, plan: Prediction, hours: float | None) -> CheckpointPlan:
-    parameters = round(counts.parameters(case.network, case.sequence).total)
-    size = checkpoint_bytes(parameters, precision=case.precision, engine=case.engine)
+    size = checkpoint_bytes(
+        counts.parameter_count(case.network, case.sequence), precision=case.precision, engine=case.engine
+    )
     gpus = plan.division.gpus
     if hours is None:
         rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, spot=case.cluster.spot)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory, steps
 from tasks.planning.case import Case
-from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.prediction import Division, Fit, Prediction, StepTime
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, Fit, Prediction, StepTime
 
 # Whether a division of a case can be run at all: by what divides by what, before size or time. Pure.
 #
@@ -107,7 +106,7 @@ def warnings_of(case: Case, division: Division, machine: Machine) -> tuple[str, 
             f"layers {case.network.layers} do not divide by pp {division.pp} x virtual {division.virtual}: "
             "some stages hold one more"
         )
-    if division.virtual > 1 and division.micro_batches(case.batch.global_) % division.pp:
+    if division.virtual > 1 and case.batch.global_ // (division.dp * division.micro) % division.pp:
         messages.append(
             f"interleaving wants micro batches in multiples of pp {division.pp}; Megatron-LM refuses others"
         )
@@ -133,24 +132,10 @@ def predict(
 ) -> Prediction:
     """ValueError when the division cannot be run; one that does not fit in memory is predicted and says so."""
     require_possible(case, division, machine, gpus=gpus)
-    room = memory.memory(
-        case.network,
-        division,
-        sequence=case.sequence,
-        global_batch=case.batch.global_,
-        machine=machine,
-        flash_attention=case.flash_attention,
-    )
+    of = Divided.of_case(case, division)
+    room = memory.memory(of, machine)
     fit = memory.judged(room, machine)
-    time = steps.step_time(
-        case.network,
-        division,
-        sequence=case.sequence,
-        global_batch=case.batch.global_,
-        machine=machine,
-        flash_attention=case.flash_attention,
-        constants=constants,
-    )
+    time = steps.step_time(of, machine, constants)
     flops = counts.flops(
         case.network,
         case.sequence,

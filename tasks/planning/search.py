@@ -16,7 +16,7 @@ from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Engine, Goal, Offload, Parallel, Recompute
 from tasks.planning.predict import predict, require_possible
-from tasks.planning.prediction import Division, Prediction
+from tasks.planning.prediction import Divided, Division, Prediction
 
 # Every way in which a training can be divided over so many GPUs: what the case gives is kept, the rest is enumerated.
 # Pure.
@@ -275,14 +275,7 @@ def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Divis
     taken, with_options = math.inf, None
     for recompute in deeper:
         one = replace(division, recompute=recompute)
-        room = memory.memory(
-            case.network,
-            one,
-            sequence=case.sequence,
-            global_batch=case.batch.global_,
-            machine=machine,
-            flash_attention=case.flash_attention,
-        )
+        room = memory.memory(Divided.of_case(case, one), machine)
         if memory.judged(room, machine) != "does not fit":
             if not memory.needs(room, machine):
                 return one, (room.total, one)

@@ -151,7 +151,8 @@ def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | 
 
 
 def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
-    from tasks.plan import PAST_RUNS, memory_limit, reckon
+    from tasks.common.home import home
+    from tasks.plan import PAST_RUNS, reckon
     from tasks.planning.correction import measured_on
     from tasks.registry.journal import StoreJournal
 
@@ -164,9 +165,10 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
         on,
         vocab_size=settings.preprocessing.tokenizer.vocab_size,
         train_tokens=0,
+        home=home(),
         past=[result for key in keys if (result := journal.get(key))],
     )
-    usable = memory_limit(settings.planning, on) / GIB
+    usable = numbers.rank.usable / GIB
     memory = numbers.memory_per_rank / GIB
     limit = settings.planning.max_minutes
     slow = math.isfinite(limit) and numbers.seconds > limit * 60
