@@ -21,7 +21,6 @@ from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, free_disk_bytes, home_folder, noted, publish, scratch
 from tasks.planning.case import Network
-from tasks.planning.case_of_config import division_of
 from tasks.planning.checkpointing import (
     RESTART_SECONDS,
     Recovery,
@@ -29,12 +28,12 @@ from tasks.planning.checkpointing import (
     expected_goodput,
     resumable_bytes,
 )
-from tasks.planning.correction import correction, kind_of, measured_on
+from tasks.planning.configured import RankPlan, division_of, plan_of_ranks
 from tasks.planning.counts import model_flops_per_token
 from tasks.planning.failures import job_seconds
-from tasks.planning.rank_plan import RankPlan, plan_of_ranks
-from tasks.planning.spending import Use, cost_of, cost_per_hour, known_cost, plain, taken_away
+from tasks.planning.spending import Use, cost_of, cost_per_hour, known_cost, taken_away
 from tasks.planning.spending import checks as spending_checks
+from tasks.planning.spent import correction, kind_of, measured_on
 
 GIB = 1 << 30
 PAST_RUNS = 50
@@ -106,7 +105,7 @@ def plan(
         page = {
             "training": config_digest(training),
             **numbers.figures,
-            "cost": plain(spent),
+            "cost": {**spent.plain(), "warnings": list(spent.warnings)},
             "checks": [check.model_dump() for check in checks],
         }
         (folder / "plan.json").write_text(json.dumps(page, indent=1))
@@ -185,9 +184,7 @@ def mean_seconds_between_failures(limits: PlanningConfig, on: Cluster) -> float:
     if limits.mean_hours_between_failures is not None:
         return limits.mean_hours_between_failures * 3600
     return job_seconds(
-        machines=on.nodes,
-        gpus_per_machine=on.config.gpus_per_node,
-        taken_away=taken_away(limits.spending, on),
+        machines=on.nodes, gpus_per_machine=on.config.gpus_per_node, taken_away=taken_away(limits.spending, on)
     )
 
 

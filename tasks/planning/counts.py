@@ -239,12 +239,7 @@ def model_flops_per_token(network: Network, sequence: int) -> int:
 
 
 def flops(
-    network: Network,
-    sequence: int,
-    global_batch: int,
-    *,
-    recompute: Recompute = "none",
-    flash_attention: bool = True,
+    network: Network, sequence: int, global_batch: int, *, recompute: Recompute = "none", flash_attention: bool = True
 ) -> Flops:
     """Operations of one step over all GPUs by each convention. A backward pass is twice its forward pass.
 

@@ -2,7 +2,8 @@
 
 Total is what the process's allocator holds at its peak
 (torch.cuda.max_memory_reserved); the driver's and CUDA's own is not in it, nor in a machine's usable memory.
-Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
+Activations are counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum is
+theirs (tests/unit/tasks/planning/test_memory.py). Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
 """
 
 from __future__ import annotations
@@ -24,11 +25,6 @@ from tasks.planning.counts import (
     stage_layers,
 )
 from tasks.planning.prediction import GIB, Divided, Division, Fit, Memory
-
-# What a forward pass leaves in memory for the backward pass: of a layer, of a pipeline stage, at the output.
-#
-# Pure. Counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum
-# is theirs (tests/unit/tasks/planning/test_memory.py). Sizes are bytes of one GPU.
 
 
 LOGIT_BYTES_MEGATRON = 6
@@ -106,11 +102,9 @@ def layer(of: Divided, *, experts: bool = False, kernels: Kernels = GPU) -> Laye
     scores = 0.0 if of.flash_attention else SCORE_BYTES * size / 2 * heads * of.sequence
     statistics = kernels.statistics * heads if of.flash_attention else 0.0
     whole = tokens * (outside + inside + routed + scores + statistics)
-    kept = {
-        "none": whole,
-        "selective": whole - tokens * scores,
-        "full": tokens * size * network.hidden / along,
-    }[division.recompute]
+    kept = {"none": whole, "selective": whole - tokens * scores, "full": tokens * size * network.hidden / along}[
+        division.recompute
+    ]
     if division.recompute == "selective" and division.engine == "torch":
         # torchtitan keeps attention's output and every second matrix's, with a layer's input and the down matrix's output, both
         # of width h (distributed/activation_checkpoint.py).
@@ -217,11 +211,6 @@ def _logit_bytes(division: Division) -> int:
     return (LOGIT_BYTES_LOSS_PARALLEL if division.tp > 1 else LOGIT_BYTES_TORCH) + more
 
 
-# What parameters take of one GPU: weights, gradients, optimizer state, by precision, engine, ZeRO stage and offload.
-#
-# Pure.
-
-
 LIVE_PARAMETERS = 1_000_000_000
 """Most that DeepSpeed's ZeRO-3 holds gathered: `stage3_max_live_parameters`, default (deepspeed.ai, docs/config-json)."""
 BUCKET_PARAMETERS = 500_000_000
@@ -270,16 +259,10 @@ def bytes_each(division: Division) -> Each:
     return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
 
 
-def sharing(division: Division) -> tuple[int, float]:
-    """Over how many GPUs ZeRO divides what is dense, and what belongs to experts."""
-    ranks = division.dp * division.cp
-    return ranks, max(1.0, ranks / division.ep)
-
-
 def states(network: Network, division: Division, of: Parameters) -> States:
     """Of one GPU with these parameters (counts.gpu_parameters)."""
-    each, (dense, sparse) = bytes_each(division), sharing(division)
-    shared = of.dense / dense + of.experts / sparse
+    each, ranks = bytes_each(division), division.dp * division.cp  # over which ZeRO divides what is dense
+    shared = of.dense / ranks + of.experts / max(1.0, ranks / division.ep)
     weights = each.weights * (shared if division.zero >= 3 else of.total)
     gradients = each.gradients * (shared if division.zero >= 2 else of.total)
     optimizer = each.optimizer * (shared if division.zero >= 1 else of.total)
@@ -338,12 +321,6 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
     return buckets + (0 if in_float32 else 4 * shared)
 
 
-def step_copies(division: Division, of: Parameters) -> float:
-    """Bytes that only the optimizer's step needs, when activations are gone: DeepSpeed without ZeRO, gradients in float32."""
-    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
-    return 4 * of.total if plain else 0.0
-
-
 FRAMEWORK = 0.2 * GIB
 """Workspaces of cuBLAS and Transformer Engine, batches, tables of positions. Between steps, Megatron-LM's golden values are by
 0.1 to 0.6 GiB above what their states add up to."""
@@ -379,7 +356,10 @@ def memory_of_stage(of: Divided, machine: Machine, *, stage: int) -> Memory:
     local = gpu_parameters(network, division, sequence=of.sequence, stage=stage)
     held = states(network, division, local)
     with_zero = division.engine == "deepspeed" and division.zero >= 1
-    taken = _added(held, activations, step=step_copies(division, local), stage=stage, with_zero=with_zero)
+    # DeepSpeed without ZeRO needs the gradients in float32 for the optimizer's step only, when activations are gone.
+    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
+    step = 4 * local.total if plain else 0.0
+    taken = _added(held, activations, step=step, stage=stage, with_zero=with_zero)
     if not with_zero or division.pp == 1:
         taken = replace(taken, loose=taken.parts["fragmentation"])
     gpus = min(machine.gpus, division.gpus)
@@ -469,10 +449,7 @@ def _added(held: States, activations: Stage, *, step: float, stage: int, with_ze
         stage=stage,
         spared={
             option: saved
-            for option, saved in (
-                (FUSED_LOSS, activations.spare if of_loss else 0.0),
-                (HALF_GRADIENTS, held.spare),
-            )
+            for option, saved in ((FUSED_LOSS, activations.spare if of_loss else 0.0), (HALF_GRADIENTS, held.spare))
             if saved
         },
     )

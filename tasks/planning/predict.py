@@ -10,13 +10,9 @@ from tasks.planning import counts, memory, steps
 from tasks.planning.case import Case
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, Fit, Prediction, StepTime
 
-# Whether a division of a case can be run at all: by what divides by what, before size or time. Pure.
-#
-# Mistakes of a case alone are case.py's; whether it fits in memory is memory.py's. See docs/planning.md.
-
 
 def require_possible(case: Case, division: Division, machine: Machine, *, gpus: int) -> None:
-    """ValueError naming the value and the remedy."""
+    """ValueError naming the value and the remedy. Mistakes of a case alone are case.py's; whether it fits is memory.py's."""
     _require_counts(case, division, gpus=gpus)
     network, tp = case.network, division.tp
     kv_heads = counts.kv_heads(network)
@@ -42,9 +38,7 @@ def require_possible(case: Case, division: Division, machine: Machine, *, gpus: 
         )
     if division.engine == "torch" and division.offload == "nvme":
         raise ValueError("offload nvme: only engine deepspeed has it; take cpu, or that engine")
-    if machine.achievable_flops.get(division.precision, 0.0) <= 0:
-        able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
-        raise ValueError(f"precision {division.precision}: {machine.gpu} has no rate for it; it computes in {able}")
+    steps.achievable(machine, division.precision)
     if division.offload == "nvme" and machine.nvme_write_bandwidth <= 0:
         raise ValueError(f"offload nvme: {machine.name} has no local disks that we know of; take cpu, or another size")
 
@@ -165,7 +159,6 @@ def predict(
 
 def _binds(time: StepTime, fit: Fit, *, over_machines: bool) -> tuple[str, ...]:
     """Parts of the step by their share, from WORTH_NAMING; memory first when it is the one that is short."""
-    tensor = {"network" if over_machines else "links in a machine": time.tensor_parallel}
     shares = {
         "compute": time.matmul + time.attention,
         "memory bandwidth": time.memory_bound,
@@ -175,8 +168,7 @@ def _binds(time: StepTime, fit: Fit, *, over_machines: bool) -> tuple[str, ...]:
         "offload": time.offload,
         "waiting": time.overhead,
     }
-    for name, seconds in tensor.items():
-        shares[name] += seconds
+    shares["network" if over_machines else "links in a machine"] += time.tensor_parallel
     results = [
         name for name in sorted(shares, key=lambda name: -shares[name]) if shares[name] > WORTH_NAMING * time.total
     ]

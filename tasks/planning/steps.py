@@ -13,10 +13,6 @@ from tasks.planning import counts, traffic
 from tasks.planning.case import Engine, Network, Precision
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
 
-# One micro batch on one GPU of each pipeline stage, in seconds, and which stage all others wait for. Pure.
-#
-# See docs/planning.md.
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -72,11 +68,6 @@ def exposed(seconds: float, computing: float, constants: Constants) -> float:
     return seconds - hidden + constants.contention * hidden
 
 
-# Seconds of one GPU's own work: matmuls by shape, attention, what only moves bytes. Pure.
-#
-# See docs/planning.md.
-
-
 BACKWARD_OF_FLASH = 2.5
 """Five matmuls backward for two forward, for the scores are computed again: Dao 2023, section 3.2."""
 BEFORE_HOPPER = 0.73 / 0.35
@@ -110,8 +101,8 @@ def rates(
     machine: Machine, precision: Precision, *, engine: Engine = "megatron", constants: Constants = DEFAULT
 ) -> Rates:
     """ValueError when the machine has no rate for the precision."""
-    best = _achievable(machine, precision)
-    sixteen = best if precision == "fp32" else _achievable(machine, "bf16" if precision == "fp8" else precision)
+    best = achievable(machine, precision)
+    sixteen = best if precision == "fp32" else achievable(machine, "bf16" if precision == "fp8" else precision)
     flash = constants.flash_efficiency
     if engine == "torch":
         hopper = machine.achievable_flops.get("fp8", 0.0) > 0  # the first with matmuls in 8 bits
@@ -127,7 +118,8 @@ def rates(
     )
 
 
-def _achievable(machine: Machine, precision: Precision) -> float:
+def achievable(machine: Machine, precision: Precision) -> float:
+    """What the best matmul reaches; ValueError when the machine has no rate for the precision."""
     result = machine.achievable_flops.get(precision, 0.0)
     if result <= 0:
         able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
@@ -143,25 +135,9 @@ def matmul_seconds(m: float, n: float, k: float, at: Rates) -> float:
     return 2 * m * n * k / at.matmul + at.element_bytes * (m * k + k * n + m * n) * at.traffic
 
 
-def attention_seconds(sequence: int, queries: float, *, samples: float, at: Rates, flash: bool) -> tuple[float, float]:
-    """Forward and backward between queries, keys and values of width `queries` on this GPU; bytes of the scores not included.
-
-    Flash attention computes half of the square (causal).
-    """
-    square = 4.0 * sequence * sequence * queries * samples
-    if flash:
-        return square / 2 / at.flash, BACKWARD_OF_FLASH * square / 2 / at.flash
-    return square / at.attention_matmul, 2 * square / at.attention_matmul
-
-
 def moving_seconds(total: float, at: Rates) -> float:
     """Of kernels that read and write `total` bytes and compute next to nothing."""
     return total / at.memory
-
-
-# What one GPU of a pipeline stage computes for one micro batch: seconds of matmuls, attention and moved bytes. Pure.
-#
-# What is sent between GPUs is traffic.py. See docs/planning.md.
 
 
 NORMS_AND_RESIDUALS = 10
@@ -197,13 +173,11 @@ class Work:
 def layer_work(of: Divided, at: Rates, *, experts: bool) -> Work:
     """Of one layer, forward and backward, with what is computed again."""
     network, division, sequence, flash = of.network, of.division, of.sequence, of.flash_attention
-    forward_attention, backward_attention = attention_seconds(
-        sequence,
-        counts.query_size(network) / division.tp,
-        samples=division.micro / division.cp,
-        at=at,
-        flash=flash,
-    )
+    queries, samples = counts.query_size(network) / division.tp, division.micro / division.cp
+    square = 4.0 * sequence * sequence * queries * samples
+    forward_attention, backward_attention = square / at.attention_matmul, 2 * square / at.attention_matmul
+    if flash:  # computes half of the square (causal)
+        forward_attention, backward_attention = square / 2 / at.flash, BACKWARD_OF_FLASH * square / 2 / at.flash
     scores = 0.0 if flash else network.heads / division.tp * division.micro * sequence * (sequence / division.cp)
     forward_scores = moving_seconds(scores * SCORE_BYTES_FORWARD, at)
     backward_scores = moving_seconds(scores * SCORE_BYTES_BACKWARD, at)
@@ -308,10 +282,14 @@ def step_time(of: Divided, machine: Machine, constants: Constants = DEFAULT) -> 
     data += micro_batches * exposed(every, computing if division.offload == "none" else 0.0, constants)
     # The matmul itself adds a micro batch's gradients to those before it; ZeRO 3 keeps only its own part.
     added = 0.0 if division.zero == 3 and division.pp == 1 else ACCUMULATED_BYTES * held
+    updated = 0.0  # where the host updates
+    if division.offload == "none":
+        own = held / (division.dp * division.cp if division.zero else 1)
+        updated = own * (FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES)
     parts = StepTime(
         matmul=micro_batches * (slowest.work.matmul + added * at.traffic),
         attention=micro_batches * slowest.work.attention,
-        memory_bound=micro_batches * slowest.work.memory_bound + moving_seconds(_optimizer_bytes(held, division), at),
+        memory_bound=micro_batches * slowest.work.memory_bound + moving_seconds(updated, at),
         tensor_parallel=micro_batches * slowest.tensor,
         pipeline=micro_batches * sending,
         context_parallel=micro_batches * slowest.context,
@@ -337,14 +315,6 @@ def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
         return 0.0
     share = 1.0 if division.zero else 2 / 3
     return share * (min(division.pp, micro_batches) if division.virtual > 1 else 1)
-
-
-def _optimizer_bytes(parameters: float, division: Division) -> float:
-    """Of one step on one GPU; none where the host updates."""
-    if division.offload != "none":
-        return 0.0
-    own = parameters / (division.dp * division.cp if division.zero else 1)
-    return own * (FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES)
 
 
 MEASURED_EFFICIENCY = 0.5

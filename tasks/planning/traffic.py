@@ -1,6 +1,7 @@
 """What one GPU of a pipeline stage sends in a step: seconds of each kind of traffic, before any of it is hidden. Pure.
 
-What hides behind computing is steps.py. See docs/planning.md.
+Bus bandwidth is as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce. What
+hides behind computing is steps.py. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -12,11 +13,6 @@ from tasks.hardware.machine import Machine
 from tasks.planning import counts
 from tasks.planning.counts import Parameters
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division
-
-# Seconds of collectives and transfers over the links of a cluster: latency, and bytes over bus bandwidth. Pure.
-#
-# Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce.
-# See docs/planning.md.
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from tasks.planning.simulation.bands import Band
+from tasks.planning.simulation_bands import Band
 from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, SOFT, STYLE, WARN
 
 CAUSES = {

@@ -1,6 +1,6 @@
 """What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
 
-Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/goodput.py. Who
+Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/spent.py. Who
 shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/orchestration/stage_context.py). See
 docs/training.md.
 """
@@ -25,7 +25,7 @@ from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter, Step
 from tasks.planning.case import Network
 from tasks.planning.counts import model_flops_per_token
-from tasks.planning.goodput import goodput
+from tasks.planning.spent import goodput
 
 # How many floating-point operations a token costs the network that is trained, and by which convention they are
 # counted.

@@ -19,7 +19,7 @@ from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, working
 from tasks.plan import GIB, reckon
 from tasks.plan import judge as judge_plan
-from tasks.planning.rank_plan import share_of_state
+from tasks.planning.configured import share_of_state
 from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit

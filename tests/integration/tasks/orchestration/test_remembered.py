@@ -9,7 +9,7 @@ from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, home_folder, noted, working
 from tasks.plan import judge, reckon
-from tasks.planning.correction import measured_on
+from tasks.planning.spent import measured_on
 from tasks.train import remember
 
 ON = Cluster(
