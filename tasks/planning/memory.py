@@ -3,7 +3,8 @@
 Total is what the process's allocator holds at its peak
 (torch.cuda.max_memory_reserved); the driver's and CUDA's own is not in it, nor in a machine's usable memory.
 Activations are counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum is
-theirs (tests/unit/tasks/planning/test_memory.py). Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
+theirs (tests/unit/tasks/planning/test_memory.py). Compared with published figures: benchmarks/planning_memory.py and
+docs/planning.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from tasks.planning.counts import (
     stage_layers,
 )
 from tasks.planning.prediction import GIB, Divided, Division, Fit, Memory
-
 
 LOGIT_BYTES_MEGATRON = 6
 """Of one element of [tokens, vocabulary]: logits in bf16, and in float32 what becomes their gradient in place (Megatron-LM,
