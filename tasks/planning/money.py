@@ -151,21 +151,22 @@ def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | Non
     parts["data"] = _times(spending.data_gb * months, storage.gb_month.get(spending.data_storage))
     parts["egress"] = _times(spending.egress_gb, storage.egress_gb)
     known = [value for value in parts.values() if value is not None]
-    origins = [
+    origins: list[Origin | StoragePrices] = [
         machine.origin("on-demand" if kind in spending.discounts else kind)
         for kind, share in spending.mix.items()
         if share
     ]
-    stored = [storage] if spending.checkpoint_gb or spending.data_gb or spending.egress_gb else []
+    if spending.checkpoint_gb or spending.data_gb or spending.egress_gb:
+        origins.append(storage)
     return Cost(
         currency=machine.currency,
         total=math.fsum(known) if len(known) == len(parts) else None,
         parts=parts,
-        price_source="; ".join(dict.fromkeys(one.source for one in (*origins, *stored) if one.source)),
-        price_date=min((one.date for one in (*origins, *stored) if one.date), default=""),
+        price_source="; ".join(dict.fromkeys(one.source for one in origins if one.source)),
+        price_date=min((one.date for one in origins if one.date), default=""),
         hour=hour,
         machine_hours=math.fsum(hours.values()),
-        warnings=_warnings(spending, machine, parts, (*origins, *stored)),
+        warnings=_warnings(spending, machine, parts, origins),
     )
 
 
