@@ -87,8 +87,8 @@ def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, regio
     left_out: list[str] = []
     chosen = _chosen([meter for item in local for meter in _of_machine(item, wanted)], left_out)
     machines: dict[str, dict[PriceKind, float]] = {}
-    for (size, named), price in chosen.items():
-        machines.setdefault(size, {})[next(kind for kind in KINDS if kind == named)] = price
+    for (size, named), hour in chosen.items():
+        machines.setdefault(size, {})[next(kind for kind in KINDS if kind == named)] = hour
     for size, kinds in machines.items():
         left_out += _disbelieved(size, kinds)
     stored = _chosen([meter for item in local for meter in _of_storage(item)], left_out)
