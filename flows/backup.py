@@ -18,11 +18,11 @@ from tasks.registry.backup.drill import drill
 from tasks.storage import open_named, open_store
 
 
-def _name() -> str:
-    return named(setting("to"))
-
-
-@flow(name="backup", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+@flow(  # type: ignore[untyped-decorator]
+    name="backup",
+    flow_run_name=lambda: named(setting("to")),
+    validate_parameters=False,
+)
 def backup(config: BackupConfig) -> dict[str, Any]:
     """Copy key assets to a store, incrementally; `headway restore` rebuilds an empty home from it.
 

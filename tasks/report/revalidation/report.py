@@ -6,6 +6,7 @@ The page itself is page.py, its sentences and the short form messages.py; what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tasks.artifacts import parse_ref
 from tasks.common.redaction import redact
 from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, SOFT, STYLE
 from tasks.report.data import number, short
 from tasks.report.revalidation.data import Column, Evidence, Measured, PerformanceReport, evidence
 from tasks.report.revalidation.messages import markdown
 from tasks.report.revalidation.page import evidence_page
+from tasks.storage.store import Store, find
 
 # A revalidation's two pictures for MLflow, as PNG: the drift of every column, and the performance with its slices.
 #
@@ -122,6 +125,13 @@ def _save(path: Path, rows: int, title: str, plot: Any) -> Path:
 
 
 FILE = "evidence.html"
+PAYLOAD = "revalidation.json"
+
+
+def evidence_of(store: Store, revalidation: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of a revalidation, every byte checked, and its payload. Raises Unknown, IntegrityError."""
+    folder = store.fetch(find(store, *parse_ref(revalidation)))
+    return folder, json.loads((folder / PAYLOAD).read_text(encoding="utf-8"))
 
 
 def write_evidence(folder: Path, payload: Mapping[str, Any]) -> Path:

@@ -63,9 +63,9 @@ def test_weights_settings_tokenizer_and_license_are_taken_and_no_code(published,
 def test_a_run_encodes_with_the_tokenizer_of_its_base(published):
     home, made = published
     store = open_store(home)
-    (found,) = base_of(store, config())
+    found = base_of(store, config())
     assert found.ref == made.checkpoint.ref and tokenizer_of_base(store, config()).ref == made.tokenizer.ref
-    assert base_of(store, config(base="")) == () and tokenizer_of_base(store, config(base="")) is None
+    assert base_of(store, config(base="")) is None and tokenizer_of_base(store, config(base="")) is None
     with pytest.raises(Unknown, match="checkpoint/none"):
         base_of(store, config(base="checkpoint/none"))
 
