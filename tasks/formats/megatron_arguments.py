@@ -108,7 +108,7 @@ def _optimizer(training: TrainingConfig) -> dict[str, Any]:
 
 
 def _schedule(training: TrainingConfig) -> dict[str, Any]:
-    """Our own learning rates (tasks/jobs/training/optimizer.py): Megatron's step s has the rate that its rule gives to s - 1.
+    """Our own learning rates (tasks/jobs/training/network.py): Megatron's step s has the rate that its rule gives to s - 1.
 
     So its warm-up begins at the rate of our first step, and both of its counts are one lower. A job that was begun with other
     counts would be refused when it goes on, unless they override those of its checkpoint.

@@ -26,9 +26,8 @@ from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.loading import load_measured
-from tasks.jobs.evaluation.positions import by_position, joined, longest
 from tasks.jobs.evaluation.registered import SUITES
-from tasks.jobs.evaluation.scoring import Scored, context_of, score
+from tasks.jobs.evaluation.scoring import Scored, by_position, context_of, joined, longest, score
 from tasks.jobs.evaluation.suites import Bench, run_suites
 from tasks.jobs.node.runtime import Rank, main
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
 from tasks.common.errors import IntegrityError
-from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement
+from tasks.qualification.remaining import as_told
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find

@@ -153,7 +153,7 @@ def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | 
 def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
     from tasks.plan import PAST_RUNS, memory_limit, reckon
     from tasks.planning.correction import measured_on
-    from tasks.registry.journal import StoreJournal
+    from tasks.registry.records import StoreJournal
 
     on, journal = measured.subject, StoreJournal(store)
     keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]

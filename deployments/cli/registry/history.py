@@ -18,8 +18,8 @@ from deployments.cli.serving import endpoint_rollback
 
 if TYPE_CHECKING:
     from tasks.registry.difference import Difference
+    from tasks.registry.promoting import Step
     from tasks.registry.retention import Verdict
-    from tasks.registry.rollback import Step
     from tasks.storage.store import Store
 
 SHOWN = 20
@@ -68,7 +68,7 @@ def rollback(
         endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
     from tasks.common.home import home
-    from tasks.registry.rollback import require_sound, roll_back, way_back
+    from tasks.registry.promoting import require_sound, roll_back, way_back
     from tasks.storage import open_store
 
     store = open_store(home())

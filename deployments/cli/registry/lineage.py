@@ -50,9 +50,9 @@ def lineage(
 
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
+    from tasks.registry.ancestry import PLACE, walk
+
     from tasks.common.home import home
-    from tasks.registry.ancestry import walk
-    from tasks.registry.lineage_index import PLACE
     from tasks.serving.known import known_endpoints, served_model
     from tasks.storage import open_store
 

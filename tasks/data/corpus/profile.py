@@ -24,19 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import histograms, near, parts
-from tasks.data.corpus.counts import WORDS
+from tasks.data.corpus import duplicates as near
+from tasks.data.corpus import measures, parts
 from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
-from tasks.data.corpus.histograms import EDGES, LENGTHS
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
-from tasks.data.corpus.measures import CLASSES
-from tasks.data.corpus.parts import MOST_FINDINGS, ROW, Work, divide, measure_unit
+from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
+from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes
 
 # What a corpus and each of its shards add up to: `columns.json` and `shards.json` of a profile.
 #
 # columns.json: `documents`, `unreadable`, `bytes` (of text, UTF-8), `characters`, `tokens` (estimated), `shards`;
-# `histograms` (tasks/data/corpus/histograms.py); `classes` (tasks/data/corpus/measures.py); `words`, 4,096 counts by
+# `histograms` (tasks/data/corpus/measures.py); `classes` (tasks/data/corpus/measures.py); `words`, 4,096 counts by
 # hash of the words of a sample; `exact`, `near`, `contaminated`, `heldout` and `heldout_contaminated` documents;
 # `with_secrets` and `with_personal` documents, `secret_types` and `personal_types` (findings by type); `benchmarks`;
 # `seconds` and `speed`. Nothing is judged here.
@@ -91,8 +90,8 @@ class Summary:
         ratio = columns["bytes"] / np.maximum(columns["characters"], 1)
         for name in self._histograms:
             values = columns.get(name, ratio)
-            self._histograms[name] += histograms.count(values, EDGES[name])
-        places = columns["shard"] * len(LENGTHS) + histograms.bins_of(columns["characters"], LENGTHS)
+            self._histograms[name] += measures.count(values, EDGES[name])
+        places = columns["shard"] * len(LENGTHS) + measures.bins_of(columns["characters"], LENGTHS)
         self._lengths += np.bincount(places, minlength=self._lengths.size).reshape(self._lengths.shape)
 
     def shards(self) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ class Summary:
                 "name": shard.name,
                 **{name: tallies[index][name] for name in names},
                 "classes": dict(zip(CLASSES, classes[index].tolist(), strict=True)),
-                "lengths": histograms.plain(LENGTHS, self._lengths[index]),
+                "lengths": measures.plain(LENGTHS, self._lengths[index]),
                 **{name: int(mark[index]) for name, mark in self._marks.items()},
             }
             for index, shard in enumerate(self._work.shards)
@@ -132,7 +131,7 @@ class Summary:
             **totals,
             "tokens": round(totals["bytes"] / self._work.config.bytes_per_token),
             "shards": len(shards),
-            "histograms": {name: histograms.plain(EDGES[name], counts) for name, counts in self._histograms.items()},
+            "histograms": {name: measures.plain(EDGES[name], counts) for name, counts in self._histograms.items()},
             "classes": classes,
             "words": words.tolist(),
             "exact": self._counts["duplicates"],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks.data.corpus.inputs import LINE_LIMIT, kind_of
-from tasks.data.corpus.opening import opened
+from tasks.data.corpus.reading import opened
 
 PART_BYTES = 1 << 20
 GZIP_LEVEL = 6

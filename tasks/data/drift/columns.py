@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.data.corpus.histograms import LENGTHS
-from tasks.data.corpus.measures import CLASSES
+from tasks.data.corpus.measures import CLASSES, LENGTHS
 from tasks.data.drift.features import FORMAT, Measured
 from tasks.data.drift.splits import Splits, Values, deviations, divergence, greatest_step
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from tasks.config.evaluation import SHIPPED, CodeSuiteConfig
 from tasks.evaluation.scores import wilson
 from tasks.jobs.evaluation.generating import before_end, continued
-from tasks.jobs.evaluation.given_files import Line, digest_of, files_of, lines_of, place_of
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
-from tasks.jobs.evaluation.suites import Bench, Suite
+from tasks.jobs.evaluation.suites import Bench, Line, Suite, digest_of, files_of, lines_of, place_of
 
 SETTING = "evaluation.code.problems"
 SHIPPED_FILE = Path(__file__).with_name("data") / "functions.jsonl"

@@ -26,9 +26,8 @@ from typing import Any
 import yaml
 
 from tasks.common.errors import Missing
-from tasks.jobs.evaluation.given_files import digest_of, place_of
 from tasks.jobs.evaluation.heldout import open_documents
-from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout
+from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout, digest_of, place_of
 
 # YAML that a user gives for a task of lm-evaluation-harness: plain data, or refused.
 #

@@ -18,12 +18,11 @@ from pathlib import Path
 import torch
 
 from tasks.formats import gpu_health, rocm
-from tasks.jobs.node.vendor_commands import Hangs, ask
+from tasks.jobs.node.probes import Hangs, ask
 from tasks.jobs.qualify import compute as gpus
-from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.bench import Bench, Outcome, Rate, Together, tried
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, failure
-from tasks.jobs.qualify.rates import Outcome, Rate, Together, tried
 from tasks.qualification.measured import Probe
 
 # How hot a machine's parts are, as nvidia-smi, rocm-smi or Linux's thermal zones say it. What else they say is

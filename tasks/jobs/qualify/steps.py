@@ -22,8 +22,7 @@ import torch
 from torch.distributed import DistStoreError
 
 from tasks.common.names import Collective
-from tasks.formats.nccl_log import transports
-from tasks.formats.nccl_run import TestRow
+from tasks.formats.nccl_run import TestRow, transports
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.plans import Answer, Found, Group, Outcome, Plan, Step, better

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tasks.jobs.serving import memory
+from tasks.jobs.serving import runtime
 from tasks.jobs.serving.decoder import CHUNK
 from tasks.jobs.serving.generation import TextStream
 from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
@@ -61,7 +61,7 @@ class Batch:
         self._waiting: deque[_Answer] = deque()
         self._reading: _Answer | None = None
         self._rows: list[_Answer] = []
-        self._room = int(memory.available() * CACHE_SHARE) // self._decoder.token_bytes
+        self._room = int(runtime.available() * CACHE_SHARE) // self._decoder.token_bytes
         """Tokens that fit into memory."""
 
     @property

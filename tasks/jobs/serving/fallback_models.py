@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import IntegrityError
-from tasks.jobs.serving import memory
+from tasks.jobs.serving import runtime as memory
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Golden, Gone, Runtime
 from tasks.storage.manifest import FileEntry

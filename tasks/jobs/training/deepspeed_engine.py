@@ -34,8 +34,7 @@ from tasks.jobs.data.samples import Batch, Shares
 from tasks.jobs.node.elastic import newcomers_seed
 from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.network import next_token_loss, parameter_count
-from tasks.jobs.training.optimizer import adamw
+from tasks.jobs.training.network import adamw, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import own_device, recompute
 from tasks.jobs.training.starting import starting_network, write_network
 

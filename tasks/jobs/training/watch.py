@@ -1,6 +1,6 @@
 """One rank's eye on safety, as the loop uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
 
-Bad steps are safety.py and safety.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
+Bad steps are stops.py and stops.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
 agree. See docs/training.md, "Safety".
 """
 
@@ -29,8 +29,7 @@ from tasks.jobs.training.engine import Engine
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.network import next_token_loss
 from tasks.jobs.training.pieces import piece_of
-from tasks.jobs.training.safety import Guard, Reaction, Verdict, losses_before, next_position, note, noted
-from tasks.jobs.training.stops import Held, Stops
+from tasks.jobs.training.stops import Guard, Held, Reaction, Stops, Verdict, losses_before, next_position, note, noted
 
 # What ranks tell each other beside gradients: one collective a step, and rank 0's word at a start.
 

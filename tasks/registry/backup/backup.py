@@ -16,8 +16,9 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.process import locked
 from tasks.registry import foreign
-from tasks.registry.backup import contents, snapshot
-from tasks.registry.backup.contents import KIND, Contents
+from tasks.registry.backup import snapshot
+from tasks.registry.backup import snapshot as contents
+from tasks.registry.backup.snapshot import KIND, Contents
 from tasks.registry.transfer import ancestry, beside_digests, bring, bring_beside, require_other, require_there
 from tasks.security.access import note_access
 from tasks.security.audit import audited

@@ -19,7 +19,7 @@ from tasks.common.names import COLLECTIVES, Verdict
 from tasks.hardware.sku import BusBandwidth
 from tasks.qualification.limits import bandwidths
 from tasks.qualification.measured import Row, Sweep, TrainingPoint
-from tasks.qualification.merged import Merged, merged
+from tasks.qualification.sweeps import Merged, merged
 from tasks.qualification.verdicts import NodeVerdict, Reason
 from tasks.report.data import duration, number, percent
 from tasks.report.markup import Html, figure, folded, grid, join, tag

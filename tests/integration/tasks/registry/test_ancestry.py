@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tasks.registry.ancestry import SCHEMA, LineageIndex, ask, walk
 from waiting import limit
 
 from tasks.common.errors import HeadwayError
-from tasks.registry.ancestry import walk
-from tasks.registry.lineage_index import SCHEMA, LineageIndex, ask
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

@@ -7,14 +7,13 @@ import os
 import re
 
 import pytest
+from tasks.registry.ancestry import walk
 from waiting import limit
 
 from tasks.common.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
 from tasks.registry import records
-from tasks.registry.ancestry import walk
-from tasks.registry.journal import StoreJournal
-from tasks.registry.records import Record
+from tasks.registry.records import Record, StoreJournal
 from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of
 from tasks.security.audit import audit

@@ -12,7 +12,7 @@ from waiting import limit
 
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.seal import opened, sealed
-from tasks.registry import publishing
+from tasks.registry import versions as publishing
 from tasks.storage import open_named
 from tasks.storage.blob import lease
 from tasks.storage.history import changes

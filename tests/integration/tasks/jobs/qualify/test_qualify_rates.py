@@ -10,10 +10,10 @@ import pytest
 import torch
 from bench_stand import bench, measured, probes
 
-from tasks.jobs.qualify import compute, memory, soak
-from tasks.jobs.qualify.bench import switch_of
+from tasks.jobs.qualify import compute, soak
+from tasks.jobs.qualify import compute as memory
+from tasks.jobs.qualify.bench import Outcome, Rate, Together, any_behind, switch_of
 from tasks.jobs.qualify.compute import matmul_windows
-from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from waiting import limit
 from tasks.common.errors import IntegrityError
 from tasks.common.process import descendants, process_started
 from tasks.jobs.serving import fallback_models as rungs
-from tasks.jobs.serving import memory
+from tasks.jobs.serving import runtime as memory
 from tasks.jobs.serving.fallback_models import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Golden, Gone
