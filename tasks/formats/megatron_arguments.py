@@ -8,7 +8,6 @@ tasks/config/flows.py. See docs/megatron.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +60,14 @@ def megatron_arguments(
         "exit-signal-handler": True,
         "log-interval": 1,
     }
-    return [*_spelled(output), *execution.megatron.arguments]
-
-
-def _spelled(output: Mapping[str, Any]) -> list[str]:
-    """`--name value`; true is the name alone, false and empty are nothing, a tuple is several values."""
+    # `--name value`; true is the name alone, false and empty are nothing, a tuple is several values.
     words: list[str] = []
     for name, value in output.items():
         if value is False or value == "":
             continue
         values = () if value is True else value if isinstance(value, tuple) else (value,)
         words += [f"--{name}", *(f"{one:.12g}" if isinstance(one, float) else str(one) for one in values)]
-    return words
+    return [*words, *execution.megatron.arguments]
 
 
 def _network(training: TrainingConfig) -> dict[str, Any]:

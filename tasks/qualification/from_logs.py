@@ -388,7 +388,10 @@ def _node(
     good = name in compared or any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
-            mine.append(_shared(reason, name))
+            # What several machines did badly together is unknown of each.
+            verdict: Verdict = "degraded" if reason.verdict == "degraded" else "unknown"
+            output = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
+            mine.append(reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": output}))
     mine = list({(r.check, r.where, r.said if r.measured is None else str(r.measured)): r for r in mine}.values())
     mine.sort(key=lambda reason: ORDER.index(reason.verdict))
     if not mine and not good:
@@ -402,13 +405,6 @@ def _clears(log: JudgedLog, name: str) -> bool:
     """Whether a log has a good word for a machine: it was judged, and neither it nor all of the log's together is bad."""
     about = [reason for reason in log.reasons if reason.node in ("", name)]
     return name in log.log.nodes and not (log.soft or log.fewer) and seen(about) in ("healthy", "degraded")
-
-
-def _shared(reason: Reason, name: str) -> Reason:
-    """What several machines did badly together is unknown of each."""
-    verdict: Verdict = "degraded" if reason.verdict == "degraded" else "unknown"
-    output = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
-    return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": output})
 
 
 def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]) -> tuple[PairVerdict, ...]:

@@ -205,27 +205,41 @@ def of_probe(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
         return
     if probe.finding:
         yield _found(node, probe)
-    yield from _by_file(node, probe, sku)
+    limit = sku.limits.get(probe.check)
+    if limit is None:
+        yield from _no_number(node, probe, sku)
+    if limit is None or (probe.measured is None and probe.finding):
+        return
+    judged = by_limit(probe.measured, limit)
+    if judged.verdict != "healthy":
+        yield Reason(
+            node=node,
+            check=probe.check,
+            where=probe.where,
+            measured=probe.measured,
+            unit=probe.unit or limit.unit,
+            limit=judged.limit,
+            source=cited_by(sku, limit, judged.verdict),
+            verdict=judged.verdict,
+            said=probe.said or ("" if probe.measured is not None else "it gave no value"),
+            remedy=probe.remedy or _act(judged.verdict),
+        )
 
 
 def _not_seen(node: str, probe: Probe, sku: Sku) -> Reason:
+    limit = sku.limits.get(probe.check)
     return Reason(
         node=node,
         check=probe.check,
         where=probe.where,
         measured=None,
         unit=probe.unit,
-        limit=_wanted(probe, sku),
+        limit=(by_limit(None, limit).limit if limit else "a measurement"),
         source=probe.source or "Headway: what was not seen is unknown",
         verdict="unknown",
         said=f"{probe.status}: {probe.said}" if probe.said else probe.status,
         remedy=probe.remedy or _install(probe),
     )
-
-
-def _wanted(probe: Probe, sku: Sku) -> str:
-    limit = sku.limits.get(probe.check)
-    return by_limit(None, limit).limit if limit else "a measurement"
 
 
 def _install(probe: Probe) -> str:
@@ -251,28 +265,6 @@ def _found(node: str, probe: Probe) -> Reason:
         said=probe.said,
         remedy=probe.remedy or _act(verdict),
     )
-
-
-def _by_file(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
-    limit = sku.limits.get(probe.check)
-    if limit is None:
-        yield from _no_number(node, probe, sku)
-    if limit is None or (probe.measured is None and probe.finding):
-        return
-    judged = by_limit(probe.measured, limit)
-    if judged.verdict != "healthy":
-        yield Reason(
-            node=node,
-            check=probe.check,
-            where=probe.where,
-            measured=probe.measured,
-            unit=probe.unit or limit.unit,
-            limit=judged.limit,
-            source=cited_by(sku, limit, judged.verdict),
-            verdict=judged.verdict,
-            said=probe.said or ("" if probe.measured is not None else "it gave no value"),
-            remedy=probe.remedy or _act(judged.verdict),
-        )
 
 
 def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:

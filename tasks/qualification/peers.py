@@ -298,16 +298,14 @@ def _unconfirmed(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> It
             if known
             else f"{nodes[0]} and {nodes[1]} disagree, and two cannot outvote each other: {_both(rates, nodes)}"
         )
-        yield _two(rate, limit, "degraded" if known else "unknown", text, check)
+        verdict: Verdict = "degraded" if known else "unknown"
+        norm = f"give {check} a norm in the hardware's file (--record)"
+        remedy = f"Qualify with a third machine (benchmark.spare_nodes: 1), or {norm}."
+        yield _slow(rate, limit, verdict, text).model_copy(update={"remedy": remedy})
 
 
 def _both(rates: Sequence[Rate], nodes: list[str]) -> str:
     return ", ".join(f"{node} {min(r.value for r in rates if r.node == node):.4g}" for node in nodes)
-
-
-def _two(rate: Rate, limit: float, verdict: Verdict, text: str, check: str) -> Reason:
-    remedy = f"Qualify with a third machine (benchmark.spare_nodes: 1), or give {check} a norm in the hardware's file (--record)."
-    return _slow(rate, limit, verdict, text).model_copy(update={"remedy": remedy})
 
 
 def _far_ahead(rates: Sequence[Rate], fast: Reference, sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:

@@ -238,7 +238,14 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
         old.mkdir(parents=True)
     whole = _Whole([parts.part(folder, unit) for unit in units], messages, scratch)
     summary = Summary(work, messages, whole.folders)
-    _write_documents(whole, temporary, summary, _duplicates(whole, summary, work.config))
+    # The columns of documents.parquet that say what repeats what.
+    with summary.timed("exact duplicates"):
+        exact_of = _exact(whole)
+    with summary.timed("near duplicates"):
+        near_of, similarity = _near(whole, exact_of, work.config)
+    _write_documents(
+        whole, temporary, summary, {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
+    )
     _write_findings(whole, work.shards, temporary)
     _write_unreadable(whole, work.shards, temporary)
     columns = summary.write(temporary, seconds=time.perf_counter() - began)
@@ -286,15 +293,6 @@ class _Whole:
         made = np.memmap(self.scratch / name, kind, "w+", shape=(self.rows,))
         made[:] = fill
         return made
-
-
-def _duplicates(whole: _Whole, summary: Summary, config: ValidationConfig) -> dict[str, NDArray[Any]]:
-    """The columns of documents.parquet that say what repeats what."""
-    with summary.timed("exact duplicates"):
-        exact_of = _exact(whole)
-    with summary.timed("near duplicates"):
-        near_of, similarity = _near(whole, exact_of, config)
-    return {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
 
 
 def _exact(whole: _Whole) -> NDArray[np.int64]:

@@ -52,7 +52,15 @@ def set_aside(path: Path, lines: Lines) -> Iterator[tuple[int, Any]]:
     """
     kind, wanted = kind_of(path, named=False), frozenset(lines)
     if kind == "parquet":
-        yield from _rows_of(path, wanted)
+        import pyarrow.parquet as pq
+
+        first = 1
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE):
+            for number in range(first, first + batch.num_rows):
+                if number in wanted:
+                    row = batch.slice(number - first, 1).to_pylist()[0]
+                    yield number, json.loads(json.dumps(row, default=str))
+            first += batch.num_rows
     elif kind == "text":
         yield from ((line, None) for line in sorted(wanted))
     else:
@@ -138,15 +146,3 @@ def _copy_rows(path: Path, place: Path, lines: frozenset[int]) -> bool:
                 writer.write_table(table.filter(pa.array(wanted)))
                 kept += sum(wanted)
     return kept > 0
-
-
-def _rows_of(path: Path, lines: frozenset[int]) -> Iterator[tuple[int, Any]]:
-    import pyarrow.parquet as pq
-
-    first = 1
-    for batch in pq.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE):
-        for number in range(first, first + batch.num_rows):
-            if number in lines:
-                row = batch.slice(number - first, 1).to_pylist()[0]
-                yield number, json.loads(json.dumps(row, default=str))
-        first += batch.num_rows

@@ -221,7 +221,9 @@ def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
     """What the image does not say of itself."""
     yield "cuda", _cuda(machine)
     yield "rocm", machine.text("opt/rocm/.info/version")
-    yield "nccl", _nccl(machine)
+    # By the library's own file name: libnccl.so.2.27.3.
+    results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
+    yield "nccl", max((path.name.removeprefix("libnccl.so.") for path in results), default="")
     yield "mpi", _quietly(lambda: _mpi(machine.says("mpirun", "--version")))
     yield "ofed", _quietly(lambda: machine.says("ofed_info", "-s").strip().rstrip(":"))
     if vendor == "nvidia":
@@ -233,12 +235,6 @@ def _cuda(machine: Machine) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(machine.text("usr/local/cuda/version.json"))["cuda"]["version"])
     return ""
-
-
-def _nccl(machine: Machine) -> str:
-    """By the library's own file name: libnccl.so.2.27.3."""
-    results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
-    return max((path.name.removeprefix("libnccl.so.") for path in results), default="")
 
 
 def _mpi(text: str) -> str:

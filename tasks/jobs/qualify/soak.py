@@ -69,14 +69,14 @@ def read_amd(text: str) -> dict[str, float]:
         return {}
     result = {}
     for card, output in cards.items():
-        degrees = [float(value) for key, value in output.items() if "Temperature" in key and _is_number(value)]
+        degrees = [
+            float(value)
+            for key, value in output.items()
+            if "Temperature" in key and re.fullmatch(r"\d+(\.\d+)?", value)
+        ]
         if degrees and card.startswith("card"):
             result[f"GPU {card.removeprefix('card')}"] = max(degrees)
     return result
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
 def _ask(command: tuple[str, ...]) -> str:

@@ -222,9 +222,11 @@ class Teller:
         """One step's record, by rank 0; the next step begins."""
         done = meter.end()
         speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
+        # On the first step of a process: how long it took to come so far.
+        first, self._first = self._first, False
         output = {
             **values,
-            **self._start(done),
+            **({"start_seconds": max(0.0, process_age() - done.all)} if first else {}),
             **speed,
             **_seconds(done),
             **self._beside_plan(done.own),
@@ -233,16 +235,19 @@ class Teller:
         self._rank.metrics(step=step, **output, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
-            self._rank.progress(step, self._steps, _in_words(output), seconds_left=seconds_left)
+            loss = f"loss {output['loss']:.3f}" if "loss" in output else "a batch left out"
+            words = [loss, f"{output['tokens_per_second']:,.0f} tokens/s"]
+            if "mfu" in output:
+                words.append(f"MFU {output['mfu']:.0%}")
+            if "plan_error" in output:
+                words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
+            if "heldout_bits_per_byte" in output:
+                words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
+            self._rank.progress(step, self._steps, ", ".join(words), seconds_left=seconds_left)
 
     def over(self) -> None:
         """The last checkpoint is there: what follows is publishing, and no part of training's time."""
         self._ended = time.time()
-
-    def _start(self, done: Step) -> dict[str, float]:
-        """On the first step of a process: how long it took to come so far."""
-        first, self._first = self._first, False
-        return {"start_seconds": max(0.0, process_age() - done.all)} if first else {}
 
     def _speed(self, tokens: float, seconds: float, rank_seconds: float) -> dict[str, float]:
         """Rates of so many tokens; `rank_seconds` is the sum over all ranks."""
@@ -293,15 +298,3 @@ class Teller:
 def _seconds(done: Step) -> dict[str, float]:
     parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in done.parts.items()}
     return {"step_seconds": round(done.all, DECIMALS), **parts}
-
-
-def _in_words(output: Mapping[str, float]) -> str:
-    loss = f"loss {output['loss']:.3f}" if "loss" in output else "a batch left out"
-    words = [loss, f"{output['tokens_per_second']:,.0f} tokens/s"]
-    if "mfu" in output:
-        words.append(f"MFU {output['mfu']:.0%}")
-    if "plan_error" in output:
-        words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
-    if "heldout_bits_per_byte" in output:
-        words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
-    return ", ".join(words)

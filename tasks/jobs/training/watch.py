@@ -241,7 +241,11 @@ class Watch:
 
     def unfit_to_save(self, engine: Engine, step: int) -> Verdict | None:
         """The verdict on weights that are no numbers, which one update too large makes of a finite gradient."""
-        if all_agree(_finite(engine), self.groups.steps):
+        # Whether this rank's part of the weights is finite: a sum reads each once, and keeps what is not.
+        # ZeRO 3 keeps this rank's part beside the weight, which is empty meanwhile
+        parts = [getattr(weight, "ds_tensor", weight) for weight in engine.network.parameters()]
+        sums = [piece_of(part).tensor.sum(dtype=torch.float32).to(engine.device) for part in parts]
+        if all_agree(bool(torch.stack(sums).isfinite().all()), self.groups.steps):
             return None
         asked = self.config.safety.not_finite
         kind = "rollback" if asked == "skip" else asked  # the update is done: its gradient cannot be left out any more
@@ -261,11 +265,3 @@ class Watch:
             "reactions": [asdict(reaction) for reaction in self.guard.reactions],
             "stragglers": self.stragglers.named(self.rank.folder),
         }
-
-
-def _finite(engine: Engine) -> bool:
-    """Whether this rank's part of the weights is finite: a sum reads each once, and keeps what is not."""
-    # ZeRO 3 keeps this rank's part beside the weight, which is empty meanwhile
-    parts = [getattr(weight, "ds_tensor", weight) for weight in engine.network.parameters()]
-    sums = [piece_of(part).tensor.sum(dtype=torch.float32).to(engine.device) for part in parts]
-    return bool(torch.stack(sums).isfinite().all())

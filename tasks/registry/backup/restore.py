@@ -103,7 +103,8 @@ def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: 
         require_room(home, total + backup.bytes, what=f"the backup of {listing.at}")
     for one in manifests:
         tell(done, total, one.ref.partition("@")[0])
-        if _arrived(store, one) is None:
+        existing = store.manifest(one.content.kind, one.provenance.name, one.version)
+        if existing is None or store.verify(existing):  # a restore that was killed may have brought it already
             bring(source, store, one)
         manifest = one
         digests = listing.artifacts[one.ref]
@@ -162,12 +163,6 @@ def _named(source: Store, ref: str) -> Manifest:
             remedy="Take an older backup with --at, or another copy of the store.",
         )
     return manifest
-
-
-def _arrived(store: Store, manifest: Manifest) -> Manifest | None:
-    """What a restore that was killed brought already, every byte of it checked."""
-    existing = store.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
-    return existing if existing and not store.verify(existing) else None
 
 
 def _write_documents(store: Store, folder: Path, output: Contents) -> None:
