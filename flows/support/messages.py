@@ -10,7 +10,7 @@ from tasks.config.serving import DeploymentConfig
 from tasks.orchestration.observers import Outcome
 from tasks.orchestration.prefect_artifacts import number, table
 from tasks.orchestration.run import Lifecycle
-from tasks.registry.difference import flat
+from tasks.registry.versions import flat
 from tasks.report.data import duration, short
 
 

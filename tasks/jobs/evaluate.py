@@ -29,9 +29,8 @@ from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for,
 from tasks.jobs.evaluation.labelled import labelled
 from tasks.jobs.evaluation.leakage import leakage, toxicity
 from tasks.jobs.evaluation.lm_eval_suite import lm_eval
-from tasks.jobs.evaluation.loading import load_measured
 from tasks.jobs.evaluation.memorisation import memorisation
-from tasks.jobs.evaluation.scoring import Scored, by_position, context_of, joined, longest, score
+from tasks.jobs.evaluation.scoring import Scored, by_position, context_of, joined, load_measured, longest, score
 from tasks.jobs.evaluation.suites import Bench, Measure, run_suites
 from tasks.jobs.node.runtime import Rank, main
 

@@ -30,8 +30,8 @@ from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Observer, Observers, Outcome, Shown, Unobserved, interrupted, status_of
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
-from tasks.registry.difference import flat
 from tasks.registry.records import StoreJournal
+from tasks.registry.versions import flat
 from tasks.security.audit import actor
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Manifest

@@ -14,7 +14,7 @@ from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref, visible
 
 if TYPE_CHECKING:
-    from tasks.registry.difference import Difference
+    from tasks.registry.versions import Difference
 
 # `headway copy`: an artifact with its lineage and signatures into another store, or a model into an Azure ML registry.
 

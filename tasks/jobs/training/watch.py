@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.pieces import piece_of
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.elastic import Asked, Groups, fingerprint
 from tasks.jobs.node.runtime import Ended, Rank
 from tasks.jobs.training.engine import Engine
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.network import next_token_loss
-from tasks.jobs.training.pieces import piece_of
 from tasks.jobs.training.stops import Guard, Held, Reaction, Stops, Verdict, losses_before, next_position, note, noted
 
 # What ranks tell each other beside gradients: one collective a step, and rank 0's word at a start.

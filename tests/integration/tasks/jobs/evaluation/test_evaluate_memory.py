@@ -19,8 +19,7 @@ from tasks.jobs.evaluation import generating
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.labelled import label_scores
-from tasks.jobs.evaluation.loading import load_measured, load_model, require_room, weight_bytes
-from tasks.jobs.evaluation.scoring import score
+from tasks.jobs.evaluation.scoring import load_measured, load_model, require_room, score, weight_bytes
 
 VOCABULARY = tiny_model.VOCABULARY
 GIB = 1 << 30

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.data.corpus import json_lines, reading
+from tasks.data.corpus import reading
+from tasks.data.corpus import reading as json_lines
 from tasks.data.corpus.inputs import cut, find_shards
 from tasks.data.corpus.reading import documents, read_strictly, read_unit
 
