@@ -50,9 +50,8 @@ def lineage(
 
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
-    from tasks.registry.ancestry import PLACE, walk
-
     from tasks.common.home import home
+    from tasks.registry.ancestry import PLACE, walk
     from tasks.serving.known import known_endpoints, served_model
     from tasks.storage import open_store
 

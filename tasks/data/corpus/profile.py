@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import duplicates as near
-from tasks.data.corpus import measures, parts
+from tasks.data.corpus import duplicates, measures, parts
 from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
 from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
@@ -318,16 +317,16 @@ def _near(
         for folder in whole.folders:
             with open(folder / "signatures.bin", "rb") as file:
                 shutil.copyfileobj(file, together, 1 << 20)
-    values = near.open_signatures(whole.scratch / "signatures", whole.rows)
+    values = duplicates.open_signatures(whole.scratch / "signatures", whole.rows)
     threshold = config.near_duplicate_similarity
-    per_band = near.rows_per_band(threshold)
-    with Spill(whole.scratch / "near", whole.rows * near.HASHES // per_band) as spill:
+    per_band = duplicates.rows_per_band(threshold)
+    with Spill(whole.scratch / "near", whole.rows * duplicates.HASHES // per_band) as spill:
         for first, chunk in whole.chunks():
             wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first
-            for start in range(0, len(wanted), near.CHUNK):
-                rows = wanted[start : start + near.CHUNK]
-                spill.add(near.band_records(rows, values[rows], per_band))
-        near.mark_near(spill, values, threshold, near_of, similarity)
+            for start in range(0, len(wanted), duplicates.CHUNK):
+                rows = wanted[start : start + duplicates.CHUNK]
+                spill.add(duplicates.band_records(rows, values[rows], per_band))
+        duplicates.mark_near(spill, values, threshold, near_of, similarity)
     return near_of, similarity
 
 

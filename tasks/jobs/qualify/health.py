@@ -26,7 +26,6 @@ import torch
 from torch import cuda, distributed
 
 from tasks.formats import azure_machine, gpu_health
-from tasks.formats import azure_machine as links
 from tasks.formats.azure_machine import DAY, Interface
 from tasks.formats.gpu_health import Port
 from tasks.jobs.node.probes import Hangs, ports
@@ -320,7 +319,7 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def _rate(name: str, port: Port) -> Probe:
     """A port that is not active carries nothing."""
-    rate = links.rate(port.rate) if port.active else 0.0
+    rate = azure_machine.rate(port.rate) if port.active else 0.0
     return Probe(
         check="ib_rate",
         status="measured" if rate is not None else "failed",
@@ -348,7 +347,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
     at_once = min((port.downed for port in result.values()), default=0)
     for name, port in result.items():
-        times[name] = max(times[name], round(links.per_day(port.downed - at_once, uptime)))
+        times[name] = max(times[name], round(azure_machine.per_day(port.downed - at_once, uptime)))
     text = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
         f", by the ports' counters alone: {unread}" if unread else ""
     )
@@ -359,7 +358,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Accelerated networking: behind each interface of Hyper-V a virtual function of the network card, and it is up."""
-    for interface, function in links.behind(_interfaces(machine)):
+    for interface, function in azure_machine.behind(_interfaces(machine)):
         up = function is not None and function.state == "up"
         yield Probe(
             check="sriov",

@@ -26,7 +26,6 @@ from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
 from tasks.registry import foreign
 from tasks.registry.backup import snapshot
-from tasks.registry.backup import snapshot as contents
 from tasks.registry.backup.snapshot import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
 from tasks.registry.versions import note
@@ -76,7 +75,7 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
     """
     require_other(source, store)
     require_there(source)
-    backup = contents.choose(source, at)
+    backup = snapshot.choose(source, at)
     require_empty(home, store, backup.ref)
     write_json(home / MARK, {"backup": backup.ref, "from": source.uri})
     restored = rebuild(home, store, source, backup, tell=tell)
@@ -95,8 +94,8 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
 
 def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: Tell = lambda *_: None) -> Restored:
     """Bring everything of a backup into a home and a store, without a word about it in the audit log."""
-    folder = contents.fetch(source, backup)
-    listing = contents.read(folder)
+    folder = snapshot.fetch(source, backup)
+    listing = snapshot.read(folder)
     manifests = [_named(source, ref) for ref in listing.artifacts]
     total, done = sum(one.bytes for one in manifests), 0
     if isinstance(store, LocalStore):
@@ -261,7 +260,7 @@ def drill(home: Path, source: Store, *, tell: Tell = lambda *_: None) -> Drill:
     there is no room.
     """
     began = time.monotonic()
-    backup = contents.choose(source)
+    backup = snapshot.choose(source)
     (home / "work").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home / "work", prefix="drill-") as scratch:
         place = Path(scratch)

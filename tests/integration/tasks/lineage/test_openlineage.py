@@ -12,11 +12,11 @@ import pytest
 from openlineage.client import event_v2 as ol
 from openlineage.client import facet_v2
 from openlineage.client.serde import Serde
-from tasks.registry.ancestry import walk
 from waiting import limit
 
 from tasks.common.errors import Missing
 from tasks.lineage.openlineage import events_of, hand_on
+from tasks.registry.ancestry import walk
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

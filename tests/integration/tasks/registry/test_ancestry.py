@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tasks.registry.ancestry import SCHEMA, LineageIndex, ask, walk
 from waiting import limit
 
 from tasks.common.errors import HeadwayError
+from tasks.registry.ancestry import SCHEMA, LineageIndex, ask, walk
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

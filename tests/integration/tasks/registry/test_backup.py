@@ -14,12 +14,12 @@ import pytest
 import yaml
 from lineage_stand import publish_lineage, publish_one
 from store_stand import standing
-from tasks.registry.ancestry import walk
 
 from tasks.common.errors import IntegrityError, Missing, Unknown
 from tasks.common.process import write_text
 from tasks.config.access import AccessConfig
 from tasks.jobs.serving.keys import Door
+from tasks.registry.ancestry import walk
 from tasks.registry.backup.backup import back_up, prune
 from tasks.registry.backup.restore import MARK, drill, restore
 from tasks.registry.backup.snapshot import backups

@@ -7,12 +7,12 @@ import os
 import re
 
 import pytest
-from tasks.registry.ancestry import walk
 from waiting import limit
 
 from tasks.common.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
 from tasks.registry import records
+from tasks.registry.ancestry import walk
 from tasks.registry.records import Record, StoreJournal
 from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of

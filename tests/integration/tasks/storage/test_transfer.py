@@ -13,10 +13,10 @@ import pytest
 from lineage_stand import publish_lineage, publish_one
 from registry_service import TOKEN, serving
 from store_stand import standing
-from tasks.registry.ancestry import walk
 from waiting import limit
 
 from tasks.common.errors import IntegrityError, Missing
+from tasks.registry.ancestry import walk
 from tasks.registry.transfer import copy_artifact, share_model
 from tasks.security.audit import entries
 from tasks.security.signatures import require_signed

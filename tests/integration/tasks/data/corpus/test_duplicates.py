@@ -5,6 +5,9 @@ import time
 
 import numpy as np
 import pytest
+from waiting import limit
+
+from tasks.data.corpus import duplicates
 from tasks.data.corpus.duplicates import (
     RECORD,
     Spill,
@@ -15,9 +18,6 @@ from tasks.data.corpus.duplicates import (
     rows_per_band,
     signatures,
 )
-from waiting import limit
-
-from tasks.data.corpus import duplicates
 from tasks.data.corpus.measures import Texts, content_hashes
 from tasks.data.corpus.tokens import ngrams, read_words
 
