@@ -24,8 +24,7 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.origins import continued_from
 from tasks.jobs.data.crossing import require_apart
-from tasks.jobs.data.loader import Loader
-from tasks.jobs.data.samples import Shares, Source, vocabulary
+from tasks.jobs.data.samples import Loader, Shares, Source, vocabulary
 from tasks.jobs.data.sources import open_source, source_identity
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.node.runtime import Rank, main

@@ -1,6 +1,6 @@
 """The columns of drift: for each, its statistic for all splits, a summary of both sides, and what moved most.
 
-What the statistics are: tasks/data/drift/splits.py. Whether a value is unusual: tasks/data/drift/family.py. See docs/drift.md.
+What the statistics are: tasks/data/drift/splits.py. Whether a value is unusual: tasks/data/drift/splits.py. See docs/drift.md.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import write_json
 from tasks.jobs.checkpoint.files import Manifest, place_of
-from tasks.jobs.checkpoint.folders import FolderSaver
+from tasks.jobs.checkpoint.process import FolderSaver
 from tasks.jobs.checkpoint.snapshot import generators, take_generators
 from tasks.jobs.checkpoint.writer import OWN
 from tasks.jobs.data.samples import Batch, Shares
@@ -40,7 +40,7 @@ from tasks.jobs.training.starting import starting_network, write_network
 
 # DeepSpeed's own checkpoint files: written by DeepSpeed, read only as they were hashed, and never unpickled freely.
 #
-# Who hashes and commits them is tasks/jobs/checkpoint/folders.py. torch's format is a pickle inside: `weights_only`
+# Who hashes and commits them is tasks/jobs/checkpoint/process.py. torch's format is a pickle inside: `weights_only`
 # admits tensors, plain values and the few classes of NAMED, so a file that was made to run code is refused, whatever
 # its manifest says.
 
