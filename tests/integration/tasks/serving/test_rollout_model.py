@@ -231,9 +231,8 @@ class Rollouts(RuleBasedStateMachine):
             world.stop(folder)
             world.tick()
 
-        for module in (rollout, rollout):
-            put(module, "write_json", told)
-            put(module, "runs", lambda folder: folder.name in world.running)
+        put(rollout, "write_json", told)
+        put(rollout, "runs", lambda folder: folder.name in world.running)
         put(rollout, "Gateway", Ours)
         put(rollout, "stop_server", stop)
         put(rollout, "_me", dict)
