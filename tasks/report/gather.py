@@ -16,8 +16,9 @@ from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
 from tasks.registry.ancestry import walk
 from tasks.report.data import RunReport
+from tasks.report.lineage import drawn
 from tasks.report.page import render_page
-from tasks.report.training.data import read_training
+from tasks.report.training import read_training
 from tasks.storage.store import Store, find
 
 
@@ -80,12 +81,6 @@ def _training(stage: dict[str, Any] | None) -> dict[str, Any] | None:
 def _lineage(store: Store, ref: str, endpoint: dict[str, Any] | None) -> dict[str, Any]:
     result = walk(store, endpoint["ref"], serves=endpoint["model"]) if endpoint else walk(store, ref)
     return drawn(result)
-
-
-def drawn(result: dict[str, Any]) -> dict[str, Any]:
-    """What is drawn of a lineage as tasks/registry/ancestry.py walks it."""
-    shown = ("ref", "kind", "name", "version", "stage", "created", "uri", "commit", "config_digest")
-    return {"nodes": [{key: node[key] for key in shown} for node in result["nodes"]], "edges": result["edges"]}
 
 
 def _stage(stage: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def scaling(
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
-    from tasks.report.scaling import curves, trainings
+    from tasks.report.scaling import curves, draw_scaling, trainings
     from tasks.storage import open_store
 
     if picture and not picture.endswith(".png"):
@@ -89,8 +89,6 @@ def scaling(
         )
     made = curves(result)
     if picture:
-        from tasks.report.scaling_picture import draw_scaling
-
         draw_scaling(made, Path(picture))
     say(
         {"curves": [_plain(curve) for curve in made], "picture": picture or None},
@@ -113,7 +111,7 @@ def _plain(curve: Curve) -> dict[str, Any]:
 
 
 def _table(made: list[Curve], picture: str) -> str:
-    from tasks.report.scaling_picture import size
+    from tasks.report.scaling import size
 
     rows: list[tuple[str, ...]] = [COLUMNS]
     for curve in made:

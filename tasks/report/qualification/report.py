@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.common.redaction import redact
 from tasks.report.data import duration
+from tasks.report.pages import write_page
 from tasks.report.qualification.data import Found, count
 from tasks.report.qualification.data import found as read
 from tasks.report.qualification.page import MEANS, qualification_page, sentences
@@ -22,11 +23,7 @@ SENTENCES_SHOWN = 20
 
 def write_qualification(folder: Path, payload: Mapping[str, Any]) -> Path:
     """Write the page, whole or not at all. Raises ValueError when `payload` is no qualification."""
-    page = redact(qualification_page(read(payload)))
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{FILE}.new"
-    temporary.write_text(page, encoding="utf-8")
-    return temporary.replace(folder / FILE)
+    return write_page(folder / FILE, redact(qualification_page(read(payload))))
 
 
 def qualification_markdown(payload: Mapping[str, Any]) -> str:

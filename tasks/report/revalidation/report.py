@@ -1,7 +1,7 @@
 """The evidence of a revalidation, for people: a page, the same in short, and two pictures, all from `revalidation.json`.
 
-The page itself is page.py, its sentences and the short form messages.py; what
-`revalidation.json` holds is data.py. Who measures and judges does not live here. See docs/revalidation.md.
+The page itself is page.py, its sentences and the short form messages.py; what `revalidation.json` holds is data.py. Who measures
+and judges does not live here. See docs/revalidation.md.
 """
 
 from __future__ import annotations
@@ -10,47 +10,58 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from tasks.common.redaction import redact
-from tasks.report.charts import ACCENT, BAD, INK, LINE, MUTED, SOFT, STYLE
+from tasks.report.charts import fit
 from tasks.report.data import number, short
-from tasks.report.revalidation.data import Column, Evidence, Measured, PerformanceReport, evidence
+from tasks.report.pages import write_page
+from tasks.report.pictures import ACCENT, BAD, INK, MUTED, SOFT, picture, rows_of
+from tasks.report.revalidation.data import Column, Measured, PerformanceReport, evidence
 from tasks.report.revalidation.messages import markdown
 from tasks.report.revalidation.page import evidence_page
 
-# A revalidation's two pictures for MLflow, as PNG: the drift of every column, and the performance with its slices.
-#
-# The page's own drawings are charts.py.
-
-
+FILE = "evidence.html"
 COLUMNS_SHOWN, SLICES_SHOWN = 24, 20
 LABEL_CHARACTERS = 34
 FAR = 4.0
 """Thresholds beyond which a value is drawn at the edge, with its number."""
-DOTS = 150
+Row = tuple[str, float, Measured, Measured, bool]
+"""Label, loss, its interval, and whether it failed."""
 
 
-def draw(folder: Path, report: Evidence) -> tuple[Path, ...]:
-    """Draw what was measured into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    known = [
-        column
-        for column in (report.drift.columns if report.drift else ())
-        if column.value is not None and column.threshold
-    ]
+def write_evidence(folder: Path, payload: Mapping[str, Any]) -> Path:
+    """Write the page, whole or not at all. Raises ValueError when `payload` is no revalidation."""
+    return write_page(folder / FILE, redact(evidence_page(evidence(payload))))
+
+
+def evidence_markdown(payload: Mapping[str, Any]) -> str:
+    """The same in short, in Markdown, of at most 60 lines: what stands beside the form of an approval."""
+    return redact(markdown(evidence(payload)))
+
+
+def figures(folder: Path, payload: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Draw `drift.png` and `performance.png` for MLflow, each where it was measured; returns those that were drawn."""
+    report, made = evidence(payload), []
+    drift = report.drift
+    known = [one for one in (drift.columns if drift else ()) if one.value is not None and one.threshold]
     columns = sorted(known, key=lambda column: -(column.value or 0.0) / (column.threshold or 1.0))[:COLUMNS_SHOWN]
-    made = []
-    if columns and report.drift:
-        title = f"Drift of {short(report.drift.new)} from {short(report.drift.reference)}: {report.drift.verdict}"
-        made.append(_save(folder / "drift.png", len(columns), title, lambda axes: _drift(axes, columns)))
-    rows = _rows(report.performance)
-    if rows:
+    if columns and drift:
+        title = f"Drift of {short(drift.new)} from {short(drift.reference)}: {drift.verdict}"
+        names = [column.name.replace("_", " ") for column in columns]
+        made.append(_save(folder / "drift.png", names, title, lambda axes: _drift(axes, columns)))
+    if rows := _rows(report.performance):
         title = f"Bits per byte of {short(report.model)} on {short(report.dataset)}, relative to promotion"
-        made.append(_save(folder / "performance.png", len(rows), title, lambda axes: _performance(axes, rows)))
+        names = [name for name, *_ in rows]
+        made.append(_save(folder / "performance.png", names, title, lambda axes: _performance(axes, rows)))
     return tuple(made)
+
+
+def _save(path: Path, names: Sequence[str], title: str, plot: Any) -> Path:
+    with picture(path, (10, 1.3 + 0.36 * len(names)), dots=150) as figure:
+        axes = figure.subplots()
+        plot(axes)
+        rows_of(axes, [fit(name, LABEL_CHARACTERS) for name in names])
+        axes.set_title(fit(title, 84), loc="left", fontsize=12)
+    return path
 
 
 def _drift(axes: Any, columns: Sequence[Column]) -> None:
@@ -69,11 +80,6 @@ def _drift(axes: Any, columns: Sequence[Column]) -> None:
     axes.set_xlabel(
         f"value by its threshold (dashed); bars: both sides mixed, split at random; beyond {FAR:g}: at the edge"
     )
-    _label(axes, [column.name.replace("_", " ") for column in columns])
-
-
-Row = tuple[str, float, Measured, Measured, bool]
-"""Label, loss, its interval, and whether it failed."""
 
 
 def _rows(performance: PerformanceReport | None) -> list[Row]:
@@ -96,49 +102,3 @@ def _performance(axes: Any, rows: Sequence[Row]) -> None:
         style = {"marker": "D", "color": BAD} if failed else {"marker": "o", "color": ACCENT}
         axes.plot([estimate * 100], [place], markersize=8, linestyle="", zorder=3, **style)
     axes.set_xlabel("change of bits per byte since promotion, percent: right of the line is worse; a diamond failed")
-    _label(axes, [name for name, *_ in rows])
-
-
-def _label(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_fit(name) for name in names], color=INK)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(length=0)
-    axes.grid(axis="x", color=LINE, linewidth=0.8)
-
-
-def _fit(name: str) -> str:
-    return name if len(name) <= LABEL_CHARACTERS else f"{name[: LABEL_CHARACTERS - 1]}\u2026"
-
-
-def _save(path: Path, rows: int, title: str, plot: Any) -> Path:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 1.3 + 0.36 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        plot(axes)
-        axes.set_title(title if len(title) <= 84 else f"{title[:83]}\u2026", loc="left", fontsize=12)
-        figure.savefig(path, dpi=DOTS, metadata={"Software": None})
-    return path
-
-
-FILE = "evidence.html"
-
-
-def write_evidence(folder: Path, payload: Mapping[str, Any]) -> Path:
-    """Write the page, whole or not at all. Raises ValueError when `payload` is no revalidation."""
-    page = redact(evidence_page(evidence(payload)))
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{FILE}.new"
-    temporary.write_text(page, encoding="utf-8")
-    return temporary.replace(folder / FILE)
-
-
-def evidence_markdown(payload: Mapping[str, Any]) -> str:
-    """The same in short, in Markdown, of at most 60 lines: what stands beside the form of an approval."""
-    return redact(markdown(evidence(payload)))
-
-
-def figures(folder: Path, payload: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Draw `drift.png` and `performance.png`, each where it was measured; returns those that were drawn."""
-
-    return draw(folder, evidence(payload))

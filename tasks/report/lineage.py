@@ -1,8 +1,8 @@
-"""A lineage as a layered drawing, raw data on the left, the endpoint on the right: a lineage in, SVG out.
+"""A lineage as a page, and as a layered drawing: raw data on the left, the endpoint on the right.
 
-Layers are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box; order
-in a layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic).
-Where the lineage comes from does not live here. Colours are the page's CSS variables.
+Layers of the drawing are longest paths; an edge over several layers gets a lane in each, so that no arrow runs through a box;
+order in a layer follows the mean position of the neighbours (Sugiyama, Tagawa and Toda, 1981, with the barycentre heuristic).
+Where the lineage comes from does not live here (tasks/registry/ancestry.py). Markup of the page: templates/lineage.html.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from tasks.report.data import Edge, Lineage, Node
+from markupsafe import Markup
+
+from tasks.common.redaction import redact
+from tasks.report.charts import fit
+from tasks.report.data import Edge, Lineage, Node, short
+from tasks.report.pages import render, write_page
 
 BOX_WIDTH, BOX_HEIGHT, LANE_HEIGHT = 138, 66, 14
 GAP_X, GAP_Y, MARGIN = 32, 20, 2
@@ -42,12 +49,45 @@ class Place:
     height: float
 
 
-def lineage_graph(lineage: Lineage) -> str:
+def write_lineage_page(path: Path, result: Mapping[str, Any]) -> Path:
+    """Write the page of what tasks/registry/ancestry.py walked, whole or not at all."""
+    return write_page(path, redact(lineage_page(result)))
+
+
+def lineage_page(result: Mapping[str, Any]) -> str:
+    """The page as one HTML document, UTF-8; equal values give equal text."""
+    lineage = Lineage.model_validate(drawn(result))
+    serving = {edge["output"]: edge["input"] for edge in result["edges"] if edge["how"] == "serves"}
+    nodes = result["nodes"]
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for node in sorted(nodes, key=lambda node: node["created"] or "", reverse=True):
+        by_kind.setdefault(node["kind"], []).append(node)
+    known = {node["config_digest"][:12]: node["config"] for node in nodes if node["config_digest"] and node["config"]}
+    return render(
+        "lineage.html",
+        title=f"Lineage of {short(result['root'])}",
+        result=result,
+        stand=[] if result["direction"] == "down" else [*result["endpoints"], *result["models"]],
+        serving=serving,
+        graph=lineage_graph(lineage),
+        crowded=len(lineage.nodes) > BOXES,
+        kinds={kind: by_kind[kind] for kind in dict.fromkeys(node["kind"] for node in nodes)},
+        configurations=list(known.items()),
+    )
+
+
+def drawn(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is drawn of a lineage as tasks/registry/ancestry.py walks it."""
+    shown = ("ref", "kind", "name", "version", "stage", "created", "uri", "commit", "config_digest")
+    return {"nodes": [{key: node[key] for key in shown} for node in result["nodes"]], "edges": result["edges"]}
+
+
+def lineage_graph(lineage: Lineage) -> Markup:
     """Draw a lineage; empty where it has no node. An edge whose ends are not both nodes is left out."""
     count, lineage = len(lineage.nodes), condensed(lineage)
     nodes = {node.ref: node for node in lineage.nodes}
     if not nodes:
-        return ""
+        return Markup()
     links = _links(lineage.edges, nodes)
     context = {(edge.input, edge.output) for edge in lineage.edges if edge.how == "context"}
     layers, routes = _layers(list(nodes), links)
@@ -59,7 +99,7 @@ def lineage_graph(lineage: Lineage) -> str:
     label = (
         f"Lineage: {count} nodes in {len(nodes)} boxes, {len(links)} arrows from what was read to what was made from it"
     )
-    return (
+    return Markup(
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}" class="lineage" '
         f'style="max-width:{width:g}px;min-width:{SMALLEST * width:g}px">{_ARROWHEAD}{arrows}{boxes}</svg>'
     )
@@ -178,11 +218,11 @@ def _box(node: Node, place: Place) -> str:
     top = place.y - place.height / 2
     version = node.version[:8] if node.version else f"{node.count:,} versions" if node.count > 1 else ""
     rows = (
-        ("kind", 19, _fit(node.kind, KIND_CHARACTERS)),
-        ("name", 37, _fit(node.name, NAME_CHARACTERS)),
+        ("kind", 19, fit(node.kind, KIND_CHARACTERS)),
+        ("name", 37, fit(node.name, NAME_CHARACTERS)),
         ("version", 55, version),
     )
-    message = "\n".join(part for part in _told(node) if part)
+    message = "\n".join(part for part in _hint(node) if part)
     texts = "".join(
         f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows
     )
@@ -193,15 +233,11 @@ def _box(node: Node, place: Place) -> str:
     )
 
 
-def _told(node: Node) -> tuple[str | None, ...]:
+def _hint(node: Node) -> tuple[str | None, ...]:
     """What a box tells who points at it."""
     commit = node.commit and f"commit {node.commit[:12]}"
     config = node.config_digest and f"configuration {node.config_digest[:12]}"
     return node.ref, node.stage and f"by {node.stage}", node.created, commit, config, node.uri
-
-
-def _fit(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 _ARROWHEAD = (
