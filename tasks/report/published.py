@@ -195,7 +195,7 @@ class AllReduce(Published):
 
 
 class QualificationReport(Published):
-    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification/page.py)."""
+    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification)."""
 
     verdict: str = ""
     """Empty: a file of the first form, which had only checks."""

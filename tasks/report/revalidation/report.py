@@ -1,25 +1,33 @@
 """The evidence of a revalidation, for people: a page, the same in short, and two pictures, all from `revalidation.json`.
 
-The page itself is page.py, its sentences and the short form messages.py; what `revalidation.json` holds is data.py. Who measures
-and judges does not live here. See docs/revalidation.md.
+Markup of the page is templates/revalidation.html's, its sentences and the short form are messages.py's; what
+`revalidation.json` holds is data.py. Who measures and judges does not live here. See docs/revalidation.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from tasks.common.redaction import redact
+from tasks.report import strips
 from tasks.report.charts import fit
-from tasks.report.data import number, short
-from tasks.report.pages import write_page
+from tasks.report.data import number, percent, short
+from tasks.report.pages import render, write_page
 from tasks.report.pictures import ACCENT, BAD, INK, MUTED, SOFT, picture, rows_of
-from tasks.report.revalidation.data import Column, Measured, PerformanceReport, evidence
-from tasks.report.revalidation.messages import markdown
-from tasks.report.revalidation.page import evidence_page
+from tasks.report.revalidation import messages
+from tasks.report.revalidation.data import Column, Evidence, Measured, PerformanceReport, evidence
 
 FILE = "evidence.html"
+LABELS_SHOWN = 16
+VERDICTS = {"valid": "good", "degraded": "warn", "invalid": "bad", "unknown": "idle"}
+Share = tuple[str, str]
+"""In words, and as the width of a bar in percent of the largest."""
 COLUMNS_SHOWN, SLICES_SHOWN = 24, 20
 LABEL_CHARACTERS = 34
 FAR = 4.0
@@ -35,7 +43,53 @@ def write_evidence(folder: Path, payload: Mapping[str, Any]) -> Path:
 
 def evidence_markdown(payload: Mapping[str, Any]) -> str:
     """The same in short, in Markdown, of at most 60 lines: what stands beside the form of an approval."""
-    return redact(markdown(evidence(payload)))
+    return redact(messages.markdown(evidence(payload)))
+
+
+def evidence_page(payload: Evidence) -> str:
+    """The page as one HTML document, UTF-8; equal values give equal text."""
+    return render(
+        "revalidation.html",
+        title=f"Revalidation of {payload.name or 'a model'}",
+        evidence=payload,
+        style=VERDICTS[payload.verdict],
+        words=messages,
+        strips=strips,
+        calibration=_calibration,
+        in_order=_in_order,
+        shares_of=_shares,
+        percent=percent,
+        utc=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)),
+    )
+
+
+def _calibration(column: Column, name: str) -> Markup:
+    """This window's value among those after both sides were mixed and split at random."""
+    null = [value for value in column.null if value is not None]
+    title = f"{column.name}: calibration"
+    return strips.histogram(null, column.value, column.threshold, failed=column.found, name=name, title=title)
+
+
+def _in_order(columns: Iterable[Column]) -> list[Column]:
+    """What moved first, then what could not be judged."""
+    rank = {"drift": 0, "anomaly": 0, "insufficient": 1, "none": 2}
+    return sorted(
+        columns, key=lambda column: (rank[column.verdict], column.p_value if column.p_value is not None else 1.0)
+    )
+
+
+def _shares(column: Column) -> tuple[list[tuple[str, Share, Share]], int]:
+    """The most frequent labels with their shares of the reference and of the new data, and how many are left."""
+    both = column.histogram
+    rows = list(zip_longest(both.labels, both.reference, both.new)) if both else []
+    larger = [max(reference or 0.0, new or 0.0) for _, reference, new in rows]
+    largest = max(larger, default=0.0) or 1.0
+    kept = sorted(sorted(range(len(rows)), key=lambda place: -larger[place])[:LABELS_SHOWN])
+
+    def share(value: Measured) -> Share:
+        return "" if value is None else percent(value), f"{min(max((value or 0.0) / largest, 0.0), 1.0) * 100:.1f}"
+
+    return [(rows[at][0] or "", share(rows[at][1]), share(rows[at][2])) for at in kept], len(rows) - len(kept)
 
 
 def figures(folder: Path, payload: Mapping[str, Any]) -> tuple[Path, ...]:

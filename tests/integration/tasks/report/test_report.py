@@ -12,9 +12,8 @@ from html.parser import HTMLParser
 import pytest
 
 from tasks.report.data import Lineage, RunReport, duration, number, percent, short
-from tasks.report.gather import gather
-from tasks.report.lineage import BOX_HEIGHT, BOX_WIDTH, lineage_graph
-from tasks.report.page import render_page
+from tasks.report.lineage import BOX_HEIGHT, BOX_WIDTH, lineage_graph, lineage_page
+from tasks.report.page import gather, render_page
 from tasks.report.published import ColumnDrift, EvaluationReport, LossPoint, QualificationReport
 from tasks.report.run_charts import classes_chart, drift_chart, loss_chart, ranks_chart, scores_chart
 from tasks.storage import open_store
@@ -178,6 +177,27 @@ def test_hostile_text_stays_text():
     assert page.text.count(EVIL) > 25
 
 
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("count", [8, 60])
+def test_hostile_names_in_a_lineage_stay_text(direction, count):
+    def page(text):
+        kinds = ("dataset", "model", "endpoint")
+        common = {"created": "2026-11-21T10:00:00+00:00", "config": {text: text}, "dirty": True}
+        common |= dict.fromkeys(
+            ("name", "version", "stage", "uri", "commit", "config_digest", "who", "host", "sku"), text
+        )
+        nodes = [{**common, "ref": f"{text}{n}", "kind": kinds[n % 3]} for n in range(count)]
+        edges = [{"input": nodes[0]["ref"], "output": node["ref"], "how": "serves"} for node in nodes[1:]]
+        ends = {kind: [{**node, "through": "data"} for node in nodes if node["kind"] == kind] for kind in kinds}
+        walked = {"root": text, "direction": direction, "damaged": [text], "nodes": nodes, "edges": edges}
+        return Page(lineage_page({**walked, "endpoints": ends["endpoint"], "models": ends["model"]}))
+
+    made, plain = page(EVIL), page("plain")
+    assert [name for name, _ in made.elements] == [name for name, _ in plain.elements]
+    assert not [key for _, found in made.elements for key in found if key.startswith("on")]
+    assert made.text.count("<script>") > count
+
+
 def test_nothing_is_fetched_and_ids_are_unique():
     page = Page(text := render_page(_full()))
     assert not page.all("src")
@@ -229,10 +249,8 @@ def test_a_verdict_of_an_old_version_still_makes_a_page():
     old = {"name": "duplicate_share", "measured": 0.31, "limit": "<= 0.2", "passed": False, "remedy": "Deduplicate it."}
     page = _corpus(duplicates=46, lengths={"edges": [0, 10], "counts": [1, 2]}, classes={"letters": 1.0}, checks=[old])
     assert "Checks: 0 of 1 passed" in page.text and "✕ failed" in page.text
-    assert [found["aria-label"][:9] for name, found in page.elements if name == "svg" and "aria-label" in found] == [
-        "Histogram",
-        "Character",
-    ]
+    labels = [found["aria-label"][:9] for name, found in page.elements if name == "svg" and "aria-label" in found]
+    assert labels == ["Histogram", "Character"]
     assert "Shards" not in page.text and "quarantined" not in page.text
 
 
