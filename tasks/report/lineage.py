@@ -64,7 +64,7 @@ def lineage_page(result: Mapping[str, Any]) -> str:
         by_kind.setdefault(node["kind"], []).append(node)
     known = {node["config_digest"][:12]: node["config"] for node in nodes if node["config_digest"] and node["config"]}
     return render(
-        "lineage.html",
+        "lineage",
         title=f"Lineage of {short(result['root'])}",
         result=result,
         stand=[] if result["direction"] == "down" else [*result["endpoints"], *result["models"]],

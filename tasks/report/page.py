@@ -52,7 +52,7 @@ def write_report(
 def render_page(data: RunReport) -> str:
     """The report as one HTML document, UTF-8; equal values give equal text."""
     return render(
-        "run.html",
+        "run",
         title=data.title,
         run=data,
         charts=run_charts,

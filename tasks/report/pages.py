@@ -24,7 +24,7 @@ SIGNS = {"good": "✓", "bad": "✕", "warn": "■", "idle": "–", "unknown": "
 
 def render(template: str, **values: Any) -> str:
     """A page as one HTML document, UTF-8; equal values give equal text."""
-    return _templates().get_template(template).render(shown=[], **values)
+    return _templates().get_template(f"{template}.html").render(shown=[], **values)
 
 
 def write_page(path: Path, text: str) -> Path:

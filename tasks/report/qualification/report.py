@@ -100,7 +100,7 @@ def qualification_page(result: Found) -> str:
     machines = Counter(node.verdict for node in result.nodes)
     machines["unknown"] += result.absent
     return render(
-        "qualification.html",
+        "qualification",
         title=f"Qualification of {result.name or 'a cluster'}",
         about=_about(result),
         verdict=result.verdict.verdict,
@@ -197,7 +197,7 @@ def _tiles(result: Found) -> Markup:
 
 def _bandwidth(result: Found) -> dict[str, list[tuple[Markup, str, str]]]:
     """A figure a collective, by the words for a scope: drawing, heading, caption."""
-    merges, parts = _merged(result), {}
+    merges, parts = _merged(result), dict[str, list[tuple[Markup, str, str]]]()
     for scope, heading in SCOPES.items():
         if scope == "node" and parts and len(merges["all", COLLECTIVES[0]][0].nodes) == 1:
             continue  # the same as all machines together

@@ -49,7 +49,7 @@ def evidence_markdown(payload: Mapping[str, Any]) -> str:
 def evidence_page(payload: Evidence) -> str:
     """The page as one HTML document, UTF-8; equal values give equal text."""
     return render(
-        "revalidation.html",
+        "revalidation",
         title=f"Revalidation of {payload.name or 'a model'}",
         evidence=payload,
         style=VERDICTS[payload.verdict],
@@ -114,6 +114,7 @@ def _save(path: Path, names: Sequence[str], title: str, plot: Any) -> Path:
         axes = figure.subplots()
         plot(axes)
         rows_of(axes, [fit(name, LABEL_CHARACTERS) for name in names])
+        axes.tick_params(length=0)
         axes.set_title(fit(title, 84), loc="left", fontsize=12)
     return path
 
