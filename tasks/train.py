@@ -20,8 +20,8 @@ from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attach, note, publish, run_job
-from tasks.planning.case_of_config import division_of
-from tasks.planning.correction import kind_of, measured, measured_on
+from tasks.planning.configured import division_of
+from tasks.planning.spent import kind_of, measured, measured_on
 from tasks.report.training import draw_training
 
 log = logging.getLogger("headway.train")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.planning.simulation.bands import Band
+from tasks.planning.simulation_bands import Band
 from tasks.report.pictures import ACCENT, BAD, INK, LINE, MUTED, SOFT, WARN, picture
 
 CAUSES = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tasks.jobs.qualify.bench import Bench
-from tasks.planning.size import flops_per_token_megatron, parameter_count
+from tasks.planning.case import Network
+from tasks.planning.counts import model_flops_per_token, parameter_count
 
 VOCABULARY = 32_000
 """Entries where nobody says: the tokenizer may not be trained yet. That of Llama 2."""
@@ -16,10 +17,13 @@ def vocabulary(bench: Bench) -> int:
 
 def parameters(bench: Bench) -> int:
     """Of the configured network."""
-    return parameter_count(bench.training.network, vocabulary(bench), positions=bench.training.sequence_length)
+    return parameter_count(_network(bench), bench.training.sequence_length)
 
 
 def flops_per_token(bench: Bench) -> int:
     """By Megatron-LM's convention."""
-    length = bench.training.sequence_length
-    return flops_per_token_megatron(bench.training.network, vocabulary(bench), sequence_length=length)
+    return model_flops_per_token(_network(bench), bench.training.sequence_length)
+
+
+def _network(bench: Bench) -> Network:
+    return Network.of_config(bench.training.network, vocabulary(bench))

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from tasks.planning.checkpointing import expected_goodput
-from tasks.planning.simulation.settings import DAY, Failing, Simulated, require_number
-from tasks.planning.simulation.training import MOST_EVENTS, Outcome, simulate
+from tasks.planning.simulation import DAY, MOST_EVENTS, Failing, Outcome, Simulated, require_number, simulate
 
 MOST_RUNS = 10_000
 PLAYED_EVENTS = 60_000

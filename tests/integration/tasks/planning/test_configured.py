@@ -4,7 +4,7 @@ import pytest
 
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.planning.case_of_config import case_of_training, settings_of
+from tasks.planning.configured import case_of_training, settings_of
 from tasks.planning.memory import FUSED_LOSS, HALF_GRADIENTS
 from tasks.planning.prediction import Division
 
