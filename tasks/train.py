@@ -20,8 +20,9 @@ from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attach, note, publish, run_job
-from tasks.planning.case_of_config import division_of
-from tasks.planning.correction import kind_of, measured, measured_on
+from tasks.planning.configured import division_of
+from tasks.planning.spent import kind_of, measured, measured_on
+from tasks.report.training import draw_training
 
 log = logging.getLogger("headway.train")
 
@@ -161,8 +162,6 @@ def saving(
 
 def _show(job: Path, log: Path) -> None:
     """A picture of the training, and its profile where one was made, beside the stage's run in MLflow."""
-    from tasks.report.training.pictures import draw_training  # matplotlib takes a second
-
     draw_training(job, log)
     for folder in ("pictures", "profile"):
         attach(job / folder)

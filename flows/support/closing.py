@@ -18,7 +18,7 @@ from tasks.lineage.messages import run_page
 from tasks.orchestration.observers import interrupted
 from tasks.orchestration.prefect_artifacts import flush, hand_in, new_artifact
 from tasks.orchestration.run import Lifecycle, code_version
-from tasks.report.gather import utc, write_report
+from tasks.report.page import utc, write_report
 from tasks.report.qualification.report import FILE, qualification_markdown
 from tasks.storage.store import Store, find
 

@@ -1,6 +1,6 @@
 """What an evaluation is given beside the checkpoint and its tokens, and what people see of champion against challenger.
 
-What is measured is tasks/evaluate.py; the picture is tasks/report/evaluation/pictures.py.
+What is measured is tasks/evaluate.py; the picture is tasks/report/comparison.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tasks.artifacts import Dataset, Tokens
 from tasks.config.evaluation import EvaluationConfig
 from tasks.orchestration.prefect_artifacts import hand_in, new_artifact
 from tasks.orchestration.run import Lifecycle
+from tasks.report.comparison import comparison_markdown, draw_comparison
 
 
 def read_by_suites(config: EvaluationConfig) -> tuple[Dataset, ...]:
@@ -30,9 +31,6 @@ def tell_comparison(run: Lifecycle) -> None:
     payload = run.results.get("comparison")
     if not payload:
         return
-    from tasks.report.evaluation.messages import comparison_markdown
-    from tasks.report.evaluation.pictures import draw_comparison  # matplotlib takes a second
-
     spool = run.need_spool()
     picture = draw_comparison(run.home / "reports" / (run.run or run.flow)[:8], payload)
     if run.run:

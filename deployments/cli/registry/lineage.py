@@ -38,7 +38,7 @@ def lineage(
     lines = [*(_answer(result) if forward else []), *_tree(result), *_warning(result)]
     if html:
         path = Path(html)
-        from tasks.report.lineage.page import write_lineage_page
+        from tasks.report.lineage import write_lineage_page
 
         result["html"] = str(write_lineage_page(path, result).absolute())
         lines = [result["html"]]

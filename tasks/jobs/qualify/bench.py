@@ -25,7 +25,8 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import TrainingConfig
 from tasks.hardware.sku import Sku
 from tasks.jobs.node.runtime import Rank
-from tasks.planning.size import flops_per_token_megatron, parameter_count
+from tasks.planning.case import Network
+from tasks.planning.counts import model_flops_per_token, parameter_count
 from tasks.qualification.measured import Probe, RankReport, Status, Sweep, TrainingPoint
 
 POLL_SECONDS = 0.05
@@ -178,13 +179,16 @@ def vocabulary(bench: Bench) -> int:
 
 def parameters(bench: Bench) -> int:
     """Of the configured network."""
-    return parameter_count(bench.training.network, vocabulary(bench), positions=bench.training.sequence_length)
+    return parameter_count(_network(bench), bench.training.sequence_length)
 
 
 def flops_per_token(bench: Bench) -> int:
     """By Megatron-LM's convention."""
-    length = bench.training.sequence_length
-    return flops_per_token_megatron(bench.training.network, vocabulary(bench), sequence_length=length)
+    return model_flops_per_token(_network(bench), bench.training.sequence_length)
+
+
+def _network(bench: Bench) -> Network:
+    return Network.of_config(bench.training.network, vocabulary(bench))
 
 
 # How a rate is measured: in windows, at the same time on all ranks, and again while somebody is slow.

@@ -242,7 +242,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 
 CONVENTION = "megatron"
-"""FLOPs as Megatron-LM counts them (tasks/planning/size.py): causal attention is half of the square, the output projection
+"""FLOPs as Megatron-LM counts them (tasks/planning/counts.py): causal attention is half of the square, the output projection
 counts, looking up embeddings and recomputation do not."""
 TERA = 1e12
 

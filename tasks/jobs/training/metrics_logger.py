@@ -1,6 +1,6 @@
 """What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
 
-Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/goodput.py. Who
+Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/spent.py. Who
 shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/orchestration/stage_context.py). See
 docs/training.md.
 """
@@ -24,8 +24,9 @@ from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.jobs.node.elastic import process_age
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter, Step
-from tasks.planning.goodput import goodput
-from tasks.planning.size import flops_per_token_6n, flops_per_token_megatron
+from tasks.planning.case import Network
+from tasks.planning.counts import model_flops_per_token
+from tasks.planning.spent import goodput
 
 # A profile of some steps by torch's profiler: `profile/` in the job's folder, of rank 0.
 #
@@ -69,7 +70,7 @@ class Profile:
 # How many floating-point operations a token costs the network that is trained, and by which convention they are
 # counted.
 #
-# The formulas are tasks/planning/size.py; "MFU" means little without the convention, so it is told beside it. See
+# The formulas are tasks/planning/counts.py; "MFU" means little without the convention, so it is told beside it. See
 # docs/training.md.
 
 
@@ -90,11 +91,11 @@ def flops_of(network: nn.Module, config: TrainingConfig, parameters: int) -> Flo
     """What a token of `config.sequence_length` costs; `parameters` are all of the network's."""
     shape = _shape(getattr(network, "config", None))
     if shape is None:
-        counted = Flops(flops_per_token_6n(parameters), "6n")
+        counted = Flops(6 * parameters, "6n")
     else:
         vocab_size = int(network.config.vocab_size)  # type: ignore[union-attr, arg-type]
-        length = config.sequence_length
-        counted = Flops(flops_per_token_megatron(shape, vocab_size, sequence_length=length), "megatron")
+        per_token = model_flops_per_token(Network.of_config(shape, vocab_size), config.sequence_length)
+        counted = Flops(per_token, "megatron")
     return Flops(counted.per_token * FROZEN, f"{counted.convention}, frozen base") if config.lora.rank else counted
 
 

@@ -20,7 +20,8 @@ from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.plan import reckon
-from tasks.planning.size import adapter_parameters
+from tasks.planning.case import Network
+from tasks.planning.counts import adapter_parameters
 from tasks.security.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find
@@ -117,11 +118,15 @@ def test_the_plan_reckons_with_the_bases_size_and_with_what_is_trained_of_it(bas
     on = unqualified(RetrainConfig().cluster).model_copy(
         update={"matmul_gflops_per_rank": 1.0, "allreduce_gigabytes_per_second": 1.0}
     )
-    full = reckon(training, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
+    full = reckon(
+        training, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000, home=base
+    )
     assert full.parameters == found.parameters and found.vocab_size == ROWS
     tuned = training.model_copy(update={"lora": LoraConfig(rank=2)})
-    lora = reckon(tuned, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
-    adapters = adapter_parameters(training.network, 2)
+    lora = reckon(
+        tuned, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000, home=base
+    )
+    adapters = adapter_parameters(Network.of_config(training.network, ROWS), 2)
     assert full.memory_per_rank - lora.memory_per_rank == 16 * full.parameters - 16 * adapters - 4 * full.parameters
     assert lora.checkpoint < full.checkpoint
 
@@ -137,7 +142,7 @@ def test_adapters_are_as_many_as_peft_makes(base):
             made = TrainingConfig.model_validate(said)
             tuned = add_adapters(build_network(made, vocab_size=64, eod=63), made)
             counted = sum(each.numel() for each in tuned.parameters() if each.requires_grad)
-            assert counted == adapter_parameters(made.network, 3, targets), (network, targets)
+            assert counted == adapter_parameters(Network.of_config(made.network, 1), 3, targets), (network, targets)
 
 
 def cut(folder):
