@@ -30,8 +30,8 @@ from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import number, table
 from tasks.orchestration.run import Lifecycle, current
-from tasks.registry.difference import flat
 from tasks.registry.revalidations import revalidations
+from tasks.registry.versions import flat
 from tasks.report.data import duration, short
 from tasks.report.revalidation.report import FILE as PAGE
 from tasks.report.revalidation.report import evidence_markdown, evidence_of

@@ -29,10 +29,9 @@ from tasks.orchestration.observers import Outcome, Unobserved, interrupted
 from tasks.orchestration.prefect_artifacts import Away, Request, ask, flush, hand_in, new_artifact, number, table
 from tasks.orchestration.result import endpoint_fields
 from tasks.orchestration.run import Lifecycle, code_version, lifecycle
+from tasks.report.comparison import comparison_markdown, draw_comparison
 from tasks.report.data import duration, short
-from tasks.report.evaluation.messages import comparison_markdown
-from tasks.report.evaluation.pictures import draw_comparison
-from tasks.report.gather import utc, write_report
+from tasks.report.page import utc, write_report
 from tasks.report.qualification.report import FILE as QUALIFICATION_PAGE
 from tasks.report.qualification.report import qualification_markdown
 from tasks.storage.store import find

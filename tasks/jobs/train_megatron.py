@@ -30,10 +30,9 @@ from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import TRAIN, vocabulary
 from tasks.jobs.data.sources import corpora, open_source, shares_by_name, source_identity
-from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
+from tasks.jobs.megatron.child import Child, Following, Neighbours, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.megatron.converting import convert
-from tasks.jobs.megatron.following import Following
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import write_account

@@ -14,9 +14,9 @@ from tasks.lineage import messages
 from tasks.orchestration.run import Lifecycle, code_version, current
 from tasks.orchestration.stage_context import at_work, stored
 from tasks.registry.approvals import asked_about, require_standing
+from tasks.registry.model_integrity import untrusted
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
-from tasks.registry.served import untrusted
 from tasks.security import signatures
 from tasks.security.audit import audited
 from tasks.security.policy import require, require_of

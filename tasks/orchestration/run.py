@@ -31,8 +31,8 @@ from tasks.orchestration.observers import Observer, Observers, Outcome, Shown, U
 from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
-from tasks.registry.difference import flat
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
+from tasks.registry.versions import flat
 from tasks.security.audit import actor
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Manifest

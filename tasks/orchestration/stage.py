@@ -28,8 +28,8 @@ from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
 from tasks.registry import records
 from tasks.registry.ancestry import told
-from tasks.registry.difference import flat, what_changed
 from tasks.registry.records import Record
+from tasks.registry.versions import flat, what_changed
 from tasks.storage.store import find
 
 

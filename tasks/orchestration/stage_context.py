@@ -33,8 +33,8 @@ from tasks.config.environment import surroundings
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.run import Lifecycle, code_version
 from tasks.registry import records
-from tasks.registry.publishing import lineage_conflict, publish_for_signing
-from tasks.registry.publishing import publish as publish_artifact
+from tasks.registry.versions import lineage_conflict, publish_for_signing
+from tasks.registry.versions import publish as publish_artifact
 from tasks.security.access import note_access
 from tasks.security.audit import actor
 from tasks.security.signatures import lineage_digest

@@ -127,7 +127,7 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
     from tasks.common.home import home
     from tasks.plan import PAST_RUNS, reckon
     from tasks.planning.spent import measured_on
-    from tasks.registry.journal import StoreJournal
+    from tasks.registry.records import StoreJournal
 
     on, journal = measured.subject, StoreJournal(store)
     keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]

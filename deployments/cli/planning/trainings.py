@@ -79,7 +79,7 @@ def scaling(
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
-    from tasks.report.scaling import curves, trainings
+    from tasks.report.scaling import curves, draw_scaling, trainings
     from tasks.storage import open_store
 
     if picture and not picture.endswith(".png"):
@@ -92,8 +92,6 @@ def scaling(
         )
     made = curves(result)
     if picture:
-        from tasks.report.scaling_picture import draw_scaling
-
         draw_scaling(made, Path(picture))
     say(
         {"curves": [_plain(curve) for curve in made], "picture": picture or None},
@@ -116,7 +114,7 @@ def _plain(curve: Curve) -> dict[str, Any]:
 
 
 def _table(made: list[Curve], picture: str) -> str:
-    from tasks.report.scaling_picture import size
+    from tasks.report.scaling import size
 
     rows: list[tuple[str, ...]] = [COLUMNS]
     for curve in made:

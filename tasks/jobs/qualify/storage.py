@@ -22,9 +22,7 @@ from typing import NamedTuple
 
 from tasks.common.errors import HeadwayError
 from tasks.jobs.node.runtime import Rank
-from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.rates import Together
-from tasks.jobs.qualify.workload_size import parameters
+from tasks.jobs.qualify.bench import Bench, Together, parameters
 from tasks.planning.checkpointing import OWN_ENGINE_BYTES, resumable_bytes
 from tasks.qualification.measured import Probe
 from tasks.storage.blob.client import open_container

@@ -25,7 +25,7 @@ from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
 from tasks.orchestration.run import lifecycle
 from tasks.registry.approvals import asked_about
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.audit import acting
 from tasks.security.policy import add_person
 from tasks.storage import open_store

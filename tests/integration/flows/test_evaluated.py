@@ -8,7 +8,7 @@ from tasks.config.evaluation import EvaluationConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.evaluate import evaluate
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

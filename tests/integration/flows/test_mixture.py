@@ -8,7 +8,7 @@ from tasks.artifacts import Checkpoint, Tokens
 from tasks.common.errors import Unknown
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.train import train

@@ -27,7 +27,7 @@ from tasks.orchestration.observers import Outcome
 from tasks.orchestration.prefect_artifacts import new_artifact
 from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog
-from tasks.report.gather import write_report
+from tasks.report.page import write_report
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit

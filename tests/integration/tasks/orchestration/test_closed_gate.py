@@ -12,7 +12,7 @@ from tasks.orchestration.job_spec import Program
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import run_job
-from tasks.report.gather import write_report
+from tasks.report.page import write_report
 from tasks.serving.known import require_accepted
 from tasks.serving.refused import remember_refused
 

@@ -19,7 +19,7 @@ from tasks.common import process
 from tasks.common.errors import GateFailed, IntegrityError
 from tasks.config.flows import RetrainConfig
 from tasks.config.serving import RolloutConfig
-from tasks.jobs.serving.contents import read_contents
+from tasks.jobs.serving.runtime import read_contents
 from tasks.orchestration.promotion import challenge
 from tasks.orchestration.run import lifecycle
 from tasks.registry.refs import aliases

@@ -164,7 +164,10 @@ def test_divided_weights_are_saved_after_a_measurement(forks, tokens, tmp_path):
 def test_ranks_save_at_the_same_steps_whatever_their_clocks_say(forks, tokens, tmp_path):
     """The interval is corrected by what saving takes, which differs between ranks by much."""
     job = write_job(tmp_path / "clocks", tokens, every=2, seconds_between_failures=1000.0)
-    own = "import os, tasks.jobs.training.saves as s; s.corrected_every_steps = lambda *a, **k: 7 + 4 * int(os.environ['RANK'])"
+    own = (
+        "import os, tasks.jobs.training.checkpoints as s\n"
+        "s.corrected_every_steps = lambda *a, **k: 7 + 4 * int(os.environ['RANK'])"
+    )
     assert forks(job, fault=own) == [0, 0], said_by(job)
     assert result(job)["checkpoint_every_steps"] == 7
 
