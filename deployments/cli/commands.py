@@ -68,15 +68,15 @@ COMMANDS = {
         "Say of each stored training whether its machines were too small, too large or right, and what measured use says so.",
     ),
     "scaling": Row(
-        "planning.scaling:scaling",
+        "planning.trainings:scaling",
         "Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.",
     ),
     "seeds": Row(
-        "planning.scaling:seeds",
+        "planning.trainings:seeds",
         "Show by how much stored trainings differ that differ in their seed alone, and what comparison.seed_noise should be.",
     ),
     "train-log": Row(
-        "planning.train_log:train_log",
+        "planning.trainings:train_log",
         "Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them.",
     ),
     "approve": Row(

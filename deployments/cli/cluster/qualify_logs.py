@@ -19,8 +19,7 @@ from tasks.hardware.files import find_sku, read_sku
 from tasks.qualification.verdicts import Reason
 
 if TYPE_CHECKING:
-    from tasks.qualification.from_logs import LogsVerdict
-    from tasks.qualification.one_log import JudgedLog
+    from tasks.qualification.from_logs import JudgedLog, LogsVerdict
 
 GOOD = ("healthy", "degraded")
 REMEDY = (

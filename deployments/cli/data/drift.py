@@ -24,7 +24,7 @@ from tasks.storage import open_store
 from tasks.storage.store import find
 
 if TYPE_CHECKING:
-    from tasks.data.drift.corpora import Corpus
+    from tasks.data.drift.comparison import Corpus
 
 MARKS = {"drift": "DRIFT", "none": "ok", "insufficient": "-"}
 
@@ -45,7 +45,7 @@ def drift(
     file's means the dataset; write ./NAME for the file.
     """
     from deployments.configuration.files import changed
-    from tasks.data.drift.corpora import drift_of
+    from tasks.data.drift.comparison import drift_of
 
     config = changed(RevalidationConfig, set_ or ()).drift
     corpora = [_corpus(name) for name in (reference, new)]
@@ -59,7 +59,7 @@ def drift(
 
 def _corpus(name: str) -> Corpus:
     """A dataset of the store, or else files. Raises Unknown, ValueError."""
-    from tasks.data.drift.corpora import Corpus
+    from tasks.data.drift.comparison import Corpus
 
     path = Path(name)
     try:

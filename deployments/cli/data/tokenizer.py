@@ -32,7 +32,7 @@ def publish(
     Only the tokenizer's own files are taken: no code, no weights.
     """
     from tasks.data.tokenizing.tokenizer import open_tokenizer
-    from tasks.registry.publishing import publish as publish_artifact
+    from tasks.registry.versions import publish as publish_artifact
 
     _, name, _ = parse_ref(name, kind="tokenizer")
     opened = open_tokenizer(folder)

@@ -28,7 +28,7 @@ from tasks.storage import open_store
 from tasks.storage.store import find
 
 if TYPE_CHECKING:
-    from tasks.events.listing import Now
+    from tasks.events.batches import Now
 
 EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
 EVERY_SECONDS = 1.0
@@ -86,7 +86,7 @@ def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
     """Events as this command tells them, oldest first: times are ISO 8601 in UTC, flow runs have their page."""
     # Where flow runs have their pages, also while the server is down.
     from deployments.services import prefect_server
-    from tasks.events.listing import told as listed
+    from tasks.events.batches import told as listed
 
     known = process.read_json(home / "prefect" / "server.json") or {}
     pages = prefect_server.named_server(home) or str(known.get("url", ""))
@@ -172,7 +172,7 @@ def _now(home: Path) -> Now:
     from deployments.catalogue.routes import routes
     from deployments.configuration.platform import load_settings
     from deployments.services import bridge
-    from tasks.events.listing import Now
+    from tasks.events.batches import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
     runs, output = bridge.status(home) is not None, process.read_json(told_at(home)) or {}

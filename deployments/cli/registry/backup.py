@@ -81,7 +81,7 @@ def restore(
 
 
 def _drill(to: str, as_json: bool) -> None:
-    from tasks.registry.backup.drill import drill
+    from tasks.registry.backup.restore import drill
 
     source = open_named(home(), to)
     with _progress("drill") as tell:

@@ -19,13 +19,13 @@ from tasks.artifacts import KINDS, parse_ref
 from tasks.common.errors import Missing
 from tasks.common.home import home
 from tasks.orchestration.run_log import logged_runs
-from tasks.registry.difference import Difference, difference
+from tasks.registry.versions import Difference, difference
 from tasks.storage import open_store
 from tasks.storage.store import Store, find
 
 if TYPE_CHECKING:
+    from tasks.registry.promoting import Step
     from tasks.registry.retention import Verdict
-    from tasks.registry.rollback import Step
 
 SHOWN = 20
 """Lines of each part of a difference that people are shown; --json has all."""
@@ -66,7 +66,7 @@ def rollback(
     if ref.startswith("endpoint/"):
         endpoint.roll_back(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
-    from tasks.registry.rollback import require_sound, roll_back, way_back
+    from tasks.registry.promoting import require_sound, roll_back, way_back
 
     store = open_store(home())
     step = way_back(store, ref, to=to)

@@ -13,8 +13,7 @@ from tasks.common.home import home
 from tasks.config.base import openlineage_key
 from tasks.config.environment import code_place
 from tasks.lineage.spool import refused, sync
-from tasks.registry.ancestry import walk
-from tasks.registry.lineage_index import PLACE
+from tasks.registry.ancestry import PLACE, walk
 from tasks.registry.records import load
 from tasks.storage import open_store
 
@@ -46,7 +45,7 @@ def lineage(
     lines = [*(_answer(result) if forward else []), *_tree(result), *_warning(result)]
     if html:
         path = Path(html)
-        from tasks.report.lineage.page import write_lineage_page
+        from tasks.report.lineage import write_lineage_page
 
         result["html"] = str(write_lineage_page(path, result).absolute())
         lines = [result["html"]]

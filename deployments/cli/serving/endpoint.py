@@ -99,7 +99,7 @@ def _stop(name: str, reason: str) -> None:
 
 def roll_back(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:
     """Go back, and say how long it took. The champion stays who it is."""
-    from tasks.registry.served import require_way_back
+    from tasks.registry.model_integrity import require_way_back
     from tasks.serving.known import go_back, require_known, served_model
 
     name = require_known(home(), ref)

@@ -35,8 +35,7 @@ def render(
 ) -> None:
     """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
     from deployments.configuration.files import load
-    from tasks.serving.azureml.files import files_of
-    from tasks.serving.azureml.render import Rendering, require_complete
+    from tasks.serving.azureml.render import Rendering, files_of, require_complete
 
     wanted = [*(set_ or []), "deployment.backend=azureml", f"deployment.endpoint={name.removeprefix('endpoint/')}"]
     settings = load(config or "azureml", wanted)
