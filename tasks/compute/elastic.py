@@ -1,7 +1,7 @@
 """The process that holds the store where the machines of an elastic job meet, and what it says of the submission's end.
 
 The program is tasks/jobs/node/rendezvous.py. It runs on the machine that jobs are submitted from, outlives the orchestrator, and
-its `rendezvous/exit.json` is how the submission ended. Which backends take elastic jobs: tasks/config/elasticity.py. See
+its `rendezvous/exit.json` is how the submission ended. Which backends take elastic jobs: tasks/config/backends. See
 docs/elastic.md.
 """
 

@@ -18,13 +18,12 @@ from tasks.common import process
 from tasks.common.errors import Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.job import Backend, Job, JobState, Journal
-from tasks.compute.marks import read_mark
 from tasks.compute.metrics import newest_step
-from tasks.compute.nodes import ended_state
+from tasks.compute.nodes import ended_state, read_mark
 from tasks.compute.submission import CANCELLED, Generation, newest, settle
 from tasks.compute.supervisor_lock import is_supervised
 from tasks.config.base import digest
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, on_this_machine
 
 Opener = Callable[[ClusterConfig], Backend]
 """`open_backend`, with the files of a store handed in where job folders lie in one."""
@@ -211,8 +210,8 @@ def _seen(folder: Path, seen: dict[str, Any]) -> JobState:
         return ended
     cluster = read_mark(folder / "cluster.json")
     handle = process.read_json(folder / "handle.json")
-    if cluster.get("backend") == "local" and handle:
-        return open_backend(ClusterConfig()).states([(handle, folder)])[0]
+    if handle and on_this_machine(backend := cluster.get("backend", "")):
+        return open_backend(ClusterConfig.model_validate({"backend": backend})).states([(handle, folder)])[0]
     return JobState(state=seen.get("state") or "unknown", reason=str(seen.get("reason", "")))
 
 

@@ -23,9 +23,6 @@ from tasks.compute.nodes import ended_state
 from tasks.compute.submission import mark_settled, newest
 from tasks.compute.supervisor_lock import unsupervised
 
-STARTS_AGAIN = ("slurm", "azureml")
-"""Backends that start a job again by themselves: the mark of an end there may be of the start before."""
-
 Verdict = Literal["failed", "waits", "orphan", "unknown", "not_submitted"]
 
 
@@ -67,7 +64,7 @@ def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | Non
         verdict = _verdict(folder, state)
         if verdict == "failed" and state:
             cluster = cluster_of(folder)
-            is_local = cluster is not None and cluster.backend == "local"
+            is_local = cluster is not None and cluster.capabilities.this_machine
             job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
             close_failed(generation, job, state, folder, journal, one_machine=is_local)
     entry = find_job(home, folder.name, journal)
@@ -79,12 +76,12 @@ def _state_of(folder: Path, journal: Journal, opener: Opener | None) -> JobState
     cluster, ended = cluster_of(folder), ended_state(folder)
     final = (
         cluster is None
-        or cluster.backend not in STARTS_AGAIN
+        or not cluster.capabilities.starts_again  # else the mark of an end may be of the start before
         or (ended and ended.code == 0 and not job_of(folder).elastic)
     )
     if ended and final:
         return ended
-    if cluster is None or (cluster.backend != "local" and opener is None):
+    if cluster is None or (opener is None and not cluster.capabilities.this_machine):
         return JobState(state="unknown", reason="its scheduler was not asked")
     try:
         backend = (opener or open_backend)(cluster)

@@ -32,7 +32,7 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     The vocabulary is the tokenizer's as configured.
     """
     training, how, cluster = config.training, config.execution, config.cluster
-    sku = config.benchmark.sku or cluster.slurm.sku or cluster.azureml.size
+    sku = config.benchmark.sku or cluster.size
     if not sku and not cluster.gpus_per_node:
         raise Missing(
             f"cluster {cluster.name} has no GPUs, so no size's numbers hold for it",

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tasks.config.cluster import machine_size
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 
@@ -133,7 +134,7 @@ def _fell(runs: Sequence[Trained]) -> float | None:
 def _hardware(config: Mapping[str, Any]) -> str:
     """As the settings name it; of machines without a name, the cluster's."""
     cluster = config["cluster"]
-    named = (config["benchmark"]["sku"], cluster["slurm"]["sku"], cluster["azureml"]["size"], cluster["name"])
+    named = (config["benchmark"]["sku"], machine_size(cluster), cluster["name"])
     return str(next(name for name in named if name))
 
 

@@ -26,10 +26,9 @@ from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm import errors, render
 from tasks.compute.slurm.commands import Here, Login, NoAnswer, Said, silent
-from tasks.compute.slurm.only import restricted
 from tasks.compute.slurm.render import WARNED
 from tasks.compute.slurm.states import ENDS, QUEUED, Row, parse_squeue
-from tasks.config.cluster import SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
 
 # The machines of an elastic job as Slurm's jobs of one node each: their names, scripts, and how often each was
 # submitted.
@@ -250,7 +249,7 @@ class SlurmElastic:
 
     def _submit(self, part: Part) -> Said | None:
         """Submit one machine; what Slurm said when it refused."""
-        part = Part(restricted(part.job, self._config, self._login), part.folder, part.number)
+        part = Part(errors.restricted(part.job, self._config, self._login), part.folder, part.number)
         if not part.begin():
             return None
         process.write_text(part.folder / part.file, part.script(self._config, self._login.seen(part.folder)))

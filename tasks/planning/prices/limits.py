@@ -1,7 +1,7 @@
 """What an account may have, as files of the home: `limits.yaml`, which a person writes, and what the account itself said.
 
 Azure ML's own limits, which are the same for everybody, come from the size's file (tasks/hardware). What a plan makes of it all
-is tasks/planning/quota.py; the account is asked by tasks/compute/azureml/quota.py.
+is tasks/planning/quota.py; the account is asked by tasks/compute/azureml/client.py.
 """
 
 from __future__ import annotations

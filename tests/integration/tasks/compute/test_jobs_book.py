@@ -22,7 +22,8 @@ from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.supervisor_lock import is_supervised
-from tasks.config.cluster import ClusterConfig, RetryConfig, SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ClusterConfig, RetryConfig
 from tasks.registry.journal import StoreJournal
 from tasks.storage import open_store
 
