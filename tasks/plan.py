@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Plan, Tokens
 from tasks.config.base import config_digest
+from tasks.config.engines.registry import ENGINES
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
@@ -209,12 +210,8 @@ def share_of_state(training: TrainingConfig, how: ExecutionConfig, ranks: int) -
     Tensor and pipeline parallel divide all of it, FSDP2 over all ranks, ZeRO's stages (Rajbhandari et al. 2020, figure 1) and
     Megatron-LM's distributed optimizer their part of it over the copies of the network.
     """
-    if training.engine == "torch":
-        return 1 / ranks if how.parallel == "fsdp" else 1.0
     shared = how.tensor_parallel * how.pipeline_parallel
-    of_megatron = training.engine == "megatron" and how.megatron.flavour == "megatron-lm"
-    stage = int(how.megatron.distributed_optimizer) if of_megatron else how.deepspeed.zero_stage
-    whole = {0: 4, 1: 2, 2: 1, 3: 0}[stage]
+    whole = {0: 4, 1: 2, 2: 1, 3: 0}[ENGINES[training.engine].zero_stage(how)]
     return (whole + (4 - whole) / max(ranks // shared, 1)) / 4 / shared
 
 

@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tasks.config.engines.registry import ENGINES
+from tasks.config.training import EngineName
 from tasks.hardware.machine import Machine
-from tasks.planning.case import Engine, Precision
+from tasks.planning.case import Precision
 from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates, failure_rates
 from tasks.planning.storages import GIB, STORAGES, TIB, Storage, bandwidth_of, capacity_for, storage_named
 
@@ -157,7 +159,7 @@ def plan_checkpoints(
     *,
     gpus: int,
     precision: Precision = "bf16",
-    engine: Engine = "megatron",
+    engine: EngineName = "megatron",
     storage: str = "",
     asynchronous: bool = True,
     spot: bool = False,
@@ -308,11 +310,12 @@ class Shares:
     high: float
 
 
-def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: Engine = "megatron") -> int:
+def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: EngineName = "megatron") -> int:
     """Of one that training goes on from: weights and optimizer."""
     if parameters < 1:
         raise ValueError(f"{parameters} parameters: give a number above 0")
-    return parameters * (OWN_ENGINE_BYTES if engine == "torch" else BYTES_PER_PARAMETER[precision])
+    own = ENGINES[engine].planned.state_bytes
+    return parameters * (BYTES_PER_PARAMETER[precision] if own else OWN_ENGINE_BYTES)
 
 
 def snapshot_seconds(size: float, machine: Machine, gpus: int, *, overhead: float = SNAPSHOT_OVERHEAD_SECONDS) -> float:

@@ -102,7 +102,7 @@ def layer(
         "selective": whole - tokens * scores,
         "full": tokens * size * network.hidden / along,
     }[division.recompute]
-    if division.recompute == "selective" and division.engine == "torch":
+    if division.recompute == "selective" and division.counted.recomputes_matmuls:
         kept = tokens * (_every_second_matrix(network, size) / tp + 2 * size * network.hidden / along)
     return Layer(whole, min(kept, whole), tokens * _passing(network, division, size))
 
@@ -112,7 +112,7 @@ def _narrow(division: Division) -> int:
 
     Linear and GroupedLinear alike (transformer_engine/pytorch/module/linear.py, grouped_linear.py: `save_for_backward`).
     """
-    return 1 if division.precision == "fp8" and division.engine == "megatron" else 0
+    return 1 if division.precision == "fp8" and division.counted.narrow_fp8 else 0
 
 
 def _outside(network: Network, size: int) -> float:
@@ -126,7 +126,7 @@ def _outside(network: Network, size: int) -> float:
 def _attention(network: Network, division: Division, size: int) -> float:
     """Of a token, over all of tp: queries, keys, values and what comes out; torch rotates queries and keys into copies."""
     keys = kv_size(network) * max(1.0, division.tp / kv_heads(network))
-    rotated = query_size(network) + keys if division.engine == "torch" and network.gated else 0
+    rotated = query_size(network) + keys if division.counted.unfused_copies and network.gated else 0
     return size * (2 * query_size(network) + 2 * keys + rotated)
 
 
@@ -141,7 +141,7 @@ def _feed_forward(network: Network, division: Division, size: int, *, experts: b
 def _wide_tensors(network: Network, division: Division) -> int:
     if not network.gated:
         return 2
-    return 4 if division.engine == "torch" else 3
+    return 4 if division.counted.unfused_copies else 3
 
 
 def _routed(network: Network, division: Division, size: int) -> float:
@@ -199,7 +199,7 @@ def stage_activations(
     if with_experts:
         sparse = layer(network, division, sequence=sequence, flash_attention=flash_attention, experts=True)
     kept = (layers - with_experts) * dense.kept + with_experts * sparse.kept
-    if division.pp > 1 and division.engine != "megatron":
+    if division.pp > 1 and division.counted.keeps_stage_input:
         kept += micro_tokens(division, sequence) * element_bytes(division) * network.hidden
     again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
     last = stage == division.pp - 1
@@ -229,7 +229,8 @@ def _copies_of_logits(network: Network, division: Division, *, sequence: int) ->
 def _logit_bytes(division: Division) -> int:
     """Megatron-DeepSpeed takes Megatron's loss; what DeepSpeed trains otherwise, such as Hugging Face's networks, torch's."""
     more = element_bytes(division) - 2
-    if division.engine == "megatron" or (division.engine == "deepspeed" and division.tp * division.pp > 1):
+    fused = division.counted.fused_loss
+    if fused == "always" or (fused == "divided" and division.tp * division.pp > 1):
         return LOGIT_BYTES_MEGATRON + more
     return (LOGIT_BYTES_LOSS_PARALLEL if division.tp > 1 else LOGIT_BYTES_TORCH) + more
 
@@ -280,11 +281,11 @@ def bytes_each(division: Division) -> Each:
     beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28).
     torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
-    if division.engine == "torch" or division.precision == "fp32":
-        return Each(4, 4, 8)
-    if division.engine == "deepspeed":
-        return Each(2, 6 if division.precision == "bf16" and division.zero <= 1 else 2, 12)
-    return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
+    counted = division.counted
+    weights, gradients, optimizer = counted.state_bytes.get(division.precision, (4, 4, 8))
+    if counted.bf16_accumulated_apart and division.precision == "bf16" and division.zero <= 1:
+        gradients += 4
+    return Each(weights, gradients, optimizer)
 
 
 def sharing(division: Division) -> tuple[int, float]:
@@ -303,11 +304,11 @@ def states(network: Network, division: Division, of: Parameters) -> States:
     host = 0.0
     if division.offload != "none":
         host, optimizer = optimizer, 0.0
-        if division.engine != "megatron":
+        if division.counted.offloads:
             host, gradients = host + gradients / each.gradients * 4, 0.0
         if division.zero == 3:
             host, weights = host + weights, 0.0
-    if division.zero == 3 and division.engine == "torch" and division.pp > 1:
+    if division.zero == 3 and division.counted.gradients_whole_in_pipeline and division.pp > 1:
         gradients = each.gradients * of.total  # kept whole until the last micro batch of a step
     return States(
         weights=weights,
@@ -316,7 +317,9 @@ def states(network: Network, division: Division, of: Parameters) -> States:
         gathered=_gathered(network, division, of),
         copies=_copies(division, of, shared),
         host=host,
-        spare=gradients / 2 if division.engine == "megatron" and division.precision in ("bf16", "fp8") else 0.0,
+        spare=gradients / 2
+        if division.counted.half_gradients_option and division.precision in ("bf16", "fp8")
+        else 0.0,
     )
 
 
@@ -328,8 +331,8 @@ def _gathered(network: Network, division: Division, of: Parameters) -> float:
     """
     half = 4 if division.precision == "fp32" else 2
     if division.zero < 3:
-        return half * of.total if division.engine == "torch" and division.precision != "fp32" else 0.0
-    if division.engine == "deepspeed":
+        return half * of.total if division.counted.casts_weights and division.precision != "fp32" else 0.0
+    if division.counted.gathers_by_tensor:
         largest = network.hidden * max(ffn_size(network), query_size(network), network.vocab) / division.tp
         whole = of.total * division.pp
         return max(2 * half * largest, half * min(LIVE_PARAMETERS, whole))
@@ -344,11 +347,10 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
     Megatron-LM's local data parallelism flattens fp16 gradients to reduce them: 2 bytes (seen in the V100 logs that
     benchmarks/planning_memory.py compares). DeepSpeed's ZeRO: a float32 copy of its share, and buckets.
     """
-    if division.engine == "megatron":
+    counted = division.counted
+    if counted.flattens_fp16:
         return 2 * of.total if division.precision == "fp16" and division.zero == 0 else 0.0
-    if division.engine == "torch" or division.offload != "none" or division.precision == "fp32":
-        return 0.0
-    if division.zero == 0:
+    if not counted.gradient_buckets or division.offload != "none" or division.precision == "fp32" or division.zero == 0:
         return 0.0
     in_float32 = bytes_each(division).gradients > 2
     buckets = 2 * (4 if in_float32 else 2) * min(BUCKET_PARAMETERS, of.total / 2)
@@ -357,7 +359,7 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
 
 def step_copies(division: Division, of: Parameters) -> float:
     """Bytes that only the optimizer's step needs, when activations are gone: DeepSpeed without ZeRO, gradients in float32."""
-    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
+    plain = division.counted.gradient_buckets and division.zero == 0 and bytes_each(division).gradients == 2
     return 4 * of.total if plain else 0.0
 
 
@@ -429,12 +431,12 @@ def memory_of_stage(
     )
     of = gpu_parameters(network, division, sequence=sequence, stage=stage)
     held = states(network, division, of)
-    with_zero = division.engine == "deepspeed" and division.zero >= 1
+    with_zero = division.counted.gradient_buckets and division.zero >= 1
     taken = _added(held, activations, step=step_copies(division, of), stage=stage, with_zero=with_zero)
     if not with_zero or division.pp == 1:
         taken = replace(taken, loose=taken.parts["fragmentation"])
     taken = replace(taken, host=held.host * min(machine.gpus, division.gpus))
-    offloads = division.engine == "deepspeed" and division.zero == 3 and division.offload != "none"
+    offloads = division.counted.offloads_weights_again and division.zero == 3 and division.offload != "none"
     if offloads and division.recompute == "full" and taken.total > machine.usable_memory_bytes:
         two = 2 * micro_tokens(division, sequence) * element_bytes(division) * network.hidden
         return _without(taken, max(activations.kept - two, 0.0), gpus=min(machine.gpus, division.gpus))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks.config.cluster import machine_size
+from tasks.config.engines.registry import ENGINES
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 
@@ -140,13 +141,7 @@ def _hardware(config: Mapping[str, Any]) -> str:
 
 def _divided(config: Mapping[str, Any]) -> str:
     how, engine = config["execution"], config["training"]["engine"]
-    parts = [
-        how["parallel"]
-        if engine == "torch"
-        else f"zero {how.get('deepspeed', {}).get('zero_stage', 1)}"
-        if engine == "deepspeed"
-        else ""
-    ]
+    parts = [ENGINES[engine].divided(how)]
     for name in ("tensor", "pipeline", "context"):
         size = how.get(f"{name}_parallel", 1)
         parts.append(f"{name} {size}" if size > 1 else "")
