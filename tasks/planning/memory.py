@@ -102,7 +102,7 @@ def layer(
         "selective": whole - tokens * scores,
         "full": tokens * size * network.hidden / along,
     }[division.recompute]
-    if division.recompute == "selective" and division.counted.recomputes_matmuls:
+    if division.recompute == "selective" and division.counted.plain_torch:
         kept = tokens * (_every_second_matrix(network, size) / tp + 2 * size * network.hidden / along)
     return Layer(whole, min(kept, whole), tokens * _passing(network, division, size))
 
@@ -126,7 +126,7 @@ def _outside(network: Network, size: int) -> float:
 def _attention(network: Network, division: Division, size: int) -> float:
     """Of a token, over all of tp: queries, keys, values and what comes out; torch rotates queries and keys into copies."""
     keys = kv_size(network) * max(1.0, division.tp / kv_heads(network))
-    rotated = query_size(network) + keys if division.counted.unfused_copies and network.gated else 0
+    rotated = query_size(network) + keys if division.counted.plain_torch and network.gated else 0
     return size * (2 * query_size(network) + 2 * keys + rotated)
 
 
@@ -141,7 +141,7 @@ def _feed_forward(network: Network, division: Division, size: int, *, experts: b
 def _wide_tensors(network: Network, division: Division) -> int:
     if not network.gated:
         return 2
-    return 4 if division.counted.unfused_copies else 3
+    return 4 if division.counted.plain_torch else 3
 
 
 def _routed(network: Network, division: Division, size: int) -> float:
@@ -281,11 +281,9 @@ def bytes_each(division: Division) -> Each:
     beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28).
     torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
-    counted = division.counted
-    weights, gradients, optimizer = counted.state_bytes.get(division.precision, (4, 4, 8))
-    if counted.bf16_accumulated_apart and division.precision == "bf16" and division.zero <= 1:
-        gradients += 4
-    return Each(weights, gradients, optimizer)
+    weights, gradients, optimizer = division.counted.state_bytes.get(division.precision, (4, 4, 8))
+    apart = division.counted.bf16_accumulated_apart and division.precision == "bf16" and division.zero <= 1
+    return Each(weights, gradients + (4 if apart else 0), optimizer)
 
 
 def sharing(division: Division) -> tuple[int, float]:
@@ -308,7 +306,7 @@ def states(network: Network, division: Division, of: Parameters) -> States:
             host, gradients = host + gradients / each.gradients * 4, 0.0
         if division.zero == 3:
             host, weights = host + weights, 0.0
-    if division.zero == 3 and division.counted.gradients_whole_in_pipeline and division.pp > 1:
+    if division.zero == 3 and division.counted.plain_torch and division.pp > 1:
         gradients = each.gradients * of.total  # kept whole until the last micro batch of a step
     return States(
         weights=weights,
@@ -331,7 +329,7 @@ def _gathered(network: Network, division: Division, of: Parameters) -> float:
     """
     half = 4 if division.precision == "fp32" else 2
     if division.zero < 3:
-        return half * of.total if division.counted.casts_weights and division.precision != "fp32" else 0.0
+        return half * of.total if division.counted.plain_torch and division.precision != "fp32" else 0.0
     if division.counted.gathers_by_tensor:
         largest = network.hidden * max(ffn_size(network), query_size(network), network.vocab) / division.tp
         whole = of.total * division.pp

@@ -165,7 +165,7 @@ def rates(
     best = _achievable(machine, precision)
     sixteen = best if precision == "fp32" else _achievable(machine, "bf16" if precision == "fp8" else precision)
     counted, flash = ENGINES[engine].planned, constants.flash_efficiency
-    if counted.flash == "torch":
+    if counted.plain_torch:
         hopper = machine.achievable_flops.get("fp8", 0.0) > 0  # the first with matmuls in 8 bits
         flash = constants.flash_efficiency_torch * (1.0 if hopper else BEFORE_HOPPER)
     return Rates(
@@ -279,7 +279,7 @@ def passes(division: Division) -> float:
     """
     if division.recompute == "full":
         return 4.0
-    return 3.5 if division.recompute == "selective" and division.counted.recomputes_matmuls else 3.0
+    return 3.5 if division.recompute == "selective" and division.counted.plain_torch else 3.0
 
 
 def output_work(network: Network, division: Division, *, sequence: int, at: Rates) -> Work:

@@ -65,7 +65,7 @@ def requests(
         when: Time of the finding, UTC, ISO 8601.
     """
     host = cluster.azureml.endpoint.rstrip("/")
-    if cluster.backend == "azureml":
+    if isinstance(cluster.section, AzureMlConfig):
         return (_replace(node, cluster.azureml, nodes=cluster.nodes),)
     vm = facts.get("resource_id", "")
     if not vm:

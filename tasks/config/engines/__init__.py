@@ -22,40 +22,32 @@ class Planned:
     used (tasks/planning/memory.py, traffic.py, steps.py, search.py).
     """
 
+    plain_torch: bool = True
+    """Layers and their division are PyTorch's own: autocast, FSDP2, its attention and selective checkpointing, unfused copies."""
     state_bytes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """Bytes a parameter of weight, gradient and optimizer, by precision; of one that is not named 4, 4 and 8, all in float32."""
     bf16_accumulated_apart: bool = False
     """Up to ZeRO 1 gradients are accumulated in float32 beside those in bf16: 4 bytes more."""
-    casts_weights: bool = True
-    """Float32 weights are held in half precision as well where nothing gathers them: autocast."""
     gathers_by_tensor: bool = False
     """ZeRO 3 gathers each tensor by itself; else each layer at once."""
     gradient_buckets: bool = False
     """ZeRO has buckets, and a float32 copy of its share of the gradients; its allocator leaves larger gaps."""
     flattens_fp16: bool = False
     """Without ZeRO fp16 gradients are copied to be reduced."""
-    gradients_whole_in_pipeline: bool = True
-    """With pipeline stages ZeRO 3 keeps gradients whole until the last micro batch of a step."""
     reduces_in_float32: bool = True
     """Gradients in bf16 are reduced in float32; else as they are."""
     half_gradients_option: str = ""
     """Argument with which gradients are accumulated and reduced in bf16."""
     narrow_fp8: bool = False
     """In fp8, what goes into a matrix is kept in one byte."""
-    unfused_copies: bool = True
-    """Rotated queries and keys, and the gate's part, are kept beside what they are made of."""
     keeps_stage_input: bool = True
     """A pipeline stage keeps what comes into it, also where all else is computed again."""
     fused_loss: Literal["never", "divided", "always"] = "never"
     """Whether the loss over the vocabulary is Megatron's: where the network is divided, or always."""
     ties_positions: bool = False
     """A tied embedding brings the learnt positions to the last pipeline stage."""
-    flash: Literal["torch", "fused"] = "torch"
-    """Whose kernels of attention."""
     fused_kernels: bool = False
     """Kernels outside of matmuls are fused."""
-    recomputes_matmuls: bool = True
-    """Selective recomputation computes every second matmul again; else the core of attention alone."""
     reduces_after_backward: bool = False
     """Without ZeRO gradients are reduced when all is computed."""
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] = (3, 0)

@@ -79,6 +79,7 @@ print(*[f"{name} has no row" for name in ENGINES if f"| `{name}` |" not in table
 print(*{*get_args(EngineName)} ^ {*ENGINES}, end="")
 """
 RUN = """
+import importlib.util
 import sys
 from pathlib import Path
 from tasks.compute import open_backend
@@ -100,6 +101,7 @@ network = {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermedi
 training = {"engine": "signs", "network": network, "sequence_length": 32, "steps": 6, "warmup_steps": 1}
 config = RetrainConfig.model_validate({"training": training, "execution": {"signs": {"scale": 0.25}}})
 engine = ENGINES[config.training.engine]
+assert importlib.util.find_spec(engine.loop.split(":")[0]), engine.loop
 settings = {"training": config.training.model_dump(mode="json"), "execution": config.execution.model_dump(mode="json"),
             "checkpoint_every_steps": 3, "keep_checkpoints": 2, **engine.job_settings(config.training, config.execution)}
 job = Job(name="train", token="d" * 32, program=engine.program, settings=settings, inputs={"tokens": str(tokens)},
