@@ -27,8 +27,8 @@ from benchmarks.scratch import scratch
 from tasks.config.training import TrainingConfig
 from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt
+from tasks.jobs.checkpoint.pieces import piece_of
 from tasks.jobs.checkpoint.snapshot import Saver, restore
-from tasks.jobs.training.pieces import piece_of
 
 WIDTH = 2048
 SAID = identity(TrainingConfig(steps=100), {})

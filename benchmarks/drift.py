@@ -75,7 +75,7 @@ def child(reference: Path, new: Path, tokenizer: Path | None) -> None:
 
     from tasks.config.revalidation import DriftConfig
     from tasks.data.corpus.inputs import find_shards
-    from tasks.data.drift.corpora import Corpus, drift_of
+    from tasks.data.drift.comparison import Corpus, drift_of
 
     corpora = [Corpus(path.name, tuple(find_shards([path]))) for path in (reference, new)]
     with scratch() as folder:

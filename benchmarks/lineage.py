@@ -19,8 +19,7 @@ from typing import Any
 
 from benchmarks.scratch import scratch
 from deployments.configuration.files import load
-from tasks.registry.ancestry import walk
-from tasks.registry.lineage_index import PLACE, Direction, LineageIndex, ask
+from tasks.registry.ancestry import PLACE, Direction, LineageIndex, ask, walk
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance
 

@@ -28,8 +28,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from tasks.formats.mmididx import TokenWriter, map_tokens
-from tasks.jobs.data.loader import Loader
-from tasks.jobs.data.samples import Mapped, Samples, Shares
+from tasks.jobs.data.samples import Loader, Mapped, Samples, Shares
 
 VOCABULARY, EOD = 50_257, 50_256
 DOCUMENT = 1000

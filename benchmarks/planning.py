@@ -4,7 +4,7 @@
 
 Cases with their sources are benchmarks/planning_cases.yaml. The table gives, for each source, the median and the worst error of
 predicted over published throughput and the share within a quarter; with `--rows`, each row and what its step is made of. `--fit`
-finds the numbers of tasks/planning/constants.py that say "Fitted" again and prints them: least squares of the logarithm of
+finds the numbers of tasks/planning/prediction.py that say "Fitted" again and prints them: least squares of the logarithm of
 predicted over published, each source as heavy as the square root of its rows, so that no table of fifty rows rules, around what
 each was judged to be (`PRIORS`, set after a first look at the table). `--cross-validate` fits without one paper after the other
 and predicts that paper. Goals for those: median within 8 %, nine in ten within 20 %. By `make bench`, without the fits.
@@ -27,8 +27,7 @@ from tasks.hardware.machine import Machine
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning import counts, steps
 from tasks.planning.case import Network
-from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.prediction import Division, StepTime
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
 
 CASES = Path(__file__).with_name("planning_cases.yaml")
 
@@ -80,15 +79,8 @@ class Run:
     """Whether constants are fitted to it too."""
 
     def predicted(self, constants: Constants = DEFAULT) -> StepTime:
-        return steps.step_time(
-            self.network,
-            self.division,
-            sequence=self.sequence,
-            global_batch=self.global_batch,
-            machine=self.machine,
-            flash_attention=self.flash_attention,
-            constants=constants,
-        )
+        of = Divided(self.network, self.division, self.sequence, self.global_batch, self.flash_attention)
+        return steps.step_time(of, self.machine, constants)
 
     def ratio(self, constants: Constants = DEFAULT) -> float:
         """Predicted over published throughput: over 1 is a plan that promises too much."""

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.planning import Run, read
 from tasks.planning import counts
-from tasks.report.charts import ACCENT, MUTED, STYLE, WARN
+from tasks.report.pictures import ACCENT, MUTED, STYLE, WARN
 
 PICTURE = Path("docs/images/plan-figure3.png")
 SOURCE = "DeepSpeed on Azure 2022"

@@ -19,7 +19,7 @@ import yaml
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.case import Network
 from tasks.planning.memory import judged, memory, memory_of_stage
-from tasks.planning.prediction import GIB, Division, Memory
+from tasks.planning.prediction import GIB, Divided, Division, Memory
 
 CASES = Path(__file__).with_suffix(".yaml")
 
@@ -81,15 +81,8 @@ def predicted(case: dict[str, Any], *, machine: Any) -> Memory:
         precision=case["precision"],
         engine=case["engine"],
     )
-    given = {
-        "sequence": case["sequence"],
-        "global_batch": case["batch"]["global"],
-        "machine": machine,
-        "flash_attention": case.get("flash_attention", True),
-    }
-    if "stage" in case:
-        return memory_of_stage(network, division, stage=case["stage"], **given)
-    return memory(network, division, **given)
+    of = Divided(network, division, case["sequence"], case["batch"]["global"], case.get("flash_attention", True))
+    return memory_of_stage(of, machine, stage=case["stage"]) if "stage" in case else memory(of, machine)
 
 
 def print_errors(rows: list[Row]) -> None:

@@ -32,7 +32,7 @@ from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.config.cluster import ClusterConfig
-from tasks.planning.goodput import goodput
+from tasks.planning.spent import goodput
 
 VICTIMS = ("rank", "ranks", "launcher", "agent")
 PROGRAMS = {"launcher": "torch.distributed.run", "agent": "tasks.jobs.node"}

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.structure import product  # noqa: E402
-from flows.retrain import STAGES  # noqa: E402
+from tasks.config.flows import STAGES  # noqa: E402
 
 IMAGES = Path(__file__).with_name("images")
 MADE, READ, CONTEXT = "#1a5fb4", "#1a5fb4", "#9a9996"
@@ -76,7 +76,7 @@ def layers() -> list[str]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    outer, inner = (one["layers"] for one in contracts if one["type"] == "layers")
+    outer, inner = (one["layers"] for one in contracts if "layers" in one)
     top = [name.strip().removeprefix("deployments.") for row in inner for name in row.split("|")]
     rest = [name.strip().removeprefix("tasks.") for row in outer[1:] for name in row.split("|")]
     folders = {path.parent.name for path in (ROOT / "tasks").glob("*/__init__.py")}

@@ -14,15 +14,15 @@ from tasks.common.home import home
 from tasks.config.flows import BackupConfig
 from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
 from tasks.registry.backup.backup import back_up
-from tasks.registry.backup.drill import drill
+from tasks.registry.backup.restore import drill
 from tasks.storage import open_named, open_store
 
 
-def _name() -> str:
-    return named(setting("to"))
-
-
-@flow(name="backup", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+@flow(  # type: ignore[untyped-decorator]
+    name="backup",
+    flow_run_name=lambda: named(setting("to")),
+    validate_parameters=False,
+)
 def backup(config: BackupConfig) -> dict[str, Any]:
     """Copy key assets to a store, incrementally; `headway restore` rebuilds an empty home from it.
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefect import flow
 
-from flows.support.closing import close
 from flows.support.inputs import configured
-from flows.support.prefect_run import cancelled, flow_run, named, setting, started_by
-from flows.support.progress import PrefectProgress
+from flows.support.prefect_page import shown_lifecycle
+from flows.support.prefect_run import named, setting, started_by
 from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
 from tasks.config.flows import QualifyConfig
-from tasks.orchestration.run import lifecycle
+from tasks.orchestration.result import QualificationResult
 from tasks.registry.qualifications import told
 
 STAGES = ("benchmark",)
 
 
-def _name() -> str:
-    return named(setting("cluster", "name"))
-
-
-@flow(name="qualify", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+@flow(  # type: ignore[untyped-decorator]
+    name="qualify",
+    flow_run_name=lambda: named(setting("cluster", "name")),
+    validate_parameters=False,
+)
 def qualify(config: QualifyConfig) -> Qualification:
     """Benchmark a cluster, and judge it. A run that starts within the day reuses what was measured here.
 
@@ -33,19 +34,9 @@ def qualify(config: QualifyConfig) -> Qualification:
     config = configured(QualifyConfig, config)
     with (
         started_by("run", f"qualify {config.cluster.name}"),
-        lifecycle(
-            "qualify",
-            config,
-            subject=config.cluster.name,
-            stages=STAGES,
-            first=STAGES[0],
-            cancelled=cancelled,
-            flow_run=flow_run(),
-            observers=(PrefectProgress(),),
-            at_end=close,
-        ) as run,
+        shown_lifecycle("qualify", config, subject=config.cluster.name, stages=STAGES, first=STAGES[0]) as run,
     ):
         qualification = benchmark(config.cluster, config.benchmark, training=config.training)
-        run.results |= told(run.store, qualification)
+        run.result = replace(run.result, qualification=QualificationResult(**told(run.store, qualification)))
         qualification.require()
         return qualification

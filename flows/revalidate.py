@@ -1,32 +1,30 @@
 """The champion of a model against the newest data: every byte verified, the data held against what it learnt, then measured.
 
-It moves no ref, and stops only what serves changed files. Each stage is a file of tasks/; what a verdict leads to is
-flows/support/revalidated.py. See docs/revalidation.md.
+It moves no ref, and stops only what serves changed files. Each stage is a file of tasks/; what a verdict leads to is `conclude`:
+events, a note that alerts and the next window read, MLflow, Prefect's page. See docs/revalidation.md.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict, replace
 from typing import Any
 
 from prefect import flow
 from prefect.states import Completed
 
-from flows.support.closing import close
-from flows.support.data import tokenized, validated
-from flows.support.evaluated import read_by_suites, with_suites
-from flows.support.inputs import configured, datasets, resolve, tokenizer_given, tokenizer_of_tuned
-from flows.support.prefect_run import (
-    cancelled,
-    covered_elsewhere,
-    flow_run,
-    named,
-    require_dataset,
-    setting,
-    started_by,
+from flows.support.inputs import (
+    configured,
+    datasets,
+    resolve,
+    tokenized,
+    tokenizer_given,
+    tokenizer_of_tuned,
+    validated,
 )
-from flows.support.progress import PrefectProgress
-from flows.support.revalidated import concluded
+from flows.support.prefect_page import shown_lifecycle
+from flows.support.prefect_run import covered_elsewhere, named, require_dataset, setting, started_by
 from tasks.artifacts import (
     Checkpoint,
     Dataset,
@@ -42,11 +40,23 @@ from tasks.common.errors import Unknown
 from tasks.config.flows import RevalidateConfig
 from tasks.config.revalidation import ServiceConfig
 from tasks.evaluate import evaluate
+from tasks.events.event import Event, EventName
+from tasks.events.ledger import Ledger
 from tasks.measure_drift import measure_drift
-from tasks.orchestration.run import Lifecycle, lifecycle
+from tasks.orchestration.result import RevalidationResult
+from tasks.orchestration.run import Lifecycle
 from tasks.registry.model_integrity import serving
 from tasks.registry.refs import read_ref
-from tasks.registry.revalidations import answers_judged, champions, degraded_in_a_row, documents_looked_at, learnt_from
+from tasks.registry.revalidations import (
+    answers_judged,
+    champions,
+    degraded_in_a_row,
+    documents_looked_at,
+    learnt_from,
+    note_revalidation,
+)
+from tasks.report.revalidation.report import FILE as PAGE
+from tasks.report.revalidation.report import evidence_markdown, evidence_of
 from tasks.revalidate import Found, Part, verdict
 from tasks.serving.monitor.anomalies import anomalies
 from tasks.storage.store import Store, find
@@ -57,11 +67,11 @@ GRAVEST = ("anomaly", "none", "insufficient")
 STAGES = ("integrity", "validate", "drift", "preprocess", "evaluate", "verdict")
 
 
-def _name() -> str:
-    return named(setting("model"))
-
-
-@flow(name="revalidate", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+@flow(  # type: ignore[untyped-decorator]
+    name="revalidate",
+    flow_run_name=lambda: named(setting("model")),
+    validate_parameters=False,
+)
 def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Revalidation | None:
     """Verify the champion of a model, hold new data against what it learnt, measure it, and judge it.
 
@@ -77,16 +87,7 @@ def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Reval
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         require_dataset(cause, dataset)
-        with lifecycle(
-            "revalidate",
-            config,
-            subject=config.model,
-            stages=STAGES,
-            cancelled=cancelled,
-            flow_run=flow_run(),
-            observers=(PrefectProgress(),),
-            at_end=close,
-        ) as run:
+        with shown_lifecycle("revalidate", config, subject=config.model, stages=STAGES) as run:
             return looked_after(run, dataset, config)
 
 
@@ -104,12 +105,12 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
         documents_before=documents_looked_at(run.store, champion.ref),
     )
     if not sound.passed:
-        concluded(run, verdict(champion, given, None, None, None, *settings, evidence=value))
+        conclude(run, verdict(champion, given, None, None, None, *settings, evidence=value))
         sound.require()
-    validation = validated(given.ref, config.validation, config.preprocessing, config.cluster)
+    validation = validated(given, config.validation, config.preprocessing, config.cluster)
     value = value.model_copy(update={"data": data_part(validation)})
     if not validation.passed:
-        concluded(run, verdict(champion, given, None, None, None, *settings, evidence=value))
+        conclude(run, verdict(champion, given, None, None, None, *settings, evidence=value))
         validation.require()
     checkpoint = checkpoint_of(run.store, champion)
     promoted = promotion_scores(run.store, champion, checkpoint)
@@ -118,7 +119,7 @@ def looked_after(run: Lifecycle, name: str, config: RevalidateConfig) -> Revalid
     service = service_of(run, champion, config.revalidation.service)
     value = value.model_copy(update={"same_data": same, "lacking": lacking, "service": service})
     result = verdict(champion, given, drift, scores, promoted, *settings, evidence=value)
-    concluded(run, result, scores=scores, promoted=promoted)
+    conclude(run, result, scores=scores, promoted=promoted)
     result.require()
     return result
 
@@ -196,8 +197,8 @@ def measured(
         held = int(tokens.metrics["heldout_documents"])
     if held < fewest:
         return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"
-    files = with_suites((), read_by_suites(config.evaluation))
-    return evaluate(checkpoint, tokens, config.evaluation, *files, on=unqualified(config.cluster)), ""
+    files = datasets(config.evaluation.files)
+    return evaluate(checkpoint, tokens, config.evaluation, (), files, on=unqualified(config.cluster)), ""
 
 
 def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:
@@ -209,3 +210,63 @@ def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[s
     names = list(serving(run.home, champion.ref))
     judgements = (anomalies(run.home, name, since=since, config=config.shared_by(len(names))) for name in names)
     return min((each for each in judgements if each), key=lambda each: GRAVEST.index(each["verdict"]), default=None)
+
+
+def conclude(
+    run: Lifecycle, revalidation: Revalidation, *, scores: Evaluation | None = None, promoted: Evaluation | None = None
+) -> None:
+    """Tell everybody who must know of a verdict. Events come before the note: who is killed in between says them again, and they
+    are taken once."""
+    folder, payload = evidence_of(run.store, revalidation.ref)
+    result = RevalidationResult(
+        ref=revalidation.ref,
+        champion=payload["model"],
+        verdict=payload["verdict"],
+        why=payload["why"],
+        parts=[{key: part[key] for key in ("name", "status", "said")} for part in payload["parts"]],
+        window=payload["window"],
+        acts=payload["acts"],
+        passed=payload["verdict"] == "valid",
+        evaluation=scores.ref if scores else None,
+        bits_per_byte=scores.metrics["bits_per_byte"] if scores else None,
+        bits_per_byte_at_promotion=promoted.metrics["bits_per_byte"] if promoted else None,
+        evidence=str(folder / PAGE),
+    )
+    tags = {**run.result.tags, "headway.verdict": result.verdict}
+    run.result = replace(run.result, revalidation=result, evidence=evidence_markdown(payload), tags=tags)
+    if run.run:
+        for path in (folder / PAGE, *sorted(folder.glob("*.png"))):
+            run.need_spool().log_file(run.run, path)
+    _say(run, payload, revalidation.ref)
+    noted = {key: value for key, value in asdict(result).items() if key != "evidence"}
+    noted |= {"dataset": payload["dataset"], "flow_run": (run.flow_run or {}).get("url")}
+    noted |= {"answers": (payload["service"] or {}).get("requests", 0), "documents": payload["documents"]}
+    note_revalidation(run.journal, revalidation.name, noted)
+
+
+def _say(run: Lifecycle, payload: dict[str, Any], ref: str) -> None:
+    """`model.revalidated` always; `model.degraded` when it was found in as many windows as were asked for."""
+    names: tuple[EventName, ...] = (
+        ("model.revalidated", "model.degraded") if payload["acts"] else ("model.revalidated",)
+    )
+    data = {
+        "revalidation": ref,
+        "verdict": payload["verdict"],
+        "dataset": payload["dataset"],
+        "model": payload["model"],
+    }
+    subject, now = payload["model"].partition("@")[0], time.time()
+    events = [
+        Event(
+            name=name,
+            subject=subject,
+            source="headway/revalidate",
+            identity=f"{name} {ref}",
+            object=ref,
+            occurred=now,
+            channel="headway",
+            data=data,
+        )
+        for name in names
+    ]
+    Ledger(run.home).receive_all(events)

@@ -17,11 +17,11 @@ from tasks.serving.known import known_endpoints, require_known
 from tasks.serving.monitor.watch import Seen, brief, history, look
 
 
-def _name() -> str:
-    return named(setting("endpoints").strip("[](),").replace("'", "") or "all endpoints")
-
-
-@flow(name="watch", flow_run_name=_name, validate_parameters=False)  # type: ignore[untyped-decorator]
+@flow(  # type: ignore[untyped-decorator]
+    name="watch",
+    flow_run_name=lambda: named(setting("endpoints").strip("[](),").replace("'", "") or "all endpoints"),
+    validate_parameters=False,
+)
 def watch(config: WatchConfig) -> list[dict[str, Any]]:
     """Look at what endpoints answered since the last look, and say what stands out, with the evidence.
 

@@ -7,7 +7,7 @@ is tasks/comparison.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from tasks.artifacts import (
@@ -30,6 +30,7 @@ from tasks.evaluation.performance import bigram_checks
 from tasks.formats.model_folder import declared_context
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
+from tasks.orchestration.result import ChampionScore
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, publish, run_job
@@ -130,8 +131,8 @@ def compare(
         return Pending(stage="evaluate")  # type: ignore[return-value]
     run = current()
     if champion and "bits_per_byte" in champion.metrics:
-        shown = {"ref": champion.subject.ref, "bits_per_byte": champion.metrics["bits_per_byte"]}
-        run.results["champion"] = shown
+        score = ChampionScore(ref=champion.subject.ref, bits_per_byte=champion.metrics["bits_per_byte"])
+        run.result = replace(run.result, champion=score)
     mine = _side(scores)
     theirs = None
     if champion and champion.subject.version != scores.subject.version:
@@ -144,7 +145,8 @@ def compare(
     checks = _checks(scores, champion, mine, theirs, config, limits)
     run.outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     if theirs:
-        payload = run.results["comparison"] = against(mine, theirs, config)
+        payload = against(mine, theirs, config)
+        run.result = replace(run.result, comparison=payload)
         run.observer.happened("evaluate", "compared", in_words(payload))
     require_checks("evaluate", checks)
     return scores.subject
@@ -176,11 +178,6 @@ def _checks(
 def _side(scores: Evaluation) -> Side:
     store = current().store
     folder = store.fetch(find(store, *parse_ref(scores.ref)))
-    payload, documents, sources = (_json(folder / f"{name}.json") for name in ("evaluation", "documents", "sources"))
+    paths = (folder / f"{name}.json" for name in ("evaluation", "documents", "sources"))  # an early release had fewer
+    payload, documents, sources = (json.loads(path.read_text("utf-8")) if path.is_file() else {} for path in paths)
     return Side(scores.subject.ref, payload, documents, sources)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The content of a file; empty where an evaluation has none of this name."""
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return result

@@ -18,8 +18,8 @@ def measure_drift(
     new: Dataset,
     reference: Dataset,
     config: DriftConfig,
-    tokenizer: Tokenizer | Tokens | Checkpoint | None = None,
-    text_field: str = "text",
+    tokenizer: Tokenizer | Tokens | Checkpoint | None,
+    text_field: str,
     *,
     on: Cluster,
 ) -> Drift:

@@ -23,7 +23,7 @@ from tasks.orchestration.stage_context import publish, run_job
     ),
 )
 def preprocess(
-    dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None = None, *, under: Validation, on: Cluster
+    dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None, *, under: Validation, on: Cluster
 ) -> Tokens:
     """Tokenize a dataset under its verdict; without a tokenizer one is trained, and is an artifact of its own."""
     job = run_job(program(dataset, config, tokenizer, on=on), on=on)

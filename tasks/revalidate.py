@@ -20,9 +20,8 @@ from tasks.evaluation.performance import bigram_checks, compared, loss_checks
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import fetch, publish, scratch
-from tasks.report.revalidation.report import figures, write_evidence
+from tasks.report.revalidation.report import PAYLOAD, figures, write_evidence
 
-FILE = "revalidation.json"
 SCHEMA = "headway/revalidation/1"
 SAMPLED, DIGITS = 500, 16
 """Of the hashes of documents that a note keeps."""
@@ -253,10 +252,6 @@ def service_part(payload: Mapping[str, Any] | None, *, looked_at: bool = True) -
     return Part(name="service", status=status, said=text, checks=() if status == "insufficient" else (check,))
 
 
-def _gate(parts: Sequence[Part]) -> tuple[Check, ...]:
-    return tuple(check for part in parts for check in part.checks)
-
-
 def _metrics(payload: Mapping[str, Any], scores: Evaluation | None) -> dict[str, float]:
     """What runs are compared by; what was not measured is left out."""
     drift, performance = payload["drift"] or {}, payload["performance"]
@@ -284,7 +279,7 @@ def _json(path: Path) -> Any:
 def _published(payload: dict[str, Any], parts: Sequence[Part], model: Model, scores: Evaluation | None) -> Revalidation:
     """`revalidation.json`, its page and its pictures, as the artifact that says the verdict."""
     with scratch() as folder:
-        (folder / FILE).write_text(json.dumps(payload, indent=1))
+        (folder / PAYLOAD).write_text(json.dumps(payload, indent=1))
         write_evidence(folder, payload)
         figures(folder, payload)
         return publish(
@@ -292,7 +287,7 @@ def _published(payload: dict[str, Any], parts: Sequence[Part], model: Model, sco
             Revalidation,
             name=model.name,
             metrics=_metrics(payload, scores),
-            checks=_gate(parts),
+            checks=tuple(check for part in parts for check in part.checks),
             subject=model,
             verdict=payload["verdict"],
         )

@@ -20,8 +20,9 @@ from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attach, note, publish, run_job
-from tasks.planning.case_of_config import division_of
-from tasks.planning.correction import kind_of, measured, measured_on
+from tasks.planning.configured import division_of
+from tasks.planning.spent import kind_of, measured, measured_on
+from tasks.report.training import draw_training
 
 log = logging.getLogger("headway.train")
 
@@ -62,9 +63,14 @@ def train(
     )
     peak = peak_of(on, config.precision)
     how = within_budget(how, under)
-    made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=_from(origin, taking))
+    taken_over = None
+    if origin and taking:
+        taken_over = {"origin": origin.model_dump(mode="json"), "how": taking.model_dump(mode="json")}
+    made = program(tokens, config, how, base, mixed, limits=limits, peak=peak, continue_from=taken_over)
     job = run_job(made, on=on)
-    _show(Path(job.folder), Path(job.output) / "training_log.jsonl")
+    draw_training(Path(job.folder), Path(job.output) / "training_log.jsonl")
+    for folder in ("pictures", "profile"):  # beside the stage's run in MLflow, a profile where one was made
+        attach(Path(job.folder) / folder)
     checkpoint = publish(job.output, Checkpoint, name=config.model, metrics=job.result["metrics"])
     sign(checkpoint)
     remember(config, how, under, on=on, metrics=job.result["metrics"])
@@ -128,12 +134,6 @@ def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:
     return how.model_copy(update={"limits": limits})
 
 
-def _from(origin: Origin | None, taking: TakeOver | None) -> dict[str, Any] | None:
-    if origin is None or taking is None:
-        return None
-    return {"origin": origin.model_dump(mode="json"), "how": taking.model_dump(mode="json")}
-
-
 def saving(
     every_steps: int,
     keep: int,
@@ -150,15 +150,6 @@ def saving(
         "seconds_between_failures": seconds_between_failures,
         "planned_step_seconds": planned_step_seconds,
     }
-
-
-def _show(job: Path, log: Path) -> None:
-    """A picture of the training, and its profile where one was made, beside the stage's run in MLflow."""
-    from tasks.report.training.pictures import draw_training  # matplotlib takes a second
-
-    draw_training(job, log)
-    for folder in ("pictures", "profile"):
-        attach(job / folder)
 
 
 def peak_of(on: Cluster, precision: str) -> dict[str, Any] | None:

@@ -30,9 +30,7 @@ from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Valid
 from tasks.config.data import ValidationConfig
 from tasks.data import expectations
 from tasks.data.admission import refused
-from tasks.data.corpus.profiled import PARTNERS, Columns, Profile
-from tasks.data.corpus.quarantine import BORDER, samples_of, write
-from tasks.data.corpus.rewriting import rewrite
+from tasks.data.corpus.quarantine import BORDER, PARTNERS, Columns, Profile, rewrite, samples_of, write
 from tasks.data.drift.histograms import drifts, outliers
 from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
 from tasks.data.verdict import Bits, Judged, mask_of, shares, verdict

@@ -60,7 +60,7 @@ def integrity(model: Model, config: IntegrityConfig) -> Integrity:
     return Integrity(
         model=model.ref,
         checks=(*checks, *warnings),
-        problems=tuple(_plain(finding) for finding in wrong),
+        problems=tuple(finding.model_dump(mode="json") for finding in wrong),
         said=f"not what was signed: {told(wrong)}" if wrong else _sound(list(serving)),
         remedy=remedy,
     )
@@ -123,8 +123,3 @@ def _remedy(ref: str, wrong: list[Finding]) -> str:
         return f"It must not be served until it is mended. {remake(find(current().store, *parse_ref(ref)))}"
     except (HeadwayError, ValueError):
         return "It must not be served until it is mended. `headway restore` brings it back from a backup."
-
-
-def _plain(finding: Finding) -> dict[str, Any]:
-    told_: dict[str, Any] = finding.model_dump(mode="json")
-    return told_

@@ -1,6 +1,6 @@
 """How near a plan's goodput and interval are to what trainings come to, whose failures are drawn with a known rate.
 
-A training is played save by save, apart from tasks/planning/simulation and from the formulas: it saves at the end of a step, one
+A training is played save by save, apart from what tasks/planning simulates and computes: it saves at the end of a step, one
 checkpoint is written at a time and a save that comes too early is left out; writes and restarts take now more and now less time;
 a failure may hit any of it. Stated is what the stage `plan` says (`reckon`); measured is the share of useful steps' time.
 """
@@ -21,8 +21,16 @@ from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.hardware.machines import machine_of_sku
 from tasks.plan import reckon
-from tasks.planning.checkpointing import RESTART_SECONDS, Recovery, Saving, chosen_interval, plan_checkpoints
-from tasks.planning.gpu_plan import plan_on_gpus
+from tasks.planning.checkpointing import (
+    RESTART_SECONDS,
+    CheckpointPlan,
+    Recovery,
+    Saving,
+    checkpoint_bytes,
+    chosen_interval,
+    plan_checkpoints,
+)
+from tasks.planning.failures import failure_rates
 
 SEED = 20
 DAY = 86_400.0
@@ -118,17 +126,15 @@ def as_planned(machines: int, *, spot: bool = False, limits: PlanningConfig | No
         steps=1_000_000,
     )
     how, told = ExecutionConfig(parallel="fsdp", recompute="full"), limits or PlanningConfig()
-    gpus = plan_on_gpus(training, told, how, on, vocab_size=VOCAB, home=NO_HOME)
-    assert gpus is not None
     numbers, truth = (
-        reckon(training, one, how, on, vocab_size=VOCAB, train_tokens=10**12, gpus=gpus)
+        reckon(training, one, how, on, vocab_size=VOCAB, train_tokens=10**12, home=NO_HOME)
         for one in (told, PlanningConfig())
     )
     played_as = Training(
         step=numbers.step_seconds,
         every=numbers.checkpoint_every_steps,
-        saving=Saving(gpus.stall_seconds, gpus.write_seconds),
-        recovery=Recovery(restart_seconds=RESTART_SECONDS + gpus.write_seconds),
+        saving=numbers.rank.saving,
+        recovery=Recovery(restart_seconds=RESTART_SECONDS + numbers.rank.reading_seconds),
         mean=truth.mean_seconds_between_failures,
     )
     kind = "Spot machines" if spot else "machines"
@@ -149,9 +155,15 @@ def loss_of_interval(training: Training, trials: int) -> float:
     return max(found.values()) - found[max(shortest, training.every)]
 
 
+def _checkpoints(parameters: int, gpus: int) -> CheckpointPlan:
+    machine = machine_of_sku(SKU)
+    rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus)
+    return plan_checkpoints(checkpoint_bytes(parameters), machine, rates)
+
+
 def covered(trials: int, *, days: float = 30.0) -> float:
     """Share of trainings whose goodput is within the plan's low and high; their rate is drawn from the published range."""
-    plan = plan_checkpoints(70 * 10**9, machine_of_sku(SKU), gpus=4096)
+    plan = _checkpoints(70 * 10**9, 4096)
     rates, dice = plan.rates.together, np.random.default_rng(SEED)
     inside = 0
     for _ in range(trials):
@@ -163,7 +175,7 @@ def covered(trials: int, *, days: float = 30.0) -> float:
 
 def hard_pressed() -> Training:
     """2 T parameters on 100,000 H100: a write takes seven minutes, and a failure comes every nineteen."""
-    plan = plan_checkpoints(2 * 10**12, machine_of_sku(SKU), gpus=100_000)
+    plan = _checkpoints(2 * 10**12, 100_000)
     mean = plan.rates.together.mid
     interval = chosen_interval(plan.cost, plan.recovery, mean).seconds
     return Training(10.0, math.ceil(interval / 10), plan.cost, plan.recovery, mean)

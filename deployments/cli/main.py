@@ -14,7 +14,7 @@ from deployments.cli.cluster import job, qualify, submit
 from deployments.cli.data import checkpoint, dataset, drift, preprocess, tokenizer, validate
 from deployments.cli.operations import approve, doctor, events, notify, platform, users
 from deployments.cli.output import Terminated, say_error
-from deployments.cli.planning import cost, hardware, plan, prices, scaling, simulate, train_log
+from deployments.cli.planning import cost, hardware, plan, prices, simulate, trainings
 from deployments.cli.registry import artifacts, audit, backup, history, lineage, models, trust
 from deployments.cli.serving import endpoint, watch
 from tasks.common.redaction import clean_logs, redacted
@@ -84,9 +84,9 @@ app.command("prices")(prices.prices)
 app.command("quota")(prices.quota)
 app.command("cost")(cost.cost)
 app.command("rightsize")(cost.rightsize)
-app.command("scaling")(scaling.scaling)
-app.command("seeds")(scaling.seeds)
-app.command("train-log")(train_log.train_log)
+app.command("scaling")(trainings.scaling)
+app.command("seeds")(trainings.seeds)
+app.command("train-log")(trainings.train_log)
 app.command("approve")(approve.approve)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(tokenizer.app, name="tokenizer")

@@ -13,8 +13,9 @@ import re
 import sqlite3
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,14 @@ def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) ->
         print(_json([{"schema": SCHEMA, "exit_code": 0, "error": None, **fields} for fields in several]))
     else:
         print(harmless(words))
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Rows of a table as lines, each column as wide as its widest cell; rows may be shorter than others."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip_longest(*table, fillvalue="")]
+    for row in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
 
 
 def visible(text: str) -> str:

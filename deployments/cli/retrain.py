@@ -30,7 +30,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from tasks.planning.case_of_config import case_of
+    from tasks.planning.configured import case_of
 
     try:
         case = case_of(settings)
@@ -57,7 +57,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     training = next((stage for stage in stages() if stage["name"] == "train" and stage["status"] == "pending"), None)
     if training is None or _at_work(home(), training["key"]):
         return
-    typer.echo(page(made, plain(made)), err=True)
+    typer.echo(page(plain(made)), err=True)
     if not typer.confirm(f"Train for about {total:,.0f} {made.cost.currency if made.cost else ''}?", err=True):
         raise Cancelled("training was planned, and somebody said no: nothing was started")
 

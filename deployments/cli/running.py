@@ -17,34 +17,14 @@ from rich.console import Console, RenderableType
 from deployments.cli.output import CommandError, say
 from deployments.cli.progress import Progress, console, summary
 from deployments.services import prefect_server
-from tasks.artifacts import Endpoint
 from tasks.common.home import home
 from tasks.config.base import Settings, config_digest
 from tasks.lineage.messages import run_page
 from tasks.orchestration.observers import Outcome, status_of
+from tasks.orchestration.result import RunResult
 from tasks.orchestration.run import Lifecycle, watched
 
 PUBLISH_SECONDS = 30.0
-TOLD = {
-    "retrain": ("dataset", "endpoint", "samples"),
-    "revalidate": ("dataset", "revalidation"),
-    "validate": ("dataset", "validation", "accepted", "quarantined", "checks"),
-    "qualify": (
-        "qualification",
-        "verdict",
-        "sku",
-        "expires",
-        "nodes",
-        "pairs",
-        "reasons",
-        "usable",
-        "excluded",
-        "drained",
-        "requests",
-        "page",
-    ),
-}
-"""What each flow leaves beside what all leave."""
 
 
 class Running:
@@ -79,28 +59,26 @@ class Running:
 
     def fields(self, error: BaseException | None) -> dict[str, Any]:
         """The command's own fields of the JSON object."""
-        results = self.run.results if self.run else {}
-        given = {"dataset": self.arguments.get("dataset")}
+        result = self.run.result if self.run else RunResult()
         return {
             "status": status_of(error),
             "seconds": round(self.run.seconds, 3) if self.run else 0.0,
             "config_digest": config_digest(self.config),
             "flow_run": self.run.flow_run if self.run else None,
             "mlflow_run": self._mlflow_run(),
-            "report": results.get("report"),
-            **{key: _plain(results.get(key, given.get(key))) for key in TOLD[self.flow]},
+            "report": result.report,
+            **result.plain(self.flow, dataset=self.arguments.get("dataset")),
             "stages": [_stage(outcome) for outcome in self.outcomes],
         }
 
     def words(self) -> str:
         """What a person reads at the end."""
-        results = self.run.results if self.run else {}
+        result = self.run.result if self.run else RunResult()
         page = (self.run.flow_run or {}).get("url") if self.run else None
-        lines = [f"Report: {results.get('report')}", f"Flow run: {page}"]
-        endpoint: Endpoint | None = results.get("endpoint")
-        if endpoint:
+        lines = [f"Report: {result.report}", f"Flow run: {page}"]
+        if endpoint := result.endpoint:
             lines += [f"Endpoint {endpoint.ref}: {endpoint.url}", ""]
-            for each in results["samples"]:
+            for each in result.samples or ():
                 lines += [_command(endpoint.name, each["prompt"]), each["prompt"] + each["completion"], ""]
         return "\n".join(lines)
 
@@ -174,12 +152,6 @@ def make_home() -> None:
     """The state is nobody's source code."""
     home().mkdir(parents=True, exist_ok=True)
     Path(home() / ".gitignore").write_text("*\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Endpoint):
-        return {"ref": value.ref, "url": value.url, "model": value.model.ref}
-    return value
 
 
 def _stage(outcome: Outcome) -> dict[str, Any]:

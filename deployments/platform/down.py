@@ -21,7 +21,7 @@ from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 FLOW_SECONDS = 30.0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tasks.data.admission import covers
 from tasks.data.corpus.packing import Packed, pack
 from tasks.orchestration.run import code_version
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.audit import actor
 from tasks.signing.bundle import SIGNATURES
 from tasks.storage.manifest import Manifest, Provenance

@@ -15,7 +15,7 @@ from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
-from tasks.registry.served import Untrusting
+from tasks.registry.model_integrity import Untrusting
 from tasks.security import access_anomalies
 from tasks.security.access_anomalies import Habits, Unusual
 

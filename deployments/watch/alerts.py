@@ -27,10 +27,9 @@ from deployments.watch.alert_events import event_of, send
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
-from tasks.registry.model_integrity import standing
+from tasks.registry.model_integrity import standing, untrusted_endpoints
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_revalidated, revalidations
-from tasks.registry.served import untrusted_endpoints
 from tasks.security import access, audit_chain
 from tasks.security.access_anomalies import Habits
 from tasks.security.audit import Entry

@@ -21,10 +21,9 @@ from tasks.common.errors import Conflict, HeadwayError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.lineage.spool import start_publisher, unpublished
-from tasks.registry.model_integrity import act_on, findings, forget, standing, told
+from tasks.registry.model_integrity import act_on, bar_rungs, findings, forget, standing, told
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_looked_at
-from tasks.registry.served import bar_rungs
 from tasks.security.audit_copy import copy_of, send
 from tasks.serving.known import endpoint_of, known_endpoints, tidy_all
 from tasks.serving.monitor import watch

@@ -1,32 +1,41 @@
-"""A person's word before money is spent: on a retraining that events asked for, and on a training, with its plan beside the form.
+"""A person's word in a retraining: before one that events asked for, before training, and before the model takes the endpoint.
+Nothing is spent or served before the answer.
 
-How a run waits for an answer is flows/support/approval.py. Nothing is spent before the answer.
+How a run waits for an answer is flows/support/approval.py; which stage asks is `approvals`, which the frame of the stages calls.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from flows.support.approval import approve, using
 from flows.support.inputs import resolve
+from flows.support.prefect_page import champion_table
 from flows.support.prefect_run import config_of_deployment
-from flows.support.revalidated import evidence_of
-from tasks.artifacts import Plan
+from tasks.artifacts import Checkpoint, Model, Plan, Tokens
 from tasks.common.errors import HeadwayError
 from tasks.config.base import canonical_json, digest
 from tasks.config.continue_from import ContinueFrom, Origin
-from tasks.config.flows import RetrainConfig
+from tasks.config.flows import ApprovalConfig, RetrainConfig
+from tasks.config.serving import DeploymentConfig
+from tasks.config.training import TrainingConfig
+from tasks.deploy import stands
+from tasks.deploy import terms as deploy_terms
 from tasks.events.batches import events_of
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import number, table
 from tasks.orchestration.run import Lifecycle, current
-from tasks.registry.difference import flat
 from tasks.registry.revalidations import revalidations
+from tasks.registry.versions import flat
 from tasks.report.data import duration, short
 from tasks.report.revalidation.report import FILE as PAGE
-from tasks.report.revalidation.report import evidence_markdown
+from tasks.report.revalidation.report import evidence_markdown, evidence_of
+from tasks.security.audit import acting
 
 
 @contextmanager
@@ -39,8 +48,6 @@ def agreed(dataset: str, config: RetrainConfig, cause: str, continue_from: Conti
     if not cause or not config.approval.before_retrain:
         yield dataset
         return
-    from flows.support.approval import approve, using
-
     run, data = current(), resolve(dataset)
     newest = next(iter(revalidations(run.store, config.training.model)), {})
     noted = newest if newest.get("dataset") == data.ref else {}
@@ -63,63 +70,108 @@ def agreed(dataset: str, config: RetrainConfig, cause: str, continue_from: Conti
         terms={name: value for name, value in terms.items() if value},
         exercises="run",
     )
-    run.results["approval"] = f"Retraining approved by {given.person}: {given.reason}"
+    run.result = replace(run.result, approval=f"Retraining approved by {given.person}: {given.reason}")
     with using(given, done=lambda: run.outcomes["train"].status in ("ran", "reused")):
         yield data.ref
 
 
+def approvals(config: RetrainConfig) -> dict[str, Callable[..., AbstractContextManager[None]]]:
+    """What asks before which stage, where the settings want it; the frame calls it with what the stage is handed
+    (tasks/orchestration/stage.py)."""
+    asks = {
+        "train": agree_to_train if config.approval.before_train else None,
+        "deploy": agree_to_deploy if config.approval.before_deploy else None,
+    }
+    return {stage: partial(ask, config.approval) for stage, ask in asks.items() if ask}
+
+
 @contextmanager
-def agreed_to_train(
-    plan: Plan, config: RetrainConfig, beside: tuple[Any, ...], *, recorded: Callable[[], bool]
+def agree_to_train(
+    config: ApprovalConfig,
+    tokens: Tokens,
+    training: TrainingConfig,
+    base: Checkpoint | None = None,
+    mixed: tuple[Tokens, ...] = (),
+    origin: Origin | None = None,
+    *,
+    under: Plan,
+    **rest: Any,
 ) -> Iterator[None]:
-    """Wait until a person agrees to what training takes, where the settings want it; what is done inside uses that up.
+    """Wait until a person agrees to what training takes; what is done inside uses that up.
 
-    Asked once for a plan and what train is handed `beside` it, and not for a training that is `recorded`. Raises GateFailed when
-    somebody rejects, or nobody answers in time.
+    Asked once for a plan and what it does not hold. Raises GateFailed when somebody rejects, or nobody answers in time.
     """
-    run = current()
-    asks = config.approval.before_train and isinstance(plan, Plan) and run.spool is not None and not run.beyond("train")
-    if not asks or recorded():
-        yield
-        return
-    from flows.support.approval import approve, using
-
-    question = f"Train {config.training.model} for about {duration(plan.seconds)}{_at_a_cost(plan)}?"
-    terms = _terms(beside)
+    cost = f" and {under.metrics['cost']:,.2f} in the prices' currency" if under.metrics.get("cost") else ""
+    terms = training_terms(mixed, origin)
     rows = [[name.replace("_", " "), value] for name, value in terms.items()]
+    numbers = [[name.replace("_", " "), number(value)] for name, value in under.metrics.items()]
+    checks = [[check.name, number(check.measured), check.limit] for check in under.checks]
+    tables = [table(["begins with", ""], rows)] if rows else []
+    tables += [table(["plan", "value"], numbers), table(["limit", "planned", "allowed"], checks)]
     given = approve(
-        question,
-        "\n\n".join((*([table(["begins with", ""], rows)] if rows else []), _numbers(plan))),
-        config.approval,
+        f"Train {training.model} for about {duration(under.seconds)}{cost}?",
+        "\n\n".join(tables),
+        config,
         kind="train",
-        subject=plan.ref,
+        subject=under.ref,
         terms=terms,
         exercises="run",
     )
-    run.results["approval"] = f"Training approved by {given.person}: {given.reason}"
+    run = current()
+    run.result = replace(run.result, approval=f"Training approved by {given.person}: {given.reason}")
     with using(given):
         yield
 
 
-def _terms(beside: tuple[Any, ...]) -> dict[str, str]:
-    """What training is made from that its plan does not hold: the checkpoint that it goes on from, a mixture's other tokens."""
-    terms = {}
-    for value in beside:
-        if isinstance(value, Origin):
-            terms["continue_from"] = f"{value.job} step {value.step}, {value.sha256}"
-        if isinstance(value, tuple) and value:
-            terms["mixture"] = ", ".join(tokens.ref for tokens in value)
-    return terms
+@contextmanager
+def agree_to_deploy(config: ApprovalConfig, model: Model, serving: DeploymentConfig) -> Iterator[None]:
+    """Wait until a person approves that the model takes the endpoint; without that, the stage asks whether who runs this may
+    promote.
+
+    What is done inside is done in the name of who approved, and uses the approval up. Raises GateFailed.
+    """
+    run, asked = current(), deploy_terms(serving)
+    where = f"endpoint/{asked['endpoint']} under settings {asked['settings'][:12]}"
+    given = approve(
+        f"Deploy model/{model.name}@{model.version[:12]} to {where}?",
+        reasons(run, model, serving),
+        config,
+        kind="deploy",
+        subject=model.ref,
+        terms=asked,
+        exercises="promote",
+        stands=partial(stands, run.store, model.name, serving),
+    )
+    run.result = replace(run.result, approval=f"Approved by {given.person}: {given.reason}")
+    with acting(given.person) if given.proven else nullcontext(), using(given):
+        yield
 
 
-def _at_a_cost(plan: Plan) -> str:
-    return f" and {plan.metrics['cost']:,.2f} in the prices' currency" if plan.metrics.get("cost") else ""
+def training_terms(mixed: tuple[Tokens, ...], origin: Origin | None) -> dict[str, str]:
+    """What training is made from that its plan does not hold: a mixture's other tokens, the checkpoint that it goes on from."""
+    mixture = {"mixture": ", ".join(tokens.ref for tokens in mixed)} if mixed else {}
+    return mixture | ({"continue_from": f"{origin.job} step {origin.step}, {origin.sha256}"} if origin else {})
 
 
-def _numbers(plan: Plan) -> str:
-    rows = [[name.replace("_", " "), number(value)] for name, value in plan.metrics.items()]
-    checks = [[check.name, number(check.measured), check.limit] for check in plan.checks]
-    return "\n\n".join((table(["plan", "value"], rows), table(["limit", "planned", "allowed"], checks)))
+def reasons(run: Lifecycle, model: Model, serving: DeploymentConfig) -> str:
+    """What speaks for a new model: its scores beside the champion's, its checks, what it was made from, and how it is served."""
+    payload = flat("deployment", serving.model_dump(mode="json", exclude_defaults=True))
+    evaluated = run.outcomes["evaluate"]
+    scores = [[name, number(evaluated.metrics[name])] for name in evaluated.shown.metrics if name in evaluated.metrics]
+    checks = [
+        ["passed" if check["passed"] else "**failed**", check["name"], number(check["measured"]), check["limit"]]
+        for outcome in run.outcomes.values()
+        for check in outcome.checks
+    ]
+    served = [[name, number(value)] for name, value in payload.items()]
+    parts = [
+        champion_table(run) or "There is no champion to compare it with.",
+        table(["score", "value"], scores),
+        table(["", "check", "measured", "limit"], checks) if checks else "",
+        f"Made from `{short(run.result.dataset or '')}`, settings `{run.config_digest[:12]}`; model `{short(model.ref)}`.",
+        table(["how it is served, beside the defaults", ""], served),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:

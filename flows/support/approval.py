@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -176,9 +177,9 @@ def using(given: Approval, *, done: Callable[[], bool] = lambda: False) -> Itera
 def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
     """Have the run know that it was approved, and MLflow who did and why; of two approvals in one run, both."""
     run.approved[given.place] = asked, given
-    tags = run.results.setdefault("tags", {})
-    for name, value in (("headway.approved_by", given.person), ("headway.approval_reason", given.reason)):
-        tags[name] = "; ".join(part for part in (tags.get(name), value) if part)
+    notes = {"headway.approved_by": given.person, "headway.approval_reason": given.reason}
+    tags = {name: "; ".join(filter(None, (run.result.tags.get(name), value))) for name, value in notes.items()}
+    run.result = replace(run.result, tags={**run.result.tags, **tags})
     return given
 
 

@@ -35,7 +35,7 @@ from tasks.config.continue_from import (
 from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.run import Lifecycle, current
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security.audit import audit
 from tasks.security.policy import require
 from tasks.storage import open_folder
@@ -98,10 +98,11 @@ def start_of(
     config: RetrainConfig,
     *,
     tokens: Tokens,
-    base: tuple[Checkpoint, ...],
+    base: Checkpoint | None,
     mixed: tuple[Tokens, ...],
-) -> Start | None:
-    """What training begins with; None: it begins anew. What was forced is in the audit log before it is done.
+) -> tuple[Origin | None, TakeOver | None]:
+    """What training begins with, and how that is taken over; None twice: it begins anew. What was forced is in the audit log
+    before it is done.
 
     The same words, settings and data begin with the same checkpoint for good, also when the other job has a newer one by now or
     none is left: that makes a command that is given again the same run. Another reason chooses anew. Raises what
@@ -109,12 +110,12 @@ def start_of(
     """
     run = current()
     if not _asked(ask) or run.beyond("train") or isinstance(tokens, Pending):
-        return None
+        return None, None
     assert ask
     ours: dict[str, Any] = {
         "training": config.training.model_dump(mode="json"),
         TOKENS: _data({"tokens": tokens.ref, **{f"tokens-{other.name}": other.ref for other in mixed}}),
-        **({"base": base[0].ref} if base else {}),
+        **({"base": base.ref} if base else {}),
     }
     dry, name = run.spool is None, digest([_named(ask), ours])[:16]
     place = f"{_choices(ask, ours)}/{name}.json"
@@ -123,7 +124,7 @@ def start_of(
             run.observer.happened(
                 "train", "adopted", f"training goes on from {_words(chosen.origin)}, as chosen before"
             )
-        return chosen
+        return chosen.origin, chosen.taking
     seen = _look(run.home, run.store, ask.job)
     differences = _differences(seen, ours)
     _require_same_tokenizer(run.store, seen, tokens)
@@ -138,19 +139,15 @@ def start_of(
         kept_for=name,
     )
     start = Start(origin=seen.origin, taking=taking)
-    if dry:
-        return start
-    _keep(seen, name)
-    _tell(run, seen, ask, differences, output)
-    text = start.model_dump_json(indent=1).encode()
-    _kept(run.home).create(place, text)
-    run.store.create(place, text)
-    return _chosen(run.home, run.store, place) or start
-
-
-def with_origin(handed: tuple[Any, ...], start: Start | None) -> tuple[Any, ...]:
-    """What train is handed after its tokens and settings; without an origin what it always was, so that its key is, too."""
-    return (*handed, *(None, ())[len(handed) :], start.origin) if start else handed
+    if not dry:
+        # Its own job does not delete it, now that it was chosen; that it did meanwhile is an IntegrityError.
+        _origins(seen.job, seen.root, name, seen.step, seen.manifest["attempt"], seen.sha256)
+        _tell(run, seen, ask, differences, output)
+        text = start.model_dump_json(indent=1).encode()
+        _kept(run.home).create(place, text)
+        run.store.create(place, text)
+        start = _chosen(run.home, run.store, place) or start
+    return start.origin, start.taking
 
 
 def _asked(ask: ContinueFrom | None) -> bool:
@@ -210,11 +207,6 @@ def _look(home: Path, store: Store, name: str) -> _Seen:
             f"{job.id} has no checkpoint to go on from: {why}", remedy="Name another job: `headway jobs --all`."
         )
     return _Seen(job, root, output["found"], output["sha256"], tuple(output["passed_over"]))
-
-
-def _keep(seen: _Seen, name: str) -> None:
-    """Have its own job not delete it, now that it was chosen. Raises IntegrityError when that was done meanwhile."""
-    _origins(seen.job, seen.root, name, seen.step, seen.manifest["attempt"], seen.sha256)
 
 
 def _origins(job: Job, root: Path, *words: object) -> str:

@@ -1,25 +1,83 @@
-"""What flows are called with: a configuration, which may come from a schedule of another release, datasets, the base model that
-training starts from, and the other corpora of a mixture."""
+"""What flows are called with, and what its names stand for: a configuration, which may come from a schedule of another release,
+datasets, the base model that training starts from, and the other corpora of a mixture. And the data stages, as every flow calls
+them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from flows.support.continuing import require_possible
 from flows.support.prefect_run import config_of_deployment
-from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref
+from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref, unqualified
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.config.base import Settings
-from tasks.config.data import PreprocessingConfig
+from tasks.config.cluster import ClusterConfig
+from tasks.config.continue_from import ContinueFrom
+from tasks.config.data import PreprocessingConfig, ValidationConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.formats.model_folder import require_positions
+from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
+from tasks.preprocess import preprocess
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
+from tasks.validate import validate
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a retraining is given beside its dataset."""
+
+    base: Checkpoint | None
+    """The model that training starts from; None: it starts from nothing."""
+    tokenizer: Tokenizer | None
+    """The base model's."""
+    mixed: tuple[Tokens, ...]
+    """The other corpora of a mixture, in the order of their shares."""
+    files: tuple[Dataset, ...]
+    """What suites of the evaluation read."""
+
+
+def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom | None) -> Inputs:
+    """Look up what a retraining is given, before anything is spent.
+
+    Raises Unknown, IntegrityError or ValueError for what does not exist, is damaged or does not fit.
+    """
+    require_proof(config.cluster, config.benchmark)
+    store = current().store
+    require_possible(current().home, store, continue_from, config)
+    return Inputs(
+        base=base_of(store, config),
+        tokenizer=tokenizer_of_base(store, config),
+        mixed=mixed_in(store, dataset, config.training, heldout_fraction=config.preprocessing.heldout_fraction),
+        files=datasets(config.evaluation.files),
+    )
+
+
+def validated(
+    dataset: Dataset, config: ValidationConfig, preprocessing: PreprocessingConfig, cluster: ClusterConfig
+) -> Validation:
+    """The verdict on a dataset, judged against the version before it. Raises Unknown for a benchmark or a tokenizer that there is
+    not."""
+    tokenizer_given(current().store, preprocessing)  # used later; missed before anything is spent
+    before, benchmarks = accepted_before(dataset), datasets(config.benchmarks)
+    return validate(dataset, config, before, preprocessing.heldout_fraction, benchmarks, on=unqualified(cluster))
+
+
+def tokenized(
+    validation: Validation, config: PreprocessingConfig, cluster: ClusterConfig, tokenizer: Tokenizer | None = None
+) -> Tokens:
+    """The tokens of what a verdict accepted, by a base model's tokenizer or the one that is configured. Raises GateFailed."""
+    tokenizer = tokenizer or tokenizer_given(current().store, config)
+    return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster))
+
 
 # The base model of a run: the checkpoint that `training.base` names, and the tokenizer that its tokens must be of.
 #
@@ -27,17 +85,17 @@ from tasks.storage.store import Store, find
 # tasks/jobs/training/starting.py. See docs/fine-tuning.md.
 
 
-def base_of(store: Store, config: RetrainConfig) -> tuple[Checkpoint, ...]:
-    """The base model, alone, or nothing: what is handed to a stage only where there is one.
+def base_of(store: Store, config: RetrainConfig) -> Checkpoint | None:
+    """The base model; None where training starts from nothing.
 
     Raises Unknown; ValueError where its learnt positions end before the context that the export is to declare.
     """
     if not config.training.base:
-        return ()
+        return None
     manifest = pinned(store, config.training.base, kind="checkpoint")
     if config.export.context_length:
         require_positions(store.fetch(manifest), config.export.context_length)
-    return (Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest)),)
+    return Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
 
 
 def tokenizer_of_base(store: Store, config: RetrainConfig) -> Tokenizer | None:
@@ -45,15 +103,16 @@ def tokenizer_of_base(store: Store, config: RetrainConfig) -> Tokenizer | None:
 
     Raises ValueError when another one is configured, Unknown or IntegrityError when nobody knows it.
     """
-    for base in base_of(store, config):
-        result, given = _tokenizer(store, _tokenizer_ref(store, base.ref)), tokenizer_given(store, config.preprocessing)
-        if given and given.version != result.version:
-            raise ValueError(
-                f"preprocessing.tokenizer.ref {given.ref} is not the tokenizer of {config.training.base}, "
-                f"which is {result.ref}: leave it empty"
-            )
-        return result
-    return None
+    base = base_of(store, config)
+    if base is None:
+        return None
+    result, given = _tokenizer(store, _tokenizer_ref(store, base.ref)), tokenizer_given(store, config.preprocessing)
+    if given and given.version != result.version:
+        raise ValueError(
+            f"preprocessing.tokenizer.ref {given.ref} is not the tokenizer of {config.training.base}, "
+            f"which is {result.ref}: leave it empty"
+        )
+    return result
 
 
 def tokenizer_of_tuned(store: Store, checkpoint: Checkpoint) -> Tokenizer | None:
@@ -147,11 +206,6 @@ def _require_same_split(manifest: Manifest, dataset: str, fraction: float) -> No
     )
 
 
-def beside(base: tuple[Checkpoint, ...], mixed: tuple[Tokens, ...]) -> tuple[Any, ...]:
-    """What train is handed after its tokens and settings: only what there is, so that the key of a run without is what it was."""
-    return (*(base or (None,)), mixed) if mixed else base
-
-
 C = TypeVar("C", bound=Settings)
 REMEDY = (
     "Correct it where the run was started: in the form; for a deployment, `headway up` registers what is shipped again; for a "
@@ -181,7 +235,7 @@ def checked(form: type[C], value: Any) -> C:
 def resolve(name: str) -> Dataset:
     """The dataset of a reference: NAME or dataset/NAME@VERSION; the run is about it. Raises Unknown."""
     (dataset,) = datasets((name,))
-    current().results["dataset"] = dataset.ref
+    current().result = replace(current().result, dataset=dataset.ref)
     return dataset
 
 
@@ -251,12 +305,11 @@ def _over(form: type[Settings], below: dict[str, Any], above: dict[str, Any]) ->
 
 def _sections(form: type[Settings]) -> dict[str, type[Settings] | None]:
     """Each setting of a class, with the class of what is a section."""
-    return {name: _section(field.annotation) for name, field in form.model_fields.items()}
-
-
-def _section(annotation: Any) -> type[Settings] | None:
-    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if issubclass(kind, Settings)), None)
+    result = {}
+    for name, field in form.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        result[name] = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    return result
 
 
 def _sentence(problem: Any) -> str:

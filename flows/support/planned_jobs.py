@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from flows.retrain import STAGES, chain
+from flows.retrain import chain
 from flows.support.inputs import others, resolve, tokenizer_of_base
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
@@ -18,7 +18,7 @@ from tasks.common.errors import Unknown
 from tasks.common.home import home
 from tasks.compute.job import Job
 from tasks.config.base import has_policy
-from tasks.config.flows import RetrainConfig
+from tasks.config.flows import STAGES, RetrainConfig
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.node_exclusion import machines
 from tasks.orchestration.observers import Outcome
@@ -101,7 +101,7 @@ def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
             benchmark.benchmark(config.cluster, config.benchmark, training=config.training)  # needs no data
             return _Found(run.store, dataset, run.outcomes)
         chain(dataset, config)
-    return _Found(run.store, run.results["dataset"], run.outcomes)
+    return _Found(run.store, run.result.dataset or dataset, run.outcomes)
 
 
 def _folder(artifact: Artifact) -> str:

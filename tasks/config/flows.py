@@ -7,7 +7,7 @@ docs/configuration.md. A field's docstring is its help text, in docs/configurati
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -58,6 +58,11 @@ def _one_text_field(config: Any) -> Any:
     if checked != used:
         raise ValueError(f"validation.text_field {checked!r} and preprocessing.text_field {used!r} must be the same")
     return config
+
+
+StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+"""Those of a retraining, in their order."""
 
 
 class RetrainConfig(Settings):

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.artifacts import Check
-from tasks.data.corpus.profiled import Columns, Profile
-from tasks.data.corpus.quarantine import Marked, Teller, mark, mark_unreadable
+from tasks.data.corpus.quarantine import Columns, Marked, Profile, Teller, mark, mark_unreadable
 from tasks.data.drift.histograms import Drift
 from tasks.data.expectations import DocumentRule
 

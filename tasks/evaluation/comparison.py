@@ -1,7 +1,7 @@
 """A model against its champion on the same documents: sides, slices, losses with their intervals, and the checks of the gate.
 
 What is missing, no number, or of too few documents is a failed check, never a passed one. What was measured is
-tasks/jobs/evaluate.py; who asks is tasks/evaluate.py; how it looks is tasks/report/evaluation. See docs/evaluation.md.
+tasks/jobs/evaluate.py; who asks is tasks/evaluate.py; how it looks is tasks/report/comparison.py. See docs/evaluation.md.
 """
 
 from __future__ import annotations

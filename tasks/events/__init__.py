@@ -1,2 +1,2 @@
 """What happened, and what came of it: event.py is the value, ledger.py keeps them, batches.py says what waits and what covers it,
-listing.py tells it all, and the tables are ledger.py. Who takes events in is deployments/bridge."""
+batches.py tells it all, and the tables are ledger.py. Who takes events in is deployments/bridge."""

@@ -35,19 +35,15 @@ def read_deepspeed(text: str) -> tuple[DeepspeedStep, ...]:
     """Every step that the log tells of, the last that was told of each; empty when none of its lines is DeepSpeed's."""
     steps: dict[int, DeepspeedStep] = {}
     for line in text.split("\n"):
-        for number, values in _said(line):
+        results: list[tuple[int, dict[str, Any]]] = []
+        if rate := _RATE.search(line):
+            results.append((int(rate[1]), {"skipped": float(rate[2]), "learning_rate": float(rate[3])}))
+        if speed := _SPEED.search(line):
+            results.append((int(speed[1]), {"samples_per_second": float(speed[3])}))
+        if pipeline := _PIPELINE.search(line):
+            names = ("loss", "seconds", "samples_per_second")
+            output = {name: float(value) for name, value in zip(names, pipeline.groups()[1:], strict=True)}
+            results.append((int(pipeline[1]), output))
+        for number, values in results:
             steps[number] = replace(steps.get(number, DeepspeedStep(number)), **values)
     return tuple(steps[number] for number in sorted(steps))
-
-
-def _said(line: str) -> list[tuple[int, dict[str, Any]]]:
-    results: list[tuple[int, dict[str, Any]]] = []
-    if rate := _RATE.search(line):
-        results.append((int(rate[1]), {"skipped": float(rate[2]), "learning_rate": float(rate[3])}))
-    if speed := _SPEED.search(line):
-        results.append((int(speed[1]), {"samples_per_second": float(speed[3])}))
-    if pipeline := _PIPELINE.search(line):
-        names = ("loss", "seconds", "samples_per_second")
-        output = {name: float(value) for name, value in zip(names, pipeline.groups()[1:], strict=True)}
-        results.append((int(pipeline[1]), output))
-    return results

@@ -8,7 +8,6 @@ tasks/config/flows.py. See docs/megatron.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +60,14 @@ def megatron_arguments(
         "exit-signal-handler": True,
         "log-interval": 1,
     }
-    return [*_spelled(output), *execution.megatron.arguments]
-
-
-def _spelled(output: Mapping[str, Any]) -> list[str]:
-    """`--name value`; true is the name alone, false and empty are nothing, a tuple is several values."""
+    # `--name value`; true is the name alone, false and empty are nothing, a tuple is several values.
     words: list[str] = []
     for name, value in output.items():
         if value is False or value == "":
             continue
         values = () if value is True else value if isinstance(value, tuple) else (value,)
         words += [f"--{name}", *(f"{one:.12g}" if isinstance(one, float) else str(one) for one in values)]
-    return words
+    return [*words, *execution.megatron.arguments]
 
 
 def _network(training: TrainingConfig) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def _optimizer(training: TrainingConfig) -> dict[str, Any]:
 
 
 def _schedule(training: TrainingConfig) -> dict[str, Any]:
-    """Our own learning rates (tasks/jobs/training/optimizer.py): Megatron's step s has the rate that its rule gives to s - 1.
+    """Our own learning rates (tasks/jobs/training/network.py): Megatron's step s has the rate that its rule gives to s - 1.
 
     So its warm-up begins at the rate of our first step, and both of its counts are one lower. A job that was begun with other
     counts would be refused when it goes on, unless they override those of its checkpoint.

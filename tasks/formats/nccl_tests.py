@@ -1,7 +1,7 @@
 """Runs of nccl-tests and rccl-tests in a log: old and new forms, under any launcher, with NCCL's own lines in between. Pure.
 
 Reads what NVIDIA/nccl-tests @a0b82b2 (src/util.cu) and ROCm/rccl-tests @ae3e635 print, and versions back to 2.0. Nothing is
-raised: lines that could not be read are named. NCCL's own lines are nccl_log.py's.
+raised: lines that could not be read are named. NCCL's own lines are nccl_run.py's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ import re
 from dataclasses import dataclass, field, replace
 
 from tasks.formats.log_text import Line, lines
-from tasks.formats.nccl_log import MESSAGE, VERSION
-from tasks.formats.nccl_run import Figures, NcclRun, Rank, TestRow, collective_by_figures, collective_of, finite
+from tasks.formats.nccl_run import (
+    MESSAGE,
+    VERSION,
+    Figures,
+    NcclRun,
+    Rank,
+    TestRow,
+    collective_by_figures,
+    collective_of,
+    finite,
+)
 
 # Rows of nccl-tests and rccl-tests: columns of all versions, with time stamps, with figures of iterations, cut, in
 # place only.

@@ -14,16 +14,16 @@ from typing import Any
 
 from tasks.config.qualification import CheckName
 from tasks.jobs.node.runtime import Rank, main
-from tasks.jobs.qualify import collectives, compute, health, memory, pairs, soak, storage, training
+from tasks.jobs.qualify import collectives, compute, health, soak, storage, training
 from tasks.jobs.qualify.bench import Bench
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {
     "health": health.measure,
     "compute": compute.measure,
-    "memory": memory.measure,
+    "memory": compute.measure_memory,
     "storage": storage.measure,
     "collectives": collectives.measure,
-    "pairs": pairs.measure,
+    "pairs": collectives.measure_pairs,
     "training": training.measure,
     "soak": soak.measure,
 }

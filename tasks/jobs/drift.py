@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.config.revalidation import DriftConfig
 from tasks.data.corpus.inputs import find_shards
-from tasks.data.drift.corpora import Corpus, drift_of
+from tasks.data.drift.comparison import Corpus, drift_of
 from tasks.jobs.node.runtime import Rank, main
 
 METRICS = {"token_divergence": "tokens", "domain_auc": "domain"}

@@ -23,19 +23,31 @@ from tasks.config.evaluation import EvaluationConfig
 from tasks.evaluation.performance import kind_of
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation import ngram
+from tasks.jobs.evaluation.code_suite import code
 from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
-from tasks.jobs.evaluation.loading import load_measured
-from tasks.jobs.evaluation.positions import by_position, joined, longest
-from tasks.jobs.evaluation.registered import SUITES
-from tasks.jobs.evaluation.scoring import Scored, context_of, score
-from tasks.jobs.evaluation.suites import Bench, run_suites
+from tasks.jobs.evaluation.labelled import labelled
+from tasks.jobs.evaluation.leakage import leakage, toxicity
+from tasks.jobs.evaluation.lm_eval_suite import lm_eval
+from tasks.jobs.evaluation.memorisation import memorisation
+from tasks.jobs.evaluation.scoring import Scored, by_position, context_of, joined, load_measured, longest, score
+from tasks.jobs.evaluation.suites import Bench, Measure, run_suites
 from tasks.jobs.node.runtime import Rank, main
 
 BITS_DECIMALS = 6
 """Published bits are rounded to what float32 can carry; every published score is computed from the rounded ones."""
 OTHER = "tokens-"
 """What the names of the other corpora of a mixture begin with, as inputs."""
+
+SUITES: dict[str, Measure] = {
+    "memorisation": memorisation,
+    "leakage": leakage,
+    "toxicity": toxicity,
+    "code": code,
+    "labelled": labelled,
+    "lm_eval": lm_eval,
+}
+"""The suites that there are, by the names that rules and metrics use, in the order in which they run."""
 
 
 def run(rank: Rank) -> dict[str, Any]:

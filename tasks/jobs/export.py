@@ -29,9 +29,8 @@ from tasks.jobs.exporting.encoder import export_encoder, is_encoder
 from tasks.jobs.exporting.graph import build
 from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, interval_of, read_sample, share_worse
 from tasks.jobs.exporting.reference import reference_of
-from tasks.jobs.exporting.speed import race
 from tasks.jobs.exporting.variants import FILE as VARIANTS
-from tasks.jobs.exporting.variants import Measured, make_variants, onnx_bytes
+from tasks.jobs.exporting.variants import Measured, make_variants, onnx_bytes, race
 from tasks.jobs.node.runtime import Rank, main
 
 

@@ -24,23 +24,20 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.origins import continued_from
 from tasks.jobs.data.crossing import require_apart
-from tasks.jobs.data.loader import Loader
-from tasks.jobs.data.samples import Shares, Source, vocabulary
+from tasks.jobs.data.samples import Loader, Shares, Source, vocabulary
 from tasks.jobs.data.sources import open_source, source_identity
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import base_ref, write_account
+from tasks.jobs.training.checkpoints import LOCAL, STORE, Saves, agree, forget, local_root, restore_own
 from tasks.jobs.training.engine import Setting, open_engine
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.metrics_logger import Teller, flops_of
+from tasks.jobs.training.metrics_logger import Profile, Teller, flops_of
 from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
-from tasks.jobs.training.profiling import Profile
 from tasks.jobs.training.records import all_records, last_of_each
-from tasks.jobs.training.resuming import agree, forget, local_root, restore_own
-from tasks.jobs.training.safety import Reaction, Verdict
-from tasks.jobs.training.saves import LOCAL, STORE, Saves
 from tasks.jobs.training.schedule import learning_rate
+from tasks.jobs.training.stops import Reaction, Verdict
 from tasks.jobs.training.watch import Watch, Word, all_agree
 
 quick_imports.done()

@@ -30,16 +30,16 @@ from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import TRAIN, vocabulary
 from tasks.jobs.data.sources import corpora, open_source, shares_by_name, source_identity
-from tasks.jobs.megatron.child import Child, Neighbours, require_checkout
+from tasks.jobs.megatron.child import Child, Following, Neighbours, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.megatron.converting import convert
-from tasks.jobs.megatron.following import Following
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import write_account
 from tasks.jobs.training.records import last_records, mend
 from tasks.jobs.training.stops import Held, limited, reached
-from tasks.planning.size import parameter_count
+from tasks.planning.case import Network
+from tasks.planning.counts import parameter_count
 
 POLL_SECONDS = 0.2
 PATIENT = timedelta(minutes=30)
@@ -245,7 +245,7 @@ class Training:
             command=self.execution.megatron.converter,
         )
         records = last_records(self.rank.folder / "metrics.jsonl")
-        parameters = parameter_count(self.config.network, vocab[0], positions=self.config.sequence_length)
+        parameters = parameter_count(Network.of_config(self.config.network, vocab[0]), self.config.sequence_length)
         figures = write_account(self.rank, self.config, records, parameters=parameters)
         step = sum(record["step_seconds"] for record in records) / len(records)
         planned = self.rank.settings.get("planned_step_seconds")

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from tasks.artifacts import Artifact, Model, parse_ref
+from tasks.artifacts import Artifact, Model, Pending, parse_ref
 from tasks.lineage import messages
-from tasks.orchestration.run import Lifecycle, code_version
+from tasks.orchestration.run import Lifecycle, code_version, current
 from tasks.orchestration.stage_context import at_work, stored
 from tasks.registry.approvals import asked_about, require_standing
+from tasks.registry.model_integrity import untrusted
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
-from tasks.registry.served import untrusted
 from tasks.security import signatures
 from tasks.security.audit import audited
 from tasks.security.policy import require, require_of
@@ -74,11 +74,15 @@ def require_same_champion(model: Model) -> Document | Literal["now"] | None:
     return compared_with(run.store, model.ref, seen=run.champion_place)
 
 
-def challenge(run: Lifecycle, model: Model) -> None:
+def challenge(model: Model) -> None:
     """Note what was exported as the one that challenges the champion, until it is promoted or another one is exported.
 
-    Raises IntegrityError for a model whose signature does not count: nothing is registered then.
+    A step of a flow, between two stages; nothing in a dry run, and where nothing was exported. Raises IntegrityError for a model
+    whose signature does not count: nothing is registered then.
     """
+    run = current()
+    if isinstance(model, Pending):
+        return
     now, name = aliases(run.store, model.name), f"{model.name}/challenger"
     if run.spool is None or model.ref in (now.get("champion"), now.get("challenger")):
         return
@@ -96,7 +100,7 @@ def _register(
     facts = {
         "Model": model.ref,
         "Bits per byte": f"{scores['bits_per_byte']:.4f}" if "bits_per_byte" in scores else "",
-        "Dataset": str(lifecycle.results.get("dataset", "")),
+        "Dataset": lifecycle.result.dataset or "",
         "Code": code_version()[0] or "",
         "Configuration": lifecycle.config_digest,
     }

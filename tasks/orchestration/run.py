@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tasks.artifacts import parse_ref
 from tasks.azure.arm_client import use_files
@@ -28,10 +28,11 @@ from tasks.config.environment import surroundings
 from tasks.lineage import messages
 from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Observer, Observers, Outcome, Shown, Unobserved, interrupted, status_of
+from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
-from tasks.registry.difference import flat
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
+from tasks.registry.versions import flat
 from tasks.security.audit import actor
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Manifest
@@ -62,6 +63,9 @@ class Lifecycle:
     cancelled: Callable[[], bool]
     stop_on_interrupt: Callable[[], bool]
     flow_run: dict[str, str] | None
+    approvals: Mapping[str, Callable[..., AbstractContextManager[None]]] = field(default_factory=dict)
+    """What asks a person before a stage runs whose result is not recorded, by the stage's name. It is called with what the stage
+    is handed; the stage runs inside."""
     run: str | None = None
     began: float = field(default_factory=time.time)
     seconds: float = 0.0
@@ -83,8 +87,8 @@ class Lifecycle:
     """Whether it ends here only to wait for a person, without a process."""
     versions: dict[str, str] = field(default_factory=dict)
     """What the references that the run was given stand for: it keeps to them when it goes on after somebody's answer."""
-    results: dict[str, Any] = field(default_factory=dict)
-    """What the flow leaves for those who ask afterwards: the endpoint, a sample, the report; `tags` are for MLflow."""
+    result: RunResult = field(default_factory=RunResult)
+    """What the flow leaves for those who ask afterwards, as far as it has come."""
 
     def __post_init__(self) -> None:
         self.journal = StoreJournal(self.store)
@@ -196,15 +200,17 @@ def lifecycle(
     cancelled: Callable[[], bool] = lambda: False,
     flow_run: dict[str, str] | None = None,
     observers: Sequence[Observer] = (),
+    approvals: Mapping[str, Callable[..., AbstractContextManager[None]]] | None = None,
     at_end: Callable[[Lifecycle], None] = lambda run: None,
 ) -> Iterator[Lifecycle]:
     """Open the frame of one flow run. Its MLflow run is the parent of the stages' runs, and always gets an end.
 
     While another run of the same flow and subject is at work, it waits. `at_end` is called however the flow ended, when
-    `run.error` and all outcomes are known: it writes the report.
+    `run.error` and all outcomes are known: it writes the report. `approvals` are those of the `Lifecycle`.
     """
     _check(flow, config, stages, first, last)
-    base = home()
+    base, name = home(), messages.experiment_name(flow, subject)
+    note = messages.experiment_note(flow, subject)
     run = Lifecycle(
         flow=flow,
         subject=subject,
@@ -214,11 +220,12 @@ def lifecycle(
         stages=tuple(stages),
         first=first,
         last=last,
-        spool=None if dry else _spool(base, flow, subject),
+        spool=None if dry else Spool(base, tracking_uri(), experiment=experiment(name), note=note),
         observer=_observer.get(),
         cancelled=cancelled,
         stop_on_interrupt=_interrupt.get(),
         flow_run=flow_run,
+        approvals=approvals or {},
     )
     if flow_run:
         run.versions |= (read_question(base / "runs" / flow_run["id"]) or {}).get("versions", {})
@@ -278,12 +285,11 @@ def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
         at_end(run)
     finally:
         run.observer.closed(run)
-        _end(run, run.spool)
-
-
-def _spool(base: Path, flow: str, subject: str) -> Spool:
-    name = experiment(messages.experiment_name(flow, subject))
-    return Spool(base, tracking_uri(), experiment=name, note=messages.experiment_note(flow, subject))
+        if run.run:
+            status = "FINISHED" if run.error is None else "KILLED" if interrupted(run.error) else "FAILED"
+            run.spool.log_metrics(run.run, messages.headlines(run.outcomes.values(), run.seconds))
+            run.spool.end_run(run.run, status, tags=_end_tags(run))
+        run.spool.close()
 
 
 def _tags(run: Lifecycle) -> dict[str, str]:
@@ -308,28 +314,20 @@ def _tags(run: Lifecycle) -> dict[str, str]:
 def _facts(run: Lifecycle) -> dict[str, str]:
     made = [ref for outcome in run.outcomes.values() for ref in outcome.outputs if ref.startswith("model/")]
     return {
-        "Dataset": run.results.get("dataset", ""),
+        "Dataset": run.result.dataset or "",
         "Model": made[-1] if made else "",
         "Code": code_version()[0] or "",
         "Configuration": run.config_digest,
     }
 
 
-def _end(run: Lifecycle, spool: Spool) -> None:
-    status = "FINISHED" if run.error is None else "KILLED" if interrupted(run.error) else "FAILED"
-    if run.run:
-        spool.log_metrics(run.run, messages.headlines(run.outcomes.values(), run.seconds))
-        spool.end_run(run.run, status, tags=_end_tags(run))
-    spool.close()
-
-
 def _end_tags(run: Lifecycle) -> dict[str, str]:
-    why, report = messages.why(run.error, run.stopped_at), Path(run.results.get("report") or "").name
+    why, report = messages.why(run.error, run.stopped_at), Path(run.result.report or "").name
     result = {
         **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
         "headway.status": run.status,
-        "headway.dataset": run.results.get("dataset", ""),
-        **run.results.get("tags", {}),
+        "headway.dataset": run.result.dataset or "",
+        **run.result.tags,
         "mlflow.note.content": messages.run_note(run.flow_run, run.status, why=why, report=report, facts=_facts(run)),
     }
     return {key: value for key, value in result.items() if value}

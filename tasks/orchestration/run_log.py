@@ -68,7 +68,7 @@ class RunLog:
         failure = (
             None if error is None else {"type": type(error).__name__, "message": str(error), "stage": run.stopped_at}
         )
-        payload = {key: run.results.get(key) for key in ("dataset", "report")}
+        payload = {"dataset": run.result.dataset, "report": run.result.report}
         self.write("closed", status=run.status, seconds=run.seconds, error=failure, **payload)
         self._events.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
@@ -27,11 +28,9 @@ from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
 from tasks.registry import records
 from tasks.registry.ancestry import told
-from tasks.registry.difference import flat, what_changed
 from tasks.registry.records import Record
+from tasks.registry.versions import flat, what_changed
 from tasks.storage.store import find
-
-# One call of a stage: what is in its key, and what only stands around it.
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,9 @@ class Call:
 
     @property
     def context(self) -> list[str]:
-        return [ref for value in self.kwargs.values() if (ref := _context_ref(value))]
+        values = [value for value in self.kwargs.values() if isinstance(value, Cluster | Artifact)]
+        refs = [value.qualification if isinstance(value, Cluster) else value.ref for value in values]
+        return [ref for ref in refs if ref]
 
     @property
     def pending(self) -> bool:
@@ -83,12 +84,6 @@ def key_part(value: Any) -> Any:
     return plain(value)
 
 
-def _context_ref(value: Any) -> str:
-    if isinstance(value, Cluster):
-        return value.qualification
-    return value.ref if isinstance(value, Artifact) else ""
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -117,17 +112,26 @@ class Stage:
         call = self._call(args, kwargs)
         if call.pending and (call.without_key or self.same_context or run.spool is not None):
             outcome = run.outcome_for(self.name, self.shown)
-            if run.spool is None:
-                outcome.status, outcome.why = "pending", "an earlier stage runs first"
-            return Pending(stage=self.name)
+            return (
+                self._pending(run, outcome, "an earlier stage runs first")
+                if run.spool is None
+                else Pending(stage=self.name)
+            )
         if run.spool is None:
             return self._dry(run, run.outcome_for(self.name, self.shown), call)
-        return self._task(call)
+        with self._approval(run, call):
+            return self._task(call)
 
-    def recorded(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether this call would reuse a record now, so that nothing runs."""
-        call = self._call(args, kwargs)
-        return not call.pending and self._reusable(current(), call)[0] is not None
+    def _approval(self, run: Lifecycle, call: Call) -> AbstractContextManager[None]:
+        """What waits until a person agrees to this call; nothing where the flow asks nobody, or a record stands for it."""
+        ask = run.approvals.get(self.name)
+        return nullcontext() if ask is None or self._reusable(run, call)[0] else ask(*call.args, **call.kwargs)
+
+    def _pending(self, run: Lifecycle, outcome: Outcome, why: str) -> Pending:
+        """Note in a dry run why the stage would run, and that somebody is asked before."""
+        asks = "approval required" if self.name in run.approvals else ""
+        outcome.status, outcome.why = "pending", "; ".join(part for part in (why, asks) if part)
+        return Pending(stage=self.name)
 
     @cached_property
     def _task(self) -> Callable[[Call], Any]:
@@ -144,8 +148,7 @@ class Stage:
         record, why = self._reusable(run, call)
         outcome.key, outcome.why = call.key, why
         if record is None:
-            outcome.status = "pending"
-            return Pending(stage=self.name)
+            return self._pending(run, outcome, why)
         _fill(outcome, record)
         return self._value(record)
 
@@ -154,7 +157,8 @@ class Stage:
         outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
-        run.observer.started(self.name, _estimate(run, self.name))
+        last = records.newest(run.store, self.name)
+        run.observer.started(self.name, last.seconds if last else None)
         try:
             with locked(run.home / "locks" / f"{self.name}-{call.key[:16]}", waiting=lambda: self._wait(run)):
                 value = self._reuse_or_execute(run, outcome, call)
@@ -180,7 +184,9 @@ class Stage:
         tags = {"headway.stage": self.name, "headway.key": call.key, "headway.reused": str(record is not None).lower()}
         tags |= messages.surroundings_tags(surroundings())
         handed = [told(run.store, artifact.ref) for artifact in call.handed]
-        identity = spool.start_run(self.name, parent=run.run, tags=tags, params=_params(call))
+        parts = call.arguments["arguments"].items()
+        params = {key: part for name, value in parts for key, part in flat(name, value).items()}
+        identity = spool.start_run(self.name, parent=run.run, tags=tags, params=params)
         spool.log_inputs(identity, [messages.as_input(each) for each in handed])
         if run.run:
             spool.log_inputs(run.run, [messages.as_input(each) for each in handed if each["kind"] == "dataset"])
@@ -272,9 +278,13 @@ class Stage:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         bound = inspect.signature(self.body).bind(*args, **kwargs)
-        named = dict(zip(bound.signature.parameters, bound.args, strict=False))
+        parameters, values = list(bound.signature.parameters.values()), list(bound.args)
+        # Last arguments that have their default are left out: a stage that learns to take more keeps the keys that it has.
+        while values and values[-1] == parameters[len(values) - 1].default:
+            values.pop()
+        named = {parameter.name: value for parameter, value in zip(parameters, values, strict=False)}
         parts = {} if is_pending(args) else {name: key_part(value) for name, value in named.items()}
-        return Call(bound.args, bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
+        return Call(tuple(values), bound.kwargs, {"stage": self.name, "version": self.version, "arguments": parts})
 
 
 def stage(
@@ -286,7 +296,8 @@ def stage(
     same_context: bool = False,
     shown: Shown = Shown(),  # noqa: B008 it is frozen
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits.
+    """Make a function a stage. Positional arguments are its key, keyword-only ones say where and within which limits. Of those
+    with a default the last ones are in the key only where they have another value.
 
     Raise `version` when the same arguments shall give another result. `expires` says that a record is too old; `reconciles`
     compares what the record says with what is there now; with `same_context` a record holds only under what it was made under.
@@ -301,11 +312,6 @@ def stage(
     return make
 
 
-def recorded(made: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
-    """Whether a stage, called so, would reuse a record now."""
-    return cast(Stage, made).recorded(*args, **kwargs)
-
-
 def _fill(outcome: Outcome, record: Record) -> None:
     outcome.status = "reused"
     outcome.inputs = [*record.inputs, *record.context]
@@ -317,15 +323,3 @@ def _present(run: Lifecycle, ref: str) -> bool:
         return run.store.present(find(run.store, *parse_ref(ref)))
     except Unknown:
         return False
-
-
-def _params(call: Call) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in call.arguments["arguments"].items():
-        result |= flat(name, value)
-    return result
-
-
-def _estimate(run: Lifecycle, stage_name: str) -> float | None:
-    record = records.newest(run.store, stage_name)
-    return record.seconds if record else None

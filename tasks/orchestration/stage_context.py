@@ -1,6 +1,5 @@
 """What the body of a stage may use: fetch, publish, run_job. Around it stands tasks/orchestration/stage.py; what is signed and
-promoted is
-tasks/orchestration/promotion.py.
+promoted is tasks/orchestration/promotion.py.
 
 Everything read here becomes an input of the stage's lineage, and everything published an output; an artifact that the stage
 was not handed is refused.
@@ -29,13 +28,13 @@ from tasks.compute.metrics import Thinning
 from tasks.compute.polling import OUT_OF_THE_ORDINARY, Event, Watch
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
-from tasks.config.base import Settings, digest
+from tasks.config.base import digest
 from tasks.config.environment import surroundings
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.run import Lifecycle, code_version
 from tasks.registry import records
-from tasks.registry.publishing import lineage_conflict, publish_for_signing
-from tasks.registry.publishing import publish as publish_artifact
+from tasks.registry.versions import lineage_conflict, publish_for_signing
+from tasks.registry.versions import publish as publish_artifact
 from tasks.security.access import note_access
 from tasks.security.audit import actor
 from tasks.security.signatures import lineage_digest
@@ -62,6 +61,8 @@ KEPT_AFTER_A_JOB = (
     "submissions",
 )
 """What a person may want to read later; checkpoints and what was published go."""
+NO_METRICS = ("step", "time", "attempt", "seconds_left")
+"""Numbers in `metrics.jsonl` that only say of what the others are."""
 ATTACHED_BYTES = 20_000_000
 """Largest file that is copied to MLflow."""
 
@@ -287,17 +288,13 @@ def _provenance(work: Work, name: str, inputs: tuple[Artifact, ...], metrics: di
         commit=commit,
         dirty=dirty,
         config_digest=work.lifecycle.config_digest,
-        config=_plain(work.lifecycle.config),
+        config=work.lifecycle.config.model_dump(mode="json"),
         metrics=metrics,
         flow=work.lifecycle.flow,
         flow_run=(work.lifecycle.flow_run or {}).get("id"),
         key=work.key,
         **surroundings(),
     )
-
-
-def _plain(config: Settings) -> dict[str, Any]:
-    return config.model_dump(mode="json")
 
 
 def stored(artifact: Artifact) -> Manifest:
@@ -321,8 +318,12 @@ def _watch(work: Work, on: Cluster) -> Watch:
     observer, spool, thinning = work.lifecycle.observer, work.lifecycle.need_spool(), Thinning()
 
     def forward(batch: list[dict[str, Any]]) -> None:
-        shown = thinning.of(batch)
-        rows = [(k, float(v), int(r.get("step", 0))) for r in shown for k, v in r.items() if _is_metric(k, v)]
+        rows = [
+            (name, float(value), int(record.get("step", 0)))
+            for record in thinning.of(batch)
+            for name, value in record.items()
+            if isinstance(value, int | float) and name not in NO_METRICS
+        ]
         spool.log_metrics(work.run, rows)
 
     def tell(output: dict[str, Any]) -> None:
@@ -350,7 +351,3 @@ def _watch(work: Work, on: Cluster) -> Watch:
         stop_on_interrupt=ends_with_the_run,
         flow_run=(work.lifecycle.flow_run or {}).get("id", ""),
     )
-
-
-def _is_metric(key: str, value: Any) -> bool:
-    return isinstance(value, int | float) and key not in ("step", "time", "attempt", "seconds_left")

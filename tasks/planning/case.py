@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.config.training import EngineName
+from tasks.config.training import EngineName, NetworkConfig
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -93,6 +93,23 @@ class Network(Part):
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"heads {self.heads} does not divide by kv_heads {self.kv_heads}")
         return self
+
+    @classmethod
+    def of_config(cls, config: NetworkConfig, vocab_size: int) -> Network:
+        """The network of a lifecycle's configuration, with a vocabulary of this size."""
+        gpt2 = config.architecture == "gpt2"
+        return cls(
+            layers=config.layers,
+            hidden=config.hidden_size,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            ffn=config.intermediate_size,
+            gated=not gpt2,
+            vocab=vocab_size,
+            tied=config.tie_embeddings,
+            learned_positions=gpt2,
+            biases=gpt2,
+        )
 
 
 class ClusterOfCase(Part):

@@ -1,27 +1,22 @@
 """What checkpoints cost and save: bytes, seconds to each storage, what stands still, how often, and the goodput that is left.
 
-Pure; seconds and bytes. How often trainings fail is in failures.py; a whole training is played through in simulation/, which
-agrees with `expected_goodput`. See docs/planning.md, "Failures".
+Pure; seconds and bytes. How checkpoints are written is tasks/jobs/checkpoint/snapshot.py. How often trainings fail is in
+failures.py; a whole training is played through in simulation.py, which agrees with `expected_goodput`. See docs/planning.md,
+"Failures".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tasks.config.engines.registry import ENGINES
 from tasks.config.training import EngineName
 from tasks.hardware.machine import Machine
 from tasks.planning.case import Precision
-from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates, failure_rates
+from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates
 from tasks.planning.storages import GIB, STORAGES, TIB, Storage, bandwidth_of, capacity_for, storage_named
-
-# How often to save: the interval that loses least to saving and to failures together.
-#
-# Pure; all times in seconds. What a save costs is measured or estimated by the caller; how checkpoints are written is
-# in tasks/jobs/checkpoint/snapshot.py. See docs/planning.md.
-
 
 MIN_CHECKPOINTS = 10
 """A run is saved at least this often, however rare failures are: people stop runs too."""
@@ -92,12 +87,7 @@ def checkpoint_every_steps(
 
 
 def corrected_every_steps(
-    steps: int,
-    step_seconds: float,
-    *,
-    stall_seconds: float,
-    write_seconds: float,
-    mean_seconds_between_failures: float,
+    steps: int, step_seconds: float, *, stall_seconds: float, write_seconds: float, mean_seconds_between_failures: float
 ) -> int:
     """`checkpoint_every_steps` by what was measured: the time that training stood still, and the time until it was committed.
 
@@ -115,16 +105,12 @@ def corrected_every_steps(
     return min(max(result, math.ceil(seconds / step_seconds)), max(1, steps))
 
 
-# Checkpoints of one plan: how large, where to, how often, and the goodput over a range of failure rates. Pure.
-
-
 KEPT = 3
 """Checkpoints that there is room for: two that are kept and the one that is written."""
 CANDIDATES = ("blob-hot", "lustre-40", "lustre-125", "lustre-250", "lustre-500")
 """What all machines see and what outlives them, the slowest a TiB first; a faster tier of a file system costs more a TiB."""
 WRITES_AN_INTERVAL = 4.0
 """A file system whose bandwidth grows with its size is ordered so large that a write takes a quarter of the best interval."""
-"""Goodput that a faster storage must bring to be taken."""
 
 
 @dataclass(frozen=True)
@@ -153,62 +139,38 @@ class CheckpointPlan:
         return self.interval.seconds
 
 
-def plan_checkpoints(
-    parameters: int,
-    machine: Machine,
-    *,
-    gpus: int,
-    precision: Precision = "bf16",
-    engine: EngineName = "megatron",
-    storage: str = "",
-    asynchronous: bool = True,
-    spot: bool = False,
-    spot_class: str = "",
-    gpu_hours: Range | None = None,
-) -> CheckpointPlan:
+def plan_checkpoints(size: int, machine: Machine, rates: Rates, *, storage: str = "") -> CheckpointPlan:
     """Where to save and how often; `storage` empty: the first of CANDIDATES that costs no more than WORTH of goodput.
 
-    Raises ValueError when the machines cannot write to the storage at all.
+    `size` is of one checkpoint, in bytes. Raises ValueError when the machines cannot write to the storage at all.
     """
-    size = checkpoint_bytes(parameters, precision=precision, engine=engine)
-    given = {} if gpu_hours is None else {"gpu_hours": gpu_hours}
-    rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, spot=spot, spot_class=spot_class, **given)
-    return plan_of_bytes(size, machine, rates, storage=storage, asynchronous=asynchronous)
-
-
-def plan_of_bytes(
-    size: int, machine: Machine, rates: Rates, *, storage: str = "", asynchronous: bool = True
-) -> CheckpointPlan:
-    """The same for a checkpoint whose size is known."""
     names = (storage,) if storage else CANDIDATES
-    results = [_to(storage_named(name), size, machine, rates, asynchronous=asynchronous) for name in names]
+    results = [_to(storage_named(name), size, machine, rates) for name in names]
     plans = [plan for plan in results if plan is not None]
     if not plans:
         raise ValueError(
             f"checkpoints to {storage or 'any storage'}: {machine.name} cannot write there, or it cannot be had as large "
             f"as {KEPT * size / TIB:.1f} TiB; give one of {', '.join(STORAGES)}"
         )
-    return _cheapest(plans)
-
-
-def _cheapest(plans: Sequence[CheckpointPlan]) -> CheckpointPlan:
     best = max(plan.goodput.mid for plan in plans)
     taken = next(plan for plan in plans if plan.goodput.mid >= best - WORTH)
     more = best - taken.goodput.mid
     others = f"; a faster one would bring {more:.1%} more goodput" if more >= 0.0005 else ""
-    size = f", {taken.tib:g} TiB" if taken.tib and math.isfinite(taken.tib) else ""
-    reason = f"{taken.storage.said}{size}: written in {taken.write_seconds:.0f} s{others}"
-    return CheckpointPlan(**{**taken.__dict__, "reason": reason})
+    tib = f", {taken.tib:g} TiB" if taken.tib and math.isfinite(taken.tib) else ""
+    return replace(taken, reason=f"{taken.storage.said}{tib}: written in {taken.write_seconds:.0f} s{others}")
 
 
-def _to(storage: Storage, size: int, machine: Machine, rates: Rates, *, asynchronous: bool) -> CheckpointPlan | None:
+def _to(storage: Storage, size: int, machine: Machine, rates: Rates) -> CheckpointPlan | None:
     snapshot = snapshot_seconds(size, machine, rates.gpus)
     quick = daly_interval(snapshot, rates.together.mid) / WRITES_AN_INTERVAL
-    tib = _ordered(storage, KEPT * size / TIB, size / quick)
+    tib: float | None = None
+    least = KEPT * size / TIB
+    if storage.step:  # as large as there is room to need, and as fast as it should be; else the largest that there is
+        tib = capacity_for(storage, least, size / quick) or (storage.largest if least <= storage.largest else None)
     write = write_seconds(size, storage, machine, rates.machines, tib=tib)
     if write is None or (storage.step and tib is None):
         return None
-    cost = saving(snapshot, write, asynchronous=asynchronous)
+    cost = Saving(snapshot, write)
     recovery = Recovery(restart_seconds=RESTART_SECONDS + write)
     interval = chosen_interval(cost, recovery, rates.together.mid)
     goodput = goodput_range(interval.seconds, cost, recovery, rates.together)
@@ -216,13 +178,6 @@ def _to(storage: Storage, size: int, machine: Machine, rates: Rates, *, asynchro
     return CheckpointPlan(
         size, storage, tib, cost, recovery, write, interval, rates, goodput, interval.reason, warnings
     )
-
-
-def _ordered(storage: Storage, tib: float, bandwidth: float) -> float | None:
-    """As large as there is room to need, and as fast as it should be; else the largest that there is; None: too small even so."""
-    if not storage.step:
-        return None
-    return capacity_for(storage, tib, bandwidth) or (storage.largest if tib <= storage.largest else None)
 
 
 def _warnings(storage: Storage, cost: Saving, rates: Rates, goodput: Shares) -> list[str]:
@@ -248,6 +203,8 @@ Azure's GPT-3 175B, 2.3 TiB;
 llm-foundry, float32, mpt-30b 336 GiB. fp8 is of matmuls only: weights are kept in bf16 (Transformer Engine)."""
 OWN_ENGINE_BYTES = 12
 """Of engine torch in any precision: its weights are float32 and autocast (tasks/jobs/training)."""
+OVERHEAD_BYTES = 1_000_000
+"""safetensors headers, the state of the random generators, manifest and receipts."""
 
 SNAPSHOT_OVERHEAD_SECONDS = 6.0
 """What an asynchronous save stands still beside copying. Cautious: 7 B parameters stood still for 6.3 s where writing took
@@ -318,6 +275,11 @@ def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: 
     return parameters * (BYTES_PER_PARAMETER[precision] if own else OWN_ENGINE_BYTES)
 
 
+def resumable_bytes(trained: int) -> int:
+    """Of one that engine torch goes on from, as a whole folder: float32 weights, two Adam moments, and what lies beside them."""
+    return checkpoint_bytes(trained, engine="torch") + OVERHEAD_BYTES
+
+
 def snapshot_seconds(size: float, machine: Machine, gpus: int, *, overhead: float = SNAPSHOT_OVERHEAD_SECONDS) -> float:
     """Copying a checkpoint to the hosts' memory. `gpus` are those that hold different parts of it: all, with ZeRO 1 and up."""
     if gpus < 1 or machine.host_bandwidth <= 0:
@@ -331,11 +293,6 @@ def write_seconds(
     """Writing a checkpoint of `size` bytes from all machines at once; None: the machines have no such disk, or no network."""
     rate = bandwidth_of(storage, machine, machines, tib=tib)
     return size / rate if rate > 0 else None
-
-
-def saving(snapshot: float, write: float, *, asynchronous: bool = True) -> Saving:
-    """What stalls training: the snapshot, and the write goes on beside; or the whole write."""
-    return Saving(snapshot, write) if asynchronous else Saving(write)
 
 
 def availability_interval(
@@ -357,11 +314,17 @@ def chosen_interval(cost: Saving, recovery: Recovery, mean_seconds_between_failu
     does the lag. How long the writer needs, `with_time_to_write` says (checkpointing.py).
     """
     mean = mean_seconds_between_failures
+
+    def written(seconds: float) -> float:
+        _require_above(cost.lag_seconds + cost.stall_seconds, mean)
+        return with_time_to_write(
+            seconds, save_seconds=cost.stall_seconds, write_seconds=cost.lag_seconds, mean_seconds_between_failures=mean
+        )
+
     if cost.stall_seconds == 0:
         if not cost.lag_seconds:
             raise ValueError("saving that costs nothing has no best interval: give one")
-        seconds = _written(0.0, cost, mean)
-        return Interval(seconds, "writer", "saving does not stall: as often as it can be written", {"daly": 0.0})
+        return Interval(written(0.0), "writer", "saving does not stall: as often as it can be written", {"daly": 0.0})
     every = {
         "young": young_interval(cost.stall_seconds, mean),
         "daly": daly_interval(cost.stall_seconds, mean),
@@ -369,23 +332,13 @@ def chosen_interval(cost: Saving, recovery: Recovery, mean_seconds_between_failu
     }
     if cost.stall_seconds >= 2 * mean:
         return Interval(every["daly"], "daly", "a save takes longer than twice the time between failures", every)
-    seconds = _written(every["daly"], cost, mean)
+    seconds = written(every["daly"])
     if seconds > every["daly"]:
         times = "twice the" if seconds > cost.lag_seconds else "the"
         reason = f"{times} {cost.lag_seconds:.0f} s of writing; Daly's formula would say {every['daly']:.0f} s"
         return Interval(seconds, "writer", reason, every)
     others = f"Young's formula says {every['young']:.0f} s, the availability form {every['availability']:.0f} s"
     return Interval(every["daly"], "daly", f"Daly's optimum, which counts failures in a save too; {others}", every)
-
-
-def _written(seconds: float, cost: Saving, mean: float) -> float:
-    _require_above(cost.lag_seconds + cost.stall_seconds, mean)
-    return with_time_to_write(
-        seconds,
-        save_seconds=cost.stall_seconds,
-        write_seconds=cost.lag_seconds,
-        mean_seconds_between_failures=mean,
-    )
 
 
 def expected_goodput(interval_seconds: float, cost: Saving, recovery: Recovery, mean: float) -> float:

@@ -1,7 +1,6 @@
 """What a network is made of: parameters by part, of a token, of one GPU; and the operations of a step by each convention.
 
-Pure. How many bytes that takes is memory.py, how long it takes steps.py; a lifecycle's own small networks are size.py's.
-See docs/planning.md.
+Pure. How many bytes that takes is memory.py, how long it takes steps.py. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -131,6 +130,22 @@ def parameters(network: Network, sequence: int) -> Parameters:
     return gpu_parameters(network, Division(), sequence=sequence)
 
 
+def parameter_count(network: Network, sequence: int) -> int:
+    """All of the network's, as a whole number: those of transformers' LlamaForCausalLM or GPT2LMHeadModel of this shape."""
+    return round(parameters(network, sequence).total)
+
+
+def adapter_parameters(network: Network, rank: int, targets: tuple[str, ...] = ()) -> int:
+    """Numbers of LoRA's adapters, rank x (inputs + outputs) a matrix; of a Llama's layers, or of those of GPT-2."""
+    hidden, wide, keys = network.hidden, ffn_size(network), kv_size(network)
+    if network.gated:
+        attention = {"q_proj": 2 * hidden, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": 2 * hidden}
+        sides = {**attention, **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + wide)}
+    else:
+        sides = {"c_attn": 4 * hidden, "c_proj": 3 * hidden + wide, "c_fc": hidden + wide}
+    return network.layers * rank * sum(size for name, size in sides.items() if not targets or name in targets)
+
+
 def active_parameters(network: Network, sequence: int) -> float:
     """Those that a token meets: of the experts, the `active` ones and the shared ones."""
     whole = parameters(network, sequence)
@@ -213,13 +228,18 @@ def attention_flops_per_token(network: Network, sequence: int) -> float:
     return 4.0 * sequence * query_size(network) * network.layers
 
 
+def model_flops_per_token(network: Network, sequence: int) -> int:
+    """Megatron-LM's current convention (training.py, num_floating_point_operations): forward and backward of one token.
+
+    Causal attention counts as half of the full square, the output projection also when its matrix is tied; looking up the input
+    embedding costs nothing.
+    """
+    layers, output = matrix_flops_per_token(network)
+    return round(3 * (layers + output + attention_flops_per_token(network, sequence) / 2))
+
+
 def flops(
-    network: Network,
-    sequence: int,
-    global_batch: int,
-    *,
-    recompute: Recompute = "none",
-    flash_attention: bool = True,
+    network: Network, sequence: int, global_batch: int, *, recompute: Recompute = "none", flash_attention: bool = True
 ) -> Flops:
     """Operations of one step over all GPUs by each convention. A backward pass is twice its forward pass.
 
@@ -234,7 +254,7 @@ def flops(
     hardware = tokens * (layers * (3 + again[0]) + attention + 3 * output)
     return Flops(
         hardware=hardware,
-        model=tokens * 3 * (layers + output + square / 2),
+        model=tokens * model_flops_per_token(network, sequence),
         published_96=flops_96(network, sequence, global_batch) if is_gpt(network) else hardware,
         six_n=6 * active_parameters(network, sequence) * tokens,
     )

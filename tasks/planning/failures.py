@@ -1,6 +1,6 @@
 """How often a training is interrupted: published rates as data, and the range of mean times that a plan reckons with.
 
-Pure. What an interruption costs is in checkpointing.py; how a whole training goes, in simulation/. See docs/planning.md.
+Pure. What an interruption costs is in checkpointing.py; how a whole training goes, in simulation.py. See docs/planning.md.
 
 A rate is not a property of a GPU: between clusters it differs by a factor of six, and inside one by four (RSC-1). So a plan has
 three rates, `low` (fails most), `mid`, `high`, and says what follows from each.

@@ -1,8 +1,10 @@
-"""What a training takes of the fullest GPU, by part, and whether that fits. Pure.
+"""What a training takes of the fullest GPU, by part, and whether that fits; and of a rank without a GPU. Pure.
 
 Total is what the process's allocator holds at its peak
 (torch.cuda.max_memory_reserved); the driver's and CUDA's own is not in it, nor in a machine's usable memory.
-Compared with published figures: benchmarks/planning_memory.py and docs/planning.md.
+Activations are counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum is
+theirs (tests/unit/tasks/planning/test_memory.py). Compared with published figures: benchmarks/planning_memory.py and
+docs/planning.md.
 """
 
 from __future__ import annotations
@@ -23,13 +25,7 @@ from tasks.planning.counts import (
     query_size,
     stage_layers,
 )
-from tasks.planning.prediction import GIB, Division, Fit, Memory
-
-# What a forward pass leaves in memory for the backward pass: of a layer, of a pipeline stage, at the output.
-#
-# Pure. Counted operation by operation as Korthikanti et al. 2022 (section 4) do; where their network is meant the sum
-# is theirs (tests/unit/tasks/planning/test_memory.py). Sizes are bytes of one GPU.
-
+from tasks.planning.prediction import GIB, Divided, Division, Fit, Memory
 
 LOGIT_BYTES_MEGATRON = 6
 """Of one element of [tokens, vocabulary]: logits in bf16, and in float32 what becomes their gradient in place (Megatron-LM,
@@ -68,43 +64,53 @@ class Stage:
     """Of `logits`, what a loss in one operation (fused) does not take."""
 
 
-def element_bytes(division: Division) -> int:
-    """Of an activation: under mixed precision what matrices work on."""
-    return 4 if division.precision == "fp32" else 2
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a kind of device keep for the backward pass, where kinds differ."""
+
+    norm: int
+    """Tensors of width h that an RMSNorm keeps; a LayerNorm keeps two, its input and its output."""
+    rotated: bool
+    """Whether torch rotates queries and keys into copies that are kept."""
+    masks: bool
+    """Whether networks with biases have dropout, whose masks are kept: GPT-3 and its kind."""
+    statistics: int
+    """Bytes that flash attention keeps of a head and token."""
 
 
-def micro_tokens(division: Division, sequence: int) -> float:
-    """Tokens of one micro batch on one GPU: context parallelism divides the sequence."""
-    return division.micro * sequence / division.cp
+GPU = Kernels(norm=2, rotated=True, masks=True, statistics=4)
+CPU = Kernels(norm=3, rotated=False, masks=False, statistics=0)
+"""As transformers builds a Llama: what a norm normalised is kept too. Compared with what autograd keeps: test_planning.py."""
 
 
-def layer(
-    network: Network, division: Division, *, sequence: int, flash_attention: bool, experts: bool = False
-) -> Layer:
+def layer(of: Divided, *, experts: bool = False, kernels: Kernels = GPU) -> Layer:
     """What one layer keeps of one micro batch.
 
     In fp8 Transformer Engine keeps what goes into a matrix in one byte: after the norms and the activation function, of experts
     too, and of what comes out of attention one byte more.
     """
-    tokens, size, tp = micro_tokens(division, sequence), element_bytes(division), division.tp
+    network, division = of.network, of.division
+    tokens, size, tp = of.tokens, division.element_bytes, division.tp
     along = tp if division.sequence_parallel else 1
     narrow = _narrow(division)
-    outside = (_outside(network, size) - 2 * narrow * network.hidden) / along
-    inside = (_attention(network, division, size) + _feed_forward(network, division, size, experts=experts)) / tp
+    outside = (_outside(network, size, kernels) - 2 * narrow * network.hidden) / along
+    wide = network.experts.shared * expert_ffn_size(network) if experts and network.experts else ffn_size(network)
+    inside = (_attention(network, division, kernels) + size * wide * _wide_tensors(network, division)) / tp
     inside += narrow * (query_size(network) - (0 if experts else ffn_size(network))) / tp
-    routed = _routed(network, division, size) if experts else 0.0
+    routed = _routed(network, division) if experts else 0.0
     heads = network.heads / tp
-    scores = 0.0 if flash_attention else SCORE_BYTES * size / 2 * heads * sequence
-    statistics = 4 * heads if flash_attention else 0.0
+    scores = 0.0 if of.flash_attention else SCORE_BYTES * size / 2 * heads * of.sequence
+    statistics = kernels.statistics * heads if of.flash_attention else 0.0
     whole = tokens * (outside + inside + routed + scores + statistics)
-    kept = {
-        "none": whole,
-        "selective": whole - tokens * scores,
-        "full": tokens * size * network.hidden / along,
-    }[division.recompute]
+    kept = {"none": whole, "selective": whole - tokens * scores, "full": tokens * size * network.hidden / along}[
+        division.recompute
+    ]
     if division.recompute == "selective" and division.counted.plain_torch:
-        kept = tokens * (_every_second_matrix(network, size) / tp + 2 * size * network.hidden / along)
-    return Layer(whole, min(kept, whole), tokens * _passing(network, division, size))
+        # torchtitan keeps attention's output and every second matrix's, with a layer's input and the down matrix's output, both
+        # of width h (distributed/activation_checkpoint.py).
+        seconds = size * (2 * query_size(network) + kv_size(network) + ffn_size(network))
+        kept = tokens * (seconds / tp + 2 * size * network.hidden / along)
+    return Layer(whole, min(kept, whole), tokens * _passing(network, division))
 
 
 def _narrow(division: Division) -> int:
@@ -115,59 +121,42 @@ def _narrow(division: Division) -> int:
     return 1 if division.precision == "fp8" and division.counted.narrow_fp8 else 0
 
 
-def _outside(network: Network, size: int) -> float:
-    """Of a token, what tensor parallelism alone does not divide: inputs and outputs of both norms, masks of dropout.
-
-    GPT-3 and its kind have dropout; networks without biases were trained without it.
-    """
-    return network.hidden * (4 * size + (2 if has_biases(network) else 0))
+def _outside(network: Network, size: int, kernels: Kernels) -> float:
+    """Of a token, what tensor parallelism alone does not divide: what both norms keep, masks of dropout."""
+    norms = 2 * (kernels.norm if network.gated else 2)
+    return network.hidden * (norms * size + (2 if kernels.masks and has_biases(network) else 0))
 
 
-def _attention(network: Network, division: Division, size: int) -> float:
+def _attention(network: Network, division: Division, kernels: Kernels) -> float:
     """Of a token, over all of tp: queries, keys, values and what comes out; torch rotates queries and keys into copies."""
     keys = kv_size(network) * max(1.0, division.tp / kv_heads(network))
-    rotated = query_size(network) + keys if division.counted.plain_torch and network.gated else 0
-    return size * (2 * query_size(network) + 2 * keys + rotated)
-
-
-def _feed_forward(network: Network, division: Division, size: int, *, experts: bool) -> float:
-    """Of a token, over all of tp: what goes into the activation function and what comes out; torch keeps the gate's too."""
-    wide = ffn_size(network)
-    if experts and network.experts:
-        wide = network.experts.shared * expert_ffn_size(network)
-    return size * wide * _wide_tensors(network, division)
+    copied = kernels.rotated and division.counted.plain_torch and network.gated
+    return division.element_bytes * (2 * query_size(network) + 2 * keys + (query_size(network) + keys if copied else 0))
 
 
 def _wide_tensors(network: Network, division: Division) -> int:
+    """Of the feed-forward part: what goes into the activation function and what comes out; torch keeps the gate's too."""
     if not network.gated:
         return 2
     return 4 if division.counted.plain_torch else 3
 
 
-def _routed(network: Network, division: Division, size: int) -> float:
+def _routed(network: Network, division: Division) -> float:
     """Of a token on one GPU with experts in balance: its copies' inputs and outputs, and the part in the experts over tp."""
     assert network.experts is not None
-    wide = expert_ffn_size(network) / division.tp
+    size, wide = division.element_bytes, expert_ffn_size(network) / division.tp
     inside = size * wide * _wide_tensors(network, division) - _narrow(division) * wide
     outside = (2 * size - _narrow(division)) * network.hidden
     return network.experts.active * (outside + inside) + 8 * network.experts.count
 
 
-def _every_second_matrix(network: Network, size: int) -> float:
-    """What torchtitan's selective recomputation keeps of a token: attention's output, and of the matrices every second one.
-
-    With a layer's input and the down matrix's output, both of width h. torchtitan, distributed/activation_checkpoint.py.
-    """
-    return size * (2 * query_size(network) + kv_size(network) + ffn_size(network))
-
-
-def _passing(network: Network, division: Division, size: int) -> float:
+def _passing(network: Network, division: Division) -> float:
     """Of a token: gradient of the widest pair of tensors, and of the layer's output; with sequence parallelism gathered."""
     wide = ffn_size(network) * (2 if network.gated else 1)
     if network.experts:
         wide = max(wide, network.experts.active * expert_ffn_size(network) * (2 if network.gated else 1))
     across = max(wide, query_size(network) + 2 * kv_size(network)) / division.tp
-    return size * (across + network.hidden * (2 if division.sequence_parallel else 1))
+    return division.element_bytes * (across + network.hidden * (2 if division.sequence_parallel else 1))
 
 
 def in_flight(division: Division, *, stage: int, micro_batches: int) -> float:
@@ -182,62 +171,45 @@ def in_flight(division: Division, *, stage: int, micro_batches: int) -> float:
     return min(micro_batches * division.virtual, pieces) / division.virtual
 
 
-def stage_activations(
-    network: Network,
-    division: Division,
-    *,
-    sequence: int,
-    micro_batches: int,
-    flash_attention: bool,
-    stage: int,
-) -> Stage:
+def stage_activations(of: Divided, *, stage: int) -> Stage:
     """Peak of one pipeline stage. DeepSpeed and torch keep the stage's output of each micro batch in flight as well."""
-    dense = layer(network, division, sequence=sequence, flash_attention=flash_attention)
+    network, division = of.network, of.division
+    dense = layer(of)
     layers = stage_layers(network.layers, division.pp)[stage]
     with_experts = expert_layers(network, division)[stage]
-    sparse = dense
-    if with_experts:
-        sparse = layer(network, division, sequence=sequence, flash_attention=flash_attention, experts=True)
+    sparse = layer(of, experts=True) if with_experts else dense
     kept = (layers - with_experts) * dense.kept + with_experts * sparse.kept
     if division.pp > 1 and division.counted.keeps_stage_input:
-        kept += micro_tokens(division, sequence) * element_bytes(division) * network.hidden
+        kept += of.tokens * division.element_bytes * network.hidden
     again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
     last = stage == division.pp - 1
+    copies = 0.0
+    if last and division.tp == 1:  # DTensor, where the vocabulary is divided, has no fused loss
+        more = _logit_bytes(division) - LOGIT_BYTES_MEGATRON - (division.element_bytes - 2)
+        copies = of.tokens * network.vocab / division.tp * more
     return Stage(
-        kept=kept * in_flight(division, stage=stage, micro_batches=micro_batches),
+        kept=kept * in_flight(division, stage=stage, micro_batches=max(1, of.micro_batches)),
         working=again + max(dense.passing, sparse.passing),
-        logits=logits(network, division, sequence=sequence) if last else 0.0,
-        spare=_copies_of_logits(network, division, sequence=sequence) if last else 0.0,
+        logits=logits(of) if last else 0.0,
+        spare=copies,
     )
 
 
-def logits(network: Network, division: Division, *, sequence: int) -> float:
-    """The output over the vocabulary and its loss, with what goes into the last matrix, and its gradient where gathered."""
-    tokens, size = micro_tokens(division, sequence), element_bytes(division)
-    around = size * network.hidden * (3 if division.sequence_parallel else 2)
-    return tokens * (around + network.vocab / division.tp * _logit_bytes(division))
-
-
-def _copies_of_logits(network: Network, division: Division, *, sequence: int) -> float:
-    """None where the vocabulary is divided: DTensor has no fused loss."""
-    if division.tp > 1:
-        return 0.0
-    more = _logit_bytes(division) - LOGIT_BYTES_MEGATRON - (element_bytes(division) - 2)
-    return micro_tokens(division, sequence) * network.vocab / division.tp * more
+def logits(of: Divided, *, kernels: Kernels = GPU) -> float:
+    """The output over the vocabulary and its loss, with what the last norm keeps, and its gradient where gathered."""
+    network, division = of.network, of.division
+    norm = kernels.norm if network.gated else 2
+    around = division.element_bytes * network.hidden * (3 if division.sequence_parallel else norm)
+    return of.tokens * (around + network.vocab / division.tp * _logit_bytes(division))
 
 
 def _logit_bytes(division: Division) -> int:
     """Megatron-DeepSpeed takes Megatron's loss; what DeepSpeed trains otherwise, such as Hugging Face's networks, torch's."""
-    more = element_bytes(division) - 2
+    more = division.element_bytes - 2
     fused = division.counted.fused_loss
     if fused == "always" or (fused == "divided" and division.tp * division.pp > 1):
         return LOGIT_BYTES_MEGATRON + more
     return (LOGIT_BYTES_LOSS_PARALLEL if division.tp > 1 else LOGIT_BYTES_TORCH) + more
-
-
-# What parameters take of one GPU: weights, gradients, optimizer state, by precision, engine, ZeRO stage and offload.
-#
-# Pure.
 
 
 LIVE_PARAMETERS = 1_000_000_000
@@ -286,16 +258,10 @@ def bytes_each(division: Division) -> Each:
     return Each(weights, gradients + (4 if apart else 0), optimizer)
 
 
-def sharing(division: Division) -> tuple[int, float]:
-    """Over how many GPUs ZeRO divides what is dense, and what belongs to experts."""
-    ranks = division.dp * division.cp
-    return ranks, max(1.0, ranks / division.ep)
-
-
 def states(network: Network, division: Division, of: Parameters) -> States:
     """Of one GPU with these parameters (counts.gpu_parameters)."""
-    each, (dense, sparse) = bytes_each(division), sharing(division)
-    shared = of.dense / dense + of.experts / sparse
+    each, ranks = bytes_each(division), division.dp * division.cp  # over which ZeRO divides what is dense
+    shared = of.dense / ranks + of.experts / max(1.0, ranks / division.ep)
     weights = each.weights * (shared if division.zero >= 3 else of.total)
     gradients = each.gradients * (shared if division.zero >= 2 else of.total)
     optimizer = each.optimizer * (shared if division.zero >= 1 else of.total)
@@ -355,12 +321,6 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
     return buckets + (0 if in_float32 else 4 * shared)
 
 
-def step_copies(division: Division, of: Parameters) -> float:
-    """Bytes that only the optimizer's step needs, when activations are gone: DeepSpeed without ZeRO, gradients in float32."""
-    plain = division.counted.gradient_buckets and division.zero == 0 and bytes_each(division).gradients == 2
-    return 4 * of.total if plain else 0.0
-
-
 FRAMEWORK = 0.2 * GIB
 """Workspaces of cuBLAS and Transformer Engine, batches, tables of positions. Between steps, Megatron-LM's golden values are by
 0.1 to 0.6 GiB above what their states add up to."""
@@ -381,64 +341,47 @@ HOST_SHARE = 0.9
 """Of a machine's memory, what offloading may take; the rest is the operating system's, the loader's and pinned buffers'."""
 
 
-def memory(
-    network: Network,
-    division: Division,
-    *,
-    sequence: int,
-    global_batch: int,
-    machine: Machine,
-    flash_attention: bool = True,
-) -> Memory:
+def memory(of: Divided, machine: Machine) -> Memory:
     """Of the fullest GPU over all pipeline stages."""
-    return max(
-        (
-            memory_of_stage(
-                network,
-                division,
-                stage=stage,
-                sequence=sequence,
-                global_batch=global_batch,
-                machine=machine,
-                flash_attention=flash_attention,
-            )
-            for stage in _candidates(network.layers, division.pp)
-        ),
-        key=lambda one: one.total,
-    )
+    layers = stage_layers(of.network.layers, of.division.pp)
+    # The first, the last, and the first of those with the most layers: a later one with no more holds fewer micro batches.
+    candidates = {0, of.division.pp - 1, layers.index(max(layers))}
+    return max((memory_of_stage(of, machine, stage=stage) for stage in candidates), key=lambda one: one.total)
 
 
-def memory_of_stage(
-    network: Network,
-    division: Division,
-    *,
-    stage: int,
-    sequence: int,
-    global_batch: int,
-    machine: Machine,
-    flash_attention: bool = True,
-) -> Memory:
+def memory_of_stage(of: Divided, machine: Machine, *, stage: int) -> Memory:
     """Of one GPU of one pipeline stage, counted from 0."""
-    activations = stage_activations(
-        network,
-        division,
-        sequence=sequence,
-        micro_batches=max(1, division.micro_batches(global_batch)),
-        flash_attention=flash_attention,
-        stage=stage,
-    )
-    of = gpu_parameters(network, division, sequence=sequence, stage=stage)
-    held = states(network, division, of)
+    network, division = of.network, of.division
+    activations = stage_activations(of, stage=stage)
+    local = gpu_parameters(network, division, sequence=of.sequence, stage=stage)
+    held = states(network, division, local)
     with_zero = division.counted.gradient_buckets and division.zero >= 1
-    taken = _added(held, activations, step=step_copies(division, of), stage=stage, with_zero=with_zero)
+    # DeepSpeed without ZeRO needs the gradients in float32 for the optimizer's step only, when activations are gone.
+    plain = division.counted.gradient_buckets and division.zero == 0 and bytes_each(division).gradients == 2
+    step = 4 * local.total if plain else 0.0
+    taken = _added(held, activations, step=step, stage=stage, with_zero=with_zero)
     if not with_zero or division.pp == 1:
         taken = replace(taken, loose=taken.parts["fragmentation"])
-    taken = replace(taken, host=held.host * min(machine.gpus, division.gpus))
+    gpus = min(machine.gpus, division.gpus)
+    taken = replace(taken, host=held.host * gpus)
     offloads = division.counted.offloads_weights_again and division.zero == 3 and division.offload != "none"
     if offloads and division.recompute == "full" and taken.total > machine.usable_memory_bytes:
-        two = 2 * micro_tokens(division, sequence) * element_bytes(division) * network.hidden
-        return _without(taken, max(activations.kept - two, 0.0), gpus=min(machine.gpus, division.gpus))
+        # DeepSpeed's `cpu_checkpointing`, taken where nothing else makes it fit: of layers' inputs the GPU keeps two.
+        moved = max(activations.kept - 2 * of.tokens * division.element_bytes * network.hidden, 0.0)
+        return replace(taken, activations=taken.activations - moved, host=taken.host + moved * gpus)
     return taken
+
+
+def memory_of_cpu_rank(of: Divided, *, trained: int, frozen: int, share: float) -> float:
+    """Bytes of a rank without a GPU, in float32: its `share` of the state, and all layers' activations and the logits.
+
+    `trained` parameters have gradients and optimizer state, `frozen` ones beside them neither. Nothing is computed again, and no
+    allocator keeps gaps. Assumes DDP with `gradient_as_bucket_view=True`; else its buckets are a second copy of the gradients.
+    """
+    each = bytes_each(of.division)
+    state = (each.weights + each.gradients + each.optimizer) * trained + each.weights * frozen
+    activations = of.network.layers * layer(of, kernels=CPU).whole + logits(of, kernels=CPU)
+    return state * share + activations
 
 
 def judged(taken: Memory, machine: Machine) -> Fit:
@@ -478,15 +421,6 @@ def warnings(taken: Memory, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def _candidates(layers: int, pp: int) -> set[int]:
-    """Stages that can be the fullest: the first, the last, and the first of those with the most layers.
-
-    A later stage with no more layers holds fewer micro batches.
-    """
-    numbers = stage_layers(layers, pp)
-    return {0, pp - 1, numbers.index(max(numbers))}
-
-
 def _added(held: States, activations: Stage, *, step: float, stage: int, with_zero: bool) -> Memory:
     """The peak: output and loss, or a layer's work, whichever is more; or the optimizer's step, without activations."""
     of_loss = activations.logits > activations.working
@@ -515,19 +449,7 @@ def _added(held: States, activations: Stage, *, step: float, stage: int, with_ze
         stage=stage,
         spared={
             option: saved
-            for option, saved in (
-                (FUSED_LOSS, activations.spare if of_loss else 0.0),
-                (HALF_GRADIENTS, held.spare),
-            )
+            for option, saved in ((FUSED_LOSS, activations.spare if of_loss else 0.0), (HALF_GRADIENTS, held.spare))
             if saved
         },
-    )
-
-
-def _without(taken: Memory, moved: float, *, gpus: int) -> Memory:
-    """DeepSpeed's `cpu_checkpointing`, taken where nothing else makes it fit: of layers' inputs the GPU keeps two."""
-    return replace(
-        taken,
-        activations=taken.activations - moved,
-        host=taken.host + moved * gpus,
     )

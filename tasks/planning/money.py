@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from tasks.config.planning import PriceKind
+from tasks.config.planning import PriceKind, SpendingConfig
 
 Term = Literal["1y", "3y"]
 KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
@@ -151,21 +151,22 @@ def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | Non
     parts["data"] = _times(spending.data_gb * months, storage.gb_month.get(spending.data_storage))
     parts["egress"] = _times(spending.egress_gb, storage.egress_gb)
     known = [value for value in parts.values() if value is not None]
-    origins = [
+    origins: list[Origin | StoragePrices] = [
         machine.origin("on-demand" if kind in spending.discounts else kind)
         for kind, share in spending.mix.items()
         if share
     ]
-    sources = _words_once(*(origin.source for origin in origins), storage.source if _stores(spending) else "")
+    if spending.checkpoint_gb or spending.data_gb or spending.egress_gb:
+        origins.append(storage)
     return Cost(
         currency=machine.currency,
         total=math.fsum(known) if len(known) == len(parts) else None,
         parts=parts,
-        price_source=sources,
-        price_date=_oldest(*(origin.date for origin in origins), storage.date if _stores(spending) else ""),
+        price_source="; ".join(dict.fromkeys(one.source for one in origins if one.source)),
+        price_date=min((one.date for one in origins if one.date), default=""),
         hour=hour,
         machine_hours=math.fsum(hours.values()),
-        warnings=_warnings(spending, machine, storage, parts, origins),
+        warnings=_warnings(spending, machine, parts, origins),
     )
 
 
@@ -191,6 +192,11 @@ def kept_in(storage: StoragePrices, choice: str, *, gb: float, ordered_gb: float
     return "blob-hot", gb, text if choice != "blob-hot" else ""
 
 
+def discounts_of(paid: SpendingConfig) -> dict[PriceKind, float]:
+    """Off the on-demand price, as a configuration says."""
+    return {paid.price: paid.discount} if paid.discount else {}
+
+
 def hour_of_term(total: float, term: Term) -> float:
     """What a reservation costs an hour; `total` is of the whole term, as Azure lists it."""
     return total / HOURS_OF_TERM[term]
@@ -198,9 +204,8 @@ def hour_of_term(total: float, term: Term) -> float:
 
 def require_possible(spending: Spending) -> None:
     """Raises ValueError that names the value and the remedy."""
-    for name, value in (("machines", spending.machines),):
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} {value}: give a number above 0")
+    if not (math.isfinite(spending.machines) and spending.machines > 0):
+        raise ValueError(f"machines {spending.machines}: give a number above 0")
     if not 0 < spending.goodput <= 1:
         raise ValueError(f"goodput {spending.goodput}: give a share above 0 and at most 1, as 0.9")
     amounts = ("train_seconds", "qualification_seconds", "idle_seconds", "checkpoint_gb", "data_gb", "egress_gb")
@@ -245,19 +250,13 @@ def _in_currency(storage: StoragePrices, currency: str) -> StoragePrices:
     return StoragePrices(currency=currency, warnings=(text,))
 
 
-def _stores(spending: Spending) -> bool:
-    return bool(spending.checkpoint_gb or spending.data_gb or spending.egress_gb)
-
-
 def _warnings(
     spending: Spending,
     machine: MachinePrice,
-    storage: StoragePrices,
     parts: Mapping[str, float | None],
-    origins: Iterable[Origin],
+    origins: Iterable[Origin | StoragePrices],
 ) -> tuple[str, ...]:
     messages = [warning for origin in origins for warning in origin.warnings]
-    messages += storage.warnings if _stores(spending) else ()
     for kind, share in spending.mix.items():
         if share and _price(machine, kind, spending.discounts) is None:
             where = f" in {machine.region}" if machine.region else ""
@@ -270,19 +269,8 @@ def _warnings(
             messages.append(
                 f"{kind}: the commitment is paid for {years}; the hours that this training does not use are not in it"
             )
-    unpriced = [name for name in ("checkpoints", "data", "egress") if parts[name] is None]
+    kept = {"checkpoints": "storing checkpoints", "data": "storing data", "egress": "data that leaves Azure"}
     messages += [
-        f"the price of storing {name} is not known: it is not in the cost" for name in unpriced if name != "egress"
+        f"the price of {what} is not known: it is not in the cost" for name, what in kept.items() if parts[name] is None
     ]
-    messages += (
-        ["the price of data that leaves Azure is not known: it is not in the cost"] if "egress" in unpriced else []
-    )
     return tuple(dict.fromkeys(messages))
-
-
-def _oldest(*dates: str) -> str:
-    return min((date for date in dates if date), default="")
-
-
-def _words_once(*words: str) -> str:
-    return "; ".join(dict.fromkeys(word for word in words if word))

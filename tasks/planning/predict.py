@@ -8,16 +8,11 @@ from __future__ import annotations
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory, steps
 from tasks.planning.case import Case
-from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.prediction import Division, Fit, Prediction, StepTime
-
-# Whether a division of a case can be run at all: by what divides by what, before size or time. Pure.
-#
-# Mistakes of a case alone are case.py's; whether it fits in memory is memory.py's. See docs/planning.md.
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, Fit, Prediction, StepTime
 
 
 def require_possible(case: Case, division: Division, machine: Machine, *, gpus: int) -> None:
-    """ValueError naming the value and the remedy."""
+    """ValueError naming the value and the remedy. Mistakes of a case alone are case.py's; whether it fits is memory.py's."""
     _require_counts(case, division, gpus=gpus)
     network, tp = case.network, division.tp
     kv_heads = counts.kv_heads(network)
@@ -43,9 +38,7 @@ def require_possible(case: Case, division: Division, machine: Machine, *, gpus: 
         )
     if division.offload == "nvme" and not division.counted.nvme:
         raise ValueError("offload nvme: only engine deepspeed has it; take cpu, or that engine")
-    if machine.achievable_flops.get(division.precision, 0.0) <= 0:
-        able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
-        raise ValueError(f"precision {division.precision}: {machine.gpu} has no rate for it; it computes in {able}")
+    steps.achievable(machine, division.precision)
     if division.offload == "nvme" and machine.nvme_write_bandwidth <= 0:
         raise ValueError(f"offload nvme: {machine.name} has no local disks that we know of; take cpu, or another size")
 
@@ -107,7 +100,7 @@ def warnings_of(case: Case, division: Division, machine: Machine) -> tuple[str, 
             f"layers {case.network.layers} do not divide by pp {division.pp} x virtual {division.virtual}: "
             "some stages hold one more"
         )
-    if division.virtual > 1 and division.micro_batches(case.batch.global_) % division.pp:
+    if division.virtual > 1 and case.batch.global_ // (division.dp * division.micro) % division.pp:
         messages.append(
             f"interleaving wants micro batches in multiples of pp {division.pp}; Megatron-LM refuses others"
         )
@@ -133,24 +126,10 @@ def predict(
 ) -> Prediction:
     """ValueError when the division cannot be run; one that does not fit in memory is predicted and says so."""
     require_possible(case, division, machine, gpus=gpus)
-    room = memory.memory(
-        case.network,
-        division,
-        sequence=case.sequence,
-        global_batch=case.batch.global_,
-        machine=machine,
-        flash_attention=case.flash_attention,
-    )
+    of = Divided.of_case(case, division)
+    room = memory.memory(of, machine)
     fit = memory.judged(room, machine)
-    time = steps.step_time(
-        case.network,
-        division,
-        sequence=case.sequence,
-        global_batch=case.batch.global_,
-        machine=machine,
-        flash_attention=case.flash_attention,
-        constants=constants,
-    )
+    time = steps.step_time(of, machine, constants)
     flops = counts.flops(
         case.network,
         case.sequence,
@@ -180,7 +159,6 @@ def predict(
 
 def _binds(time: StepTime, fit: Fit, *, over_machines: bool) -> tuple[str, ...]:
     """Parts of the step by their share, from WORTH_NAMING; memory first when it is the one that is short."""
-    tensor = {"network" if over_machines else "links in a machine": time.tensor_parallel}
     shares = {
         "compute": time.matmul + time.attention,
         "memory bandwidth": time.memory_bound,
@@ -190,8 +168,7 @@ def _binds(time: StepTime, fit: Fit, *, over_machines: bool) -> tuple[str, ...]:
         "offload": time.offload,
         "waiting": time.overhead,
     }
-    for name, seconds in tensor.items():
-        shares[name] += seconds
+    shares["network" if over_machines else "links in a machine"] += time.tensor_parallel
     results = [
         name for name in sorted(shares, key=lambda name: -shares[name]) if shares[name] > WORTH_NAMING * time.total
     ]

@@ -18,13 +18,7 @@ from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Goal, Offload, Parallel, Recompute
 from tasks.planning.predict import predict, require_possible
-from tasks.planning.prediction import Division, Prediction
-
-# Every way in which a training can be divided over so many GPUs: what the case gives is kept, the rest is enumerated.
-# Pure.
-#
-# See docs/planning.md.
-
+from tasks.planning.prediction import GIB, Divided, Division, Prediction
 
 LONG_SEQUENCE, LONGER_SEQUENCE = 8_192, 16_384
 """Tokens from which context parallel is tried: below, it only makes matmuls smaller. Under the second over two ranks, no more."""
@@ -75,13 +69,15 @@ def divisions(case: Case, machine: Machine, gpus: int, *, offloads: Sequence[Off
 
 def layouts(case: Case, machine: Machine, gpus: int) -> Iterator[Layout]:
     """tp x pp x cp x dp = gpus, each a divisor of what it divides."""
-    given, network = case.parallel, case.network
+    given, network, layers = case.parallel, case.network, case.network.layers
     tps = (given.tp,) if given.tp else [n for n in divisors(machine.joined) if not network.heads % n]
-    pps = (given.pp,) if given.pp else _few([n for n in divisors(gpus) if _even(network.layers, n)])
+    even = [n for n in divisors(gpus) if n <= layers and -(-layers // n) * n <= MOST_UNEVEN * layers]
+    few = even if len(even) <= MOST_PIPELINES else [*even[: MOST_PIPELINES - 1], even[-1]]
+    pps = (given.pp,) if given.pp else few
     most = MOST_CP if case.sequence >= LONGER_SEQUENCE else 2 if case.sequence >= LONG_SEQUENCE else 1
     cps = (given.cp,) if given.cp else [n for n in (1, 2, 4, 8, 16) if n <= most and not case.sequence % n]
     counted = ENGINES[case.engine].planned
-    if not counted.searches_layers:
+    if not counted.searches_layers:  # the others have these when they are told
         pps, cps = (given.pp or 1,), (given.cp or 1,)
     if not counted.searches_matrices:
         tps = (given.tp or 1,)
@@ -91,11 +87,6 @@ def layouts(case: Case, machine: Machine, gpus: int) -> Iterator[Layout]:
         dp, rest = divmod(gpus, tp * pp * cp)
         if not rest and dp and not case.batch.global_ % dp and given.dp in (None, dp):
             yield Layout(tp, pp, cp, dp)
-
-
-def _even(layers: int, pp: int) -> bool:
-    """Whether so many stages are not too uneven."""
-    return pp <= layers and -(-layers // pp) * pp <= MOST_UNEVEN * layers
 
 
 def _stages(counted: Planned, layout: Layout) -> Sequence[Literal[0, 1, 2, 3]]:
@@ -131,10 +122,6 @@ def _virtuals(case: Case, layout: Layout) -> Sequence[int]:
         return (1,)
     pieces = [n for n in divisors(each + 1 if over else each) if n > 1]
     return (1, *pieces[:1], *pieces[-1:]) if len(pieces) > 1 else (1, *pieces)
-
-
-def _few(results: Sequence[int]) -> list[int]:
-    return list(results) if len(results) <= MOST_PIPELINES else [*results[: MOST_PIPELINES - 1], results[-1]]
 
 
 DEEPER: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -182,7 +169,9 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
     if not made.plans and made.closest is not None and _may_offload(case) and offloads == OFFLOADS:
         offloaded = _searched(case, machine, gpus, per_gpu_hour=per_gpu_hour, offloads=("cpu",))
         made = offloaded if offloaded.plans else made
-    return replace(made, plans=tuple(_with_offload_said(case, plan) for plan in made.plans))
+    if case.parallel.offload is not None:
+        return made
+    return replace(made, plans=tuple(map(_with_offload_said, made.plans)))
 
 
 def _may_offload(case: Case) -> bool:
@@ -194,8 +183,8 @@ def _divided(case: Case) -> bool:
     return any(value is not None for name, value in case.parallel if name != "offload")
 
 
-def _with_offload_said(case: Case, plan: Prediction) -> Prediction:
-    if case.parallel.offload is not None or plan.division.offload == "none":
+def _with_offload_said(plan: Prediction) -> Prediction:
+    if plan.division.offload == "none":
         return plan
     text = (
         f"the optimizer is in the machines' memory (offload {plan.division.offload}), which nobody asked for: it takes "
@@ -232,7 +221,13 @@ def _searched(
             reason = "it fits, and nothing keeps to max_days and max_cost: give more of either, or more GPUs"
             nearest = min(beyond, key=lambda plan: plan.step_seconds)
             return Found(NOTHING, case.goal, predicted, reason, closest=nearest)
-        return _none(case, machine, gpus, predicted, closest)
+        fits_not = min(closest, key=lambda plan: plan.memory.total, default=None)
+        held = "weights and optimizer alone are more than these GPUs hold"
+        if fits_not is not None:
+            needed, usable = fits_not.memory.total / GIB, machine.usable_memory_bytes / GIB
+            held = f"the least that a GPU needs is {needed:.1f} of {usable:.1f} GiB"
+        what = "the division that was given does not fit" if _divided(case) else "nothing fits"
+        return Found(NOTHING, case.goal, predicted, f"{what}: {held}", _nearest(case, machine, gpus), fits_not)
     ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan))
     best = _distinct(ranked)
     return Found(tuple(best), case.goal, predicted, _reason(case.goal, best))
@@ -273,14 +268,7 @@ def _shallowest(case: Case, division: Division, machine: Machine) -> tuple[Divis
     taken, with_options = math.inf, None
     for recompute in deeper:
         one = replace(division, recompute=recompute)
-        room = memory.memory(
-            case.network,
-            one,
-            sequence=case.sequence,
-            global_batch=case.batch.global_,
-            machine=machine,
-            flash_attention=case.flash_attention,
-        )
+        room = memory.memory(Divided.of_case(case, one), machine)
         if memory.judged(room, machine) != "does not fit":
             if not memory.needs(room, machine):
                 return one, (room.total, one)
@@ -348,16 +336,14 @@ def _reason(goal: Goal, best: Sequence[Prediction]) -> str:
     binds = f"; what takes longest is {first.binds[0]}" if first.binds else ""
     if len(best) == 1:
         return f"{what}{binds}; no other division fits"
-    return f"{what}{binds}; the next best, {words(best[1].division)}, {_against(best[1], first)}"
-
-
-def _against(second: Prediction, first: Prediction) -> str:
-    """What the runner-up loses: GPU time, or room where it is quicker and only just fits."""
+    second, tight = best[1], best[1].fit == "tight" and first.fit == "fits"
     more = second.step_seconds * second.division.gpus / (first.step_seconds * first.division.gpus) - 1
-    tight = "only just fits" if second.fit == "tight" and first.fit == "fits" else ""
+    loses = f"needs {more:.1%} more GPU time" + (", and only just fits" if tight else "")
     if more < 0:
-        return f"needs {-more:.1%} less GPU time, but {tight or 'not what the goal asks for first'}"
-    return f"needs {more:.1%} more GPU time" + (f", and {tight}" if tight else "")
+        loses = (
+            f"needs {-more:.1%} less GPU time, but {'only just fits' if tight else 'not what the goal asks for first'}"
+        )
+    return f"{what}{binds}; the next best, {words(second.division)}, {loses}"
 
 
 def words(way: Division) -> str:
@@ -366,16 +352,6 @@ def words(way: Division) -> str:
     messages = [f"{name} {size}" for name, size in parts if size > 1]
     messages += [f"dp {way.dp}", f"zero {way.zero}", f"micro {way.micro}", f"recompute {way.recompute}"]
     return ", ".join([*messages, *([f"offload {way.offload}"] if way.offload != "none" else [])])
-
-
-def _none(case: Case, machine: Machine, gpus: int | None, predicted: int, closest: Sequence[Prediction]) -> Found:
-    fits_not = min(closest, key=lambda plan: plan.memory.total, default=None)
-    what = "the division that was given does not fit" if _divided(case) else "nothing fits"
-    if fits_not is None:
-        held = "weights and optimizer alone are more than these GPUs hold"
-        return Found(NOTHING, case.goal, predicted, f"{what}: {held}", _nearest(case, machine, gpus))
-    short = f"the least that a GPU needs is {fits_not.memory.total / 2**30:.1f} of {machine.usable_memory_bytes / 2**30:.1f} GiB"
-    return Found(NOTHING, case.goal, predicted, f"{what}: {short}", _nearest(case, machine, gpus), fits_not)
 
 
 def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tasks.artifacts import Check, Cluster
 from tasks.config.cluster import BACKENDS, ClusterConfig
 from tasks.config.planning import PriceKind, SpendingConfig
 from tasks.hardware.sku import Sku, load_sku
-from tasks.planning.money import Cost, Spending, cost
+from tasks.planning.money import Cost, Spending, cost, discounts_of
 from tasks.planning.prices.book import USUAL_REGION, machine_price, open_book, storage_prices
-from tasks.planning.prices.limits import read_limits
-from tasks.planning.quota import Request, judge
+from tasks.planning.quota import Request, judge, read_limits
 
 DAY = 86400.0
 TAKEN_AWAY = ("spot", "low-priority")
@@ -65,7 +63,7 @@ def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cos
             train_seconds=use.seconds,
             goodput=use.goodput,
             mix={config.price: 1.0},
-            discounts={config.price: config.discount} if config.discount else {},
+            discounts=discounts_of(config),
             checkpoint_gb=use.checkpoint_bytes / 1e9,
         ),
         machine_price(book, on.sku or on.backend, region=config.region, today=today),
@@ -76,11 +74,6 @@ def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cos
 def checks(use: Use, spent: Cost, config: SpendingConfig, on: Cluster, *, home: Path) -> tuple[Check, ...]:
     """Cost, where there is a limit, and quota, where machines are Azure's. What is not known closes a gate that asks for it."""
     return (*_within_budget(spent, config), *_within_quota(use, config, on, home=home))
-
-
-def plain(spent: Cost) -> dict[str, Any]:
-    """The cost as `plan.json` has it."""
-    return {**spent.plain(), "warnings": list(spent.warnings)}
 
 
 def cost_per_hour(spent: Cost, on: Cluster) -> float:

@@ -1,20 +1,20 @@
-"""What a run really took of machines, stage by stage, and what that cost, beside its plan. Pure: in go the events of its log.
+"""What runs really took, beside their plans: machines and money, where their time went, what the next plan learns of it. Pure.
 
-The log is tasks/orchestration/run_log.py; prices come in. What a training will cost is money.py.
+In go the events of a run's log (tasks/orchestration/run_log.py), the records of `metrics.jsonl` (tasks/jobs/training/
+metrics_logger.py) and what earlier runs noted (tasks/train.py). What a training will cost is money.py, how long failures may make
+it checkpointing.py. See docs/training.md, "Goodput".
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
-# Whether what a training ran on was too small, too large or right, by what it used of it. Pure.
-#
-# What is judged was measured while it trained (tasks/jobs/training/metrics_logger.py); what was not measured is None,
-# and no guess takes its place. Which division and how many machines would be best is search.py.
-
+from tasks.config.training import TrainingConfig
 
 Advice = Literal["smaller", "larger", "keep", "unknown"]
 
@@ -58,7 +58,7 @@ class Judged:
 
 
 def judge(use: Use) -> Judged:
-    """What to do with the machines of the next such training."""
+    """What to do with the machines of the next such training. What was not measured is None: no guess takes its place."""
     if use.out_of_memory:
         times = f"{use.out_of_memory} time{'s' * (use.out_of_memory > 1)}"
         return Judged("larger", (f"it ran out of memory {times}: more memory, or a smaller micro batch",))
@@ -247,3 +247,176 @@ def _held(jobs: Iterable[Mapping[str, Any]], ended: float) -> float:
         elif event["kind"] in NOT_PAID and since is not None:
             held, since = held + float(event["time"]) - since, None
     return held + (ended - since if since is not None else 0.0)
+
+
+STALLS = ("data_seconds", "checkpoint_seconds", "heldout_seconds", "profile_seconds")
+"""Parts of a step in which its rank waits."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of a run, by cause."""
+
+    useful: float = 0.0
+    """Computing and communicating in steps that counted."""
+    stalled: float = 0.0
+    """Waiting for data, a checkpoint's snapshot, held-out text, a profile; and after the last step for its checkpoint."""
+    lost: float = 0.0
+    """Steps that did not stay: done again because no checkpoint had them, or left out for safety; and going back."""
+    starting: float = 0.0
+    """From the start of the first process to its first step: imports, meeting, building the network."""
+    restarting: float = 0.0
+    """The same of every later one: a checkpoint is verified and loaded, too."""
+    idle: float = 0.0
+    """Between the last step of an attempt and the start of the next one: noticing, waiting for machines, meeting anew."""
+
+    @property
+    def total(self) -> float:
+        return self.useful + self.stalled + self.lost + self.starting + self.restarting + self.idle
+
+    @property
+    def share(self) -> float:
+        """Useful seconds of all: the goodput."""
+        return self.useful / self.total if self.total else 0.0
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Shares of all time: useful, stall, lost_to_restart, start, idle."""
+        seconds = {
+            "useful": self.useful,
+            "stall": self.stalled,
+            "lost_to_restart": self.lost + self.restarting,
+            "start": self.starting,
+            "idle": self.idle,
+        }
+        return {cause: value / self.total if self.total else 0.0 for cause, value in seconds.items()}
+
+
+def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None) -> Goodput:
+    """What the records of a run add up to; `ended` is when it was all over, in seconds since 1970.
+
+    Records without `step_seconds`, such as those of another release, count for nothing.
+    """
+    steps = [record for record in records if "step_seconds" in record]
+    counted = {record["step"]: number for number, record in enumerate(steps)}
+    useful = stalled = lost = 0.0
+    for number, record in enumerate(steps):
+        back = float(record.get("rollback_seconds", 0.0))
+        seconds = float(record["step_seconds"]) - back
+        waited = min(sum(float(record.get(part, 0.0)) for part in STALLS), seconds)
+        if counted[record["step"]] != number or record.get("skipped"):
+            lost += seconds + back
+            continue
+        lost += back
+        useful, stalled = useful + seconds - waited, stalled + waited
+    last = max(0.0, ended - float(steps[-1]["time"])) if ended and steps else 0.0
+    starting = float(steps[0].get("start_seconds", 0.0)) if steps else 0.0
+    restarting, idle = _between(steps)
+    return Goodput(
+        useful=useful, stalled=stalled + last, lost=lost, starting=starting, restarting=restarting, idle=idle
+    )
+
+
+def _between(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds of restarting and of nothing: before the first step of each attempt but the first."""
+    restarting = idle = 0.0
+    for before, record in pairwise(steps):
+        if record["attempt"] != before["attempt"]:
+            start = float(record.get("start_seconds", 0.0))
+            began = float(record["time"]) - float(
+                record["step_seconds"]
+            )  # by the clock of the machine of rank 0 at that time
+            gap = max(0.0, began - float(before["time"]))
+            restarting, idle = restarting + min(start, gap), idle + max(0.0, gap - start)
+    return restarting, idle
+
+
+LATEST = 5
+"""Runs that count: a machine's software and its neighbours change."""
+ALIKE = 4.0
+"""Networks of up to so many times more or fewer parameters count: efficiency changes with size."""
+MOST = 4.0
+"""A correction is within 1/MOST and MOST: what is further off is another kind of run, or a machine with other work."""
+DIVISION = ("tp", "pp", "cp", "zero")
+
+
+class Kind(NamedTuple):
+    """What runs must share for one to tell of the other."""
+
+    engine: str
+    sku: str
+    precision: str
+    ranks: int
+    tp: int
+    pp: int
+    cp: int
+    zero: int
+    sequence_length: int
+    parameters: int
+    """Need not be equal, as the others must: ALIKE."""
+
+
+class Correction(NamedTuple):
+    """`factor` times the formulas' time is planned; from so many `runs`, 0 for none: then it is 1."""
+
+    factor: float = 1.0
+    runs: int = 0
+    said: str = ""
+    """Why earlier runs do not count, where there are some and none does."""
+
+
+def kind_of(training: TrainingConfig, division: Mapping[str, Any], *, sku: str, ranks: int, parameters: int) -> Kind:
+    """The kind of a training on so many ranks, divided by `tp`, `pp`, `cp` and `zero`."""
+    return Kind(
+        engine=training.engine,
+        sku=sku,
+        precision=training.precision,
+        ranks=ranks,
+        **{name: int(division[name]) for name in DIVISION},
+        sequence_length=training.sequence_length,
+        parameters=parameters,
+    )
+
+
+def measured_on(cluster: str) -> str:
+    """Where it is noted what runs on a cluster took."""
+    return f"planned/{cluster}"
+
+
+def measured(kind: Kind, *, formula_seconds: float, seconds: float) -> dict[str, Any]:
+    """What is kept of a run that ended: seconds a step, by the formulas alone and as it was."""
+    return {**kind._asdict(), "formula_seconds": formula_seconds, "seconds": seconds}
+
+
+def correction(past: Iterable[Mapping[str, Any]], kind: Kind) -> Correction:
+    """The median of measured over planned of the latest runs of the same kind; `past` is in the order of time."""
+    ended = [one for one in past if one["formula_seconds"] > 0 and one["seconds"] > 0]
+    ratios = [one["seconds"] / one["formula_seconds"] for one in ended if not _unlike(one, kind)][-LATEST:]
+    if not ratios:
+        return Correction(said=_why(ended, kind))
+    return Correction(min(max(statistics.median(ratios), 1 / MOST), MOST), len(ratios))
+
+
+def _why(ended: Sequence[Mapping[str, Any]], kind: Kind) -> str:
+    """Of the latest run, what makes it another kind."""
+    if not ended:
+        return ""
+    runs = (
+        f"none of {len(ended)} earlier runs on this cluster counts"
+        if len(ended) > 1
+        else "the earlier run does not count"
+    )
+    return f"{runs}: the latest had {', '.join(_unlike(ended[-1], kind))}"
+
+
+def _unlike(one: Mapping[str, Any], kind: Kind) -> list[str]:
+    """What a run has otherwise, in words. Of a run that was noted without its division nobody knows it: it is unlike."""
+    names = [name for name in Kind._fields if name != "parameters"]
+    results = [
+        f"{name} {one.get(name, 'unknown')}, not {getattr(kind, name)}"
+        for name in names
+        if one.get(name) != getattr(kind, name)
+    ]
+    if not 1 / ALIKE <= one["parameters"] / max(kind.parameters, 1) <= ALIKE:
+        results.append(f"{one['parameters']:.3g} parameters, not {kind.parameters:.3g}")
+    return results

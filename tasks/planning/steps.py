@@ -13,12 +13,7 @@ from tasks.config.training import EngineName
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, traffic
 from tasks.planning.case import Network, Precision
-from tasks.planning.constants import DEFAULT, Constants
-from tasks.planning.prediction import Division, StepTime
-
-# One micro batch on one GPU of each pipeline stage, in seconds, and which stage all others wait for. Pure.
-#
-# See docs/planning.md.
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
 
 
 @dataclass(frozen=True)
@@ -39,94 +34,40 @@ class Stage:
         return self.work.total + self.tensor + self.context + self.expert + self.idle
 
 
-@dataclass(frozen=True)
-class Layers:
-    """One micro batch on one layer, in seconds."""
-
-    dense: Work
-    sparse: Work
-    """Of a layer with experts."""
-    tensor: float
-    context: float
-    expert: float
-    launching: float
-
-
-def slowest_stage(
-    network: Network,
-    division: Division,
-    *,
-    sequence: int,
-    machine: Machine,
-    at: Rates,
-    flash: bool,
-    constants: Constants,
-) -> Stage:
+def slowest_stage(of: Divided, machine: Machine, at: Rates, constants: Constants) -> Stage:
     """The last stage computes the output too; of the others, the one of most layers is as slow as any."""
-    numbers = counts.stage_layers(network.layers, division.pp)
-    sparse = counts.expert_layers(network, division)
-    each = _layers(network, division, sequence=sequence, machine=machine, at=at, flash=flash, constants=constants)
-    work = output_work(network, division, sequence=sequence, at=at)
+    division = of.division
+    numbers = counts.stage_layers(of.network.layers, division.pp)
+    with_experts = counts.expert_layers(of.network, division)
+    dense = layer_work(of, at, experts=False)
+    sparse = dense if of.network.experts is None else layer_work(of, at, experts=True)
+    tensor = traffic.tensor_seconds(of, machine, constants) * constants.tensor_exposed
+    context = exposed(traffic.context_seconds(of, machine, constants), dense.attention, constants)
+    expert = traffic.expert_seconds(of, machine, constants)
+    launching = constants.launch * passes(division) / 3
     last = division.pp - 1
-    fullest = max(range(division.pp), key=lambda stage: numbers[stage])
-    return max(
-        (
-            _stage(stage, numbers[stage], sparse[stage], each, extra=work if stage == last else Work())
-            for stage in {fullest, last}
-        ),
-        key=lambda stage: stage.total,
-    )
+
+    def stage(index: int) -> Stage:
+        layers, extra = numbers[index], output_work(of, at) if index == last else Work()
+        done = dense.times(layers - with_experts[index]).plus(sparse.times(with_experts[index])).plus(extra)
+        return Stage(
+            index=index,
+            layers=layers,
+            work=done,
+            tensor=tensor * layers,
+            context=context * layers,
+            expert=expert * with_experts[index],
+            idle=max(0.0, launching * layers - done.total - tensor * layers),
+        )
+
+    fullest = max(range(division.pp), key=lambda index: numbers[index])
+    return max(map(stage, {fullest, last}), key=lambda one: one.total)
 
 
 def exposed(seconds: float, computing: float, constants: Constants) -> float:
     """What of a traffic of `seconds` a `computing` beside it does not hide; what it hides costs it a little speed."""
     hidden = min(seconds, constants.overlap * computing)
     return seconds - hidden + constants.contention * hidden
-
-
-def _layers(
-    network: Network,
-    division: Division,
-    *,
-    sequence: int,
-    machine: Machine,
-    at: Rates,
-    flash: bool,
-    constants: Constants,
-) -> Layers:
-    dense = layer_work(network, division, sequence=sequence, at=at, flash=flash, experts=False)
-    sparse = dense
-    if network.experts is not None:
-        sparse = layer_work(network, division, sequence=sequence, at=at, flash=flash, experts=True)
-    tensor = traffic.tensor_seconds(network, division, sequence=sequence, machine=machine, constants=constants)
-    ring = traffic.context_seconds(network, division, sequence=sequence, machine=machine, constants=constants)
-    return Layers(
-        dense=dense,
-        sparse=sparse,
-        tensor=tensor * constants.tensor_exposed,
-        context=exposed(ring, dense.attention, constants),
-        expert=traffic.expert_seconds(network, division, sequence=sequence, machine=machine, constants=constants),
-        launching=constants.launch * passes(division) / 3,
-    )
-
-
-def _stage(index: int, layers: int, with_experts: int, each: Layers, *, extra: Work) -> Stage:
-    done = each.dense.times(layers - with_experts).plus(each.sparse.times(with_experts)).plus(extra)
-    tensor = each.tensor * layers
-    return Stage(
-        index=index,
-        layers=layers,
-        work=done,
-        tensor=tensor,
-        context=each.context * layers,
-        expert=each.expert * with_experts,
-        idle=max(0.0, each.launching * layers - done.total - tensor),
-    )
-
-
-# Seconds of one GPU's own work: matmuls by shape, attention, what only moves bytes. Pure.
-#
-# See docs/planning.md.
 
 
 BACKWARD_OF_FLASH = 2.5
@@ -162,8 +103,8 @@ def rates(
     machine: Machine, precision: Precision, *, engine: EngineName = "megatron", constants: Constants = DEFAULT
 ) -> Rates:
     """ValueError when the machine has no rate for the precision."""
-    best = _achievable(machine, precision)
-    sixteen = best if precision == "fp32" else _achievable(machine, "bf16" if precision == "fp8" else precision)
+    best = achievable(machine, precision)
+    sixteen = best if precision == "fp32" else achievable(machine, "bf16" if precision == "fp8" else precision)
     counted, flash = ENGINES[engine].planned, constants.flash_efficiency
     if counted.plain_torch:
         hopper = machine.achievable_flops.get("fp8", 0.0) > 0  # the first with matmuls in 8 bits
@@ -179,7 +120,8 @@ def rates(
     )
 
 
-def _achievable(machine: Machine, precision: Precision) -> float:
+def achievable(machine: Machine, precision: Precision) -> float:
+    """What the best matmul reaches; ValueError when the machine has no rate for the precision."""
     result = machine.achievable_flops.get(precision, 0.0)
     if result <= 0:
         able = ", ".join(sorted(name for name, rate in machine.achievable_flops.items() if rate > 0))
@@ -195,25 +137,9 @@ def matmul_seconds(m: float, n: float, k: float, at: Rates) -> float:
     return 2 * m * n * k / at.matmul + at.element_bytes * (m * k + k * n + m * n) * at.traffic
 
 
-def attention_seconds(sequence: int, queries: float, *, samples: float, at: Rates, flash: bool) -> tuple[float, float]:
-    """Forward and backward between queries, keys and values of width `queries` on this GPU; bytes of the scores not included.
-
-    Flash attention computes half of the square (causal).
-    """
-    square = 4.0 * sequence * sequence * queries * samples
-    if flash:
-        return square / 2 / at.flash, BACKWARD_OF_FLASH * square / 2 / at.flash
-    return square / at.attention_matmul, 2 * square / at.attention_matmul
-
-
 def moving_seconds(total: float, at: Rates) -> float:
     """Of kernels that read and write `total` bytes and compute next to nothing."""
     return total / at.memory
-
-
-# What one GPU of a pipeline stage computes for one micro batch: seconds of matmuls, attention and moved bytes. Pure.
-#
-# What is sent between GPUs is traffic.py. See docs/planning.md.
 
 
 NORMS_AND_RESIDUALS = 10
@@ -246,24 +172,20 @@ class Work:
         )
 
 
-def layer_work(network: Network, division: Division, *, sequence: int, at: Rates, flash: bool, experts: bool) -> Work:
+def layer_work(of: Divided, at: Rates, *, experts: bool) -> Work:
     """Of one layer, forward and backward, with what is computed again."""
-    tokens = division.micro * sequence / division.cp
-    forward_attention, backward_attention = attention_seconds(
-        sequence,
-        counts.query_size(network) / division.tp,
-        samples=division.micro / division.cp,
-        at=at,
-        flash=flash,
-    )
+    network, division, sequence, flash = of.network, of.division, of.sequence, of.flash_attention
+    queries, samples = counts.query_size(network) / division.tp, division.micro / division.cp
+    square = 4.0 * sequence * sequence * queries * samples
+    forward_attention, backward_attention = square / at.attention_matmul, 2 * square / at.attention_matmul
+    if flash:  # computes half of the square (causal)
+        forward_attention, backward_attention = square / 2 / at.flash, BACKWARD_OF_FLASH * square / 2 / at.flash
     scores = 0.0 if flash else network.heads / division.tp * division.micro * sequence * (sequence / division.cp)
     forward_scores = moving_seconds(scores * SCORE_BYTES_FORWARD, at)
     backward_scores = moving_seconds(scores * SCORE_BYTES_BACKWARD, at)
-    matrices = _matrices(network, division, tokens=tokens, at=at, experts=experts)
-    numbers = _moved_bytes(network, division, tokens=tokens, at=at, experts=experts)
-    moved = moving_seconds(numbers * at.unfused, at)
-    full = division.recompute == "full"
-    core = full or (division.recompute == "selective" and not flash)
+    matrices = _matrices(of, at, experts=experts)
+    moved = moving_seconds(_moved_bytes(of, at, experts=experts) * at.unfused, at)
+    core = division.recompute == "full" or (division.recompute == "selective" and not flash)
     again = passes(division)
     return Work(
         matmul=matrices * again,
@@ -282,18 +204,18 @@ def passes(division: Division) -> float:
     return 3.5 if division.recompute == "selective" and division.counted.plain_torch else 3.0
 
 
-def output_work(network: Network, division: Division, *, sequence: int, at: Rates) -> Work:
+def output_work(of: Divided, at: Rates) -> Work:
     """Of the output over the vocabulary and the loss, on the last stage."""
-    tokens = division.micro * sequence / division.cp
-    wide = network.vocab / division.tp
+    wide = of.network.vocab / of.division.tp
     return Work(
-        matmul=3 * matmul_seconds(tokens, wide, network.hidden, at),
-        memory_bound=moving_seconds(BYTES_OF_A_LOGIT * tokens * wide, at),
+        matmul=3 * matmul_seconds(of.tokens, wide, of.network.hidden, at),
+        memory_bound=moving_seconds(BYTES_OF_A_LOGIT * of.tokens * wide, at),
     )
 
 
-def _matrices(network: Network, division: Division, *, tokens: float, at: Rates, experts: bool) -> float:
+def _matrices(of: Divided, at: Rates, *, experts: bool) -> float:
     """Seconds of a layer's matmuls forward."""
+    network, division, tokens = of.network, of.division, of.tokens
     hidden, query = network.hidden, counts.query_size(network) / division.tp
     keys = counts.kv_size(network) / min(division.tp, counts.kv_heads(network))
     seconds = matmul_seconds(tokens, query + 2 * keys, hidden, at)
@@ -315,12 +237,13 @@ def _feed_forward(network: Network, width: float, *, tokens: float, at: Rates) -
     return matmul_seconds(tokens, up * width, network.hidden, at) + matmul_seconds(tokens, network.hidden, width, at)
 
 
-def _moved_bytes(network: Network, division: Division, *, tokens: float, at: Rates, experts: bool) -> float:
+def _moved_bytes(of: Divided, at: Rates, *, experts: bool) -> float:
     """Bytes that a layer's forward moves outside of its matmuls and scores.
 
     Rotated or transposed queries, keys and values are read and written; an activation is read, with its gate, and written. With
     experts each token is sorted to its experts and added up again.
     """
+    network, division = of.network, of.division
     share = division.tp if division.sequence_parallel else 1
     mixture = network.experts if experts else None
     width: float = counts.ffn_size(network)
@@ -330,7 +253,7 @@ def _moved_bytes(network: Network, division: Division, *, tokens: float, at: Rat
     numbers += 2 * (counts.query_size(network) + 2 * counts.kv_size(network)) / division.tp
     numbers += counts.ffn_matrices(network) * width / division.tp
     numbers += COPIES_OF_A_TOKEN * mixture.active * network.hidden / share if mixture else 0
-    return numbers * tokens * at.element_bytes
+    return numbers * of.tokens * at.element_bytes
 
 
 OPTIMIZER_BYTES = 34
@@ -341,69 +264,46 @@ ACCUMULATED_BYTES = 8
 """Moved for one parameter by adding a micro batch's gradient in float32."""
 
 
-def step_time(
-    network: Network,
-    division: Division,
-    *,
-    sequence: int,
-    global_batch: int,
-    machine: Machine,
-    flash_attention: bool = True,
-    constants: Constants = DEFAULT,
-) -> StepTime:
+def step_time(of: Divided, machine: Machine, constants: Constants = DEFAULT) -> StepTime:
     """Of the division as it is: whether it is possible is predict.py's.
 
     With offload, gathering weights is not hidden: a GPU's adapter and its way to the host share one PCIe switch (ND A100 v4), and
     DeepSpeed's runs on Azure are slower by about that traffic.
     """
+    division, micro_batches = of.division, of.micro_batches
     at = rates(machine, division.precision, engine=division.engine, constants=constants)
-    slowest = slowest_stage(
-        network, division, sequence=sequence, machine=machine, at=at, flash=flash_attention, constants=constants
-    )
-    micro_batches = division.micro_batches(global_batch)
-    held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index).total
-    sending = traffic.pipeline_seconds(network, division, sequence=sequence, machine=machine, constants=constants)
+    slowest = slowest_stage(of, machine, at, constants)
+    parameters = counts.gpu_parameters(of.network, division, sequence=of.sequence, stage=slowest.index)
+    held = parameters.total
+    sending = traffic.pipeline_seconds(of, machine, constants)
     if division.virtual > 1:
         sending = exposed(sending, slowest.work.total, constants)
-    offload = traffic.offload_seconds(held, division, machine=machine, micro_batches=micro_batches, constants=constants)
-    data = _data_parallel(
-        network, division, slowest, sequence=sequence, micro_batches=micro_batches, machine=machine, constants=constants
-    )
-    adding = _added_bytes(held, division) * at.traffic
+    once, every = traffic.data_seconds(parameters, division, machine, constants, layers=slowest.layers)
+    computing = slowest.work.total
+    data = exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
+    data += micro_batches * exposed(every, computing if division.offload == "none" else 0.0, constants)
+    # The matmul itself adds a micro batch's gradients to those before it; ZeRO 3 keeps only its own part.
+    added = 0.0 if division.zero == 3 and division.pp == 1 else ACCUMULATED_BYTES * held
+    updated = 0.0  # where the host updates
+    if division.offload == "none":
+        own = held / (division.dp * division.cp if division.zero else 1)
+        updated = own * (FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES)
     parts = StepTime(
-        matmul=micro_batches * (slowest.work.matmul + adding),
+        matmul=micro_batches * (slowest.work.matmul + added * at.traffic),
         attention=micro_batches * slowest.work.attention,
-        memory_bound=micro_batches * slowest.work.memory_bound + moving_seconds(_optimizer_bytes(held, division), at),
+        memory_bound=micro_batches * slowest.work.memory_bound + moving_seconds(updated, at),
         tensor_parallel=micro_batches * slowest.tensor,
         pipeline=micro_batches * sending,
         context_parallel=micro_batches * slowest.context,
         expert_parallel=micro_batches * slowest.expert,
         data_parallel=data,
         bubble=(division.pp - 1) / division.virtual * (slowest.total + sending),
-        offload=offload,
+        offload=traffic.offload_seconds(held, of, machine, constants),
         overhead=micro_batches * slowest.idle,
     )
     machines = max(1.0, division.gpus / machine.gpus)
     waiting = constants.straggling * math.log2(machines) * parts.total + constants.step
     return replace(parts, overhead=parts.overhead + waiting)
-
-
-def _data_parallel(
-    network: Network,
-    division: Division,
-    slowest: Stage,
-    *,
-    sequence: int,
-    micro_batches: int,
-    machine: Machine,
-    constants: Constants,
-) -> float:
-    """Seconds of gradients and weights of a step that computing does not hide."""
-    held = counts.gpu_parameters(network, division, sequence=sequence, stage=slowest.index)
-    once, every = traffic.data_seconds(held, division, layers=slowest.layers, machine=machine, constants=constants)
-    computing = slowest.work.total
-    seconds = exposed(once, computing * _overlapped_micro_batches(division, micro_batches), constants)
-    return seconds + micro_batches * exposed(every, computing if division.offload == "none" else 0.0, constants)
 
 
 def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
@@ -419,14 +319,35 @@ def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
     return share * (min(division.pp, micro_batches) if division.virtual > 1 else 1)
 
 
-def _optimizer_bytes(parameters: float, division: Division) -> float:
-    """Of one step on one GPU; none where the host updates."""
-    if division.offload != "none":
-        return 0.0
-    own = parameters / (division.dp * division.cp if division.zero else 1)
-    return own * (FP32_OPTIMIZER_BYTES if division.precision == "fp32" else OPTIMIZER_BYTES)
+MEASURED_EFFICIENCY = 0.5
+"""Share of the measured square-matmul rate that a whole step reaches on a CPU, by Megatron's count of operations.
+
+Norms, softmax, the optimizer and small matrices cost time and count little. Measured with a plain loop (Llama, fp32,
+AdamW, one thread a rank, both cores busy) against 512 x 512 matmuls in the same process: median 0.56 at 0.9 M and 0.52
+at 1.1 M parameters, 0.6 to 0.7 at 5 M and 16 M. Published H100 runs of Megatron-Core reach 0.41 to 0.49 of the peak."""
 
 
-def _added_bytes(parameters: float, division: Division) -> float:
-    """Of adding one micro batch's gradients to those before it, which the matmul itself does; ZeRO 3 keeps only its own part."""
-    return 0.0 if division.zero == 3 and division.pp == 1 else ACCUMULATED_BYTES * parameters
+def step_time_measured(
+    flops: float,
+    gradient_bytes: float,
+    *,
+    ranks: int,
+    gflops_per_rank: float,
+    bus_gigabytes_per_second: float,
+    efficiency: float = MEASURED_EFFICIENCY,
+) -> StepTime:
+    """Of machines of which only rates are known, those that a qualification measured: operations, then one all-reduce.
+
+    `flops` are those of the whole global batch; `gflops_per_rank` is the matmul rate of the slowest rank, for which all others
+    wait. Nothing is overlapped, so an engine that overlaps is faster than this says. Raises ValueError for rates that cannot be.
+    """
+    if gflops_per_rank <= 0 or not 0 < efficiency <= 1:
+        raise ValueError(
+            f"a rate of {gflops_per_rank} GFLOP/s at efficiency {efficiency}: need a rate above 0 and 0 < efficiency <= 1"
+        )
+    if ranks > 1 and bus_gigabytes_per_second <= 0:
+        raise ValueError(f"a bus bandwidth of {bus_gigabytes_per_second} GB/s over {ranks} ranks: need one above 0")
+    over = traffic.Link(ranks, bus_gigabytes_per_second * 1e9, latency=0.0, tree_latency=0.0)
+    none = StepTime(**dict.fromkeys(StepTime.__dataclass_fields__, 0.0))
+    computing = flops / ranks / (gflops_per_rank * 1e9 * efficiency)
+    return replace(none, matmul=computing, data_parallel=traffic.all_reduce_seconds(gradient_bytes, over))

@@ -1,6 +1,7 @@
 """What one GPU of a pipeline stage sends in a step: seconds of each kind of traffic, before any of it is hidden. Pure.
 
-What hides behind computing is steps.py. See docs/planning.md.
+Bus bandwidth is as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce. What
+hides behind computing is steps.py. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -10,15 +11,8 @@ from dataclasses import dataclass
 
 from tasks.hardware.machine import Machine
 from tasks.planning import counts
-from tasks.planning.case import Network
-from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.counts import Parameters
-from tasks.planning.prediction import Division
-
-# Seconds of collectives and transfers over the links of a cluster: latency, and bytes over bus bandwidth. Pure.
-#
-# Bus bandwidth as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce.
-# See docs/planning.md.
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division
 
 
 @dataclass(frozen=True)
@@ -109,64 +103,55 @@ OFFLOADED_BYTES = {"cpu": 0, "nvme": 24}
 """Of optimizer state, a parameter, that pass a machine's disks in a step: weight and two moments in float32, read and written."""
 
 
-def tensor_seconds(
-    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
-) -> float:
+def tensor_seconds(of: Divided, machine: Machine, constants: Constants) -> float:
     """Of one layer and micro batch: an all-reduce after attention and one after the feed-forward part, forward and backward.
 
     With sequence parallelism a reduce-scatter and an all-gather, which move as much (Korthikanti et al. 2022, section 4.2.2).
     Full recomputation sends the forward's again.
     """
-    if division.tp == 1:
+    if of.division.tp == 1:
         return 0.0
-    over = link(machine, division.tp, constants=constants)
-    message = _activation_bytes(network, division, sequence=sequence)
-    return (6 if division.recompute == "full" else 4) * all_reduce_seconds(message, over)
+    over = link(machine, of.division.tp, constants=constants)
+    return (6 if of.division.recompute == "full" else 4) * all_reduce_seconds(_activation_bytes(of), over)
 
 
-def context_seconds(
-    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
-) -> float:
+def context_seconds(of: Divided, machine: Machine, constants: Constants) -> float:
     """Of one layer and micro batch: keys and values go round the ring forward, they and their gradients backward."""
+    division = of.division
     if division.cp == 1:
         return 0.0
     over = link(machine, division.cp, division.tp, constants=constants)
-    keys = counts.kv_size(network) / min(division.tp, counts.kv_heads(network))
-    message = 2 * keys * division.micro * sequence / division.cp * _element(division)
+    keys = counts.kv_size(of.network) / min(division.tp, counts.kv_heads(of.network))
+    message = 2 * keys * division.micro * of.sequence / division.cp * division.element_bytes
     passes = 4 if division.recompute == "full" else 3
     return passes * (division.cp - 1) * send_seconds(message, over)
 
 
-def expert_seconds(
-    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
-) -> float:
+def expert_seconds(of: Divided, machine: Machine, constants: Constants) -> float:
     """Of one layer with experts and micro batch: tokens go to their experts and come back, forward and backward."""
-    mixture = network.experts
+    mixture, division = of.network.experts, of.division
     if mixture is None or division.ep == 1:
         return 0.0
     over = link(machine, division.ep, division.tp, constants=constants)
-    own = _activation_bytes(network, division, sequence=sequence) / (division.tp if division.sequence_parallel else 1)
+    own = _activation_bytes(of) / (division.tp if division.sequence_parallel else 1)
     passes = 6 if division.recompute == "full" else 4
     return passes * dispatch_seconds(own, mixture.active, over)
 
 
-def pipeline_seconds(
-    network: Network, division: Division, *, sequence: int, machine: Machine, constants: Constants
-) -> float:
+def pipeline_seconds(of: Divided, machine: Machine, constants: Constants) -> float:
     """Of one micro batch on one stage: activations on, their gradients back, for each piece that the stage holds.
 
     Each of the tensor parallel ranks sends its part of it (Narayanan et al. 2021, section 4.1).
     """
+    division = of.division
     if division.pp == 1:
         return 0.0
-    stride = division.tp * division.cp * division.dp
-    over = link(machine, division.pp, stride, constants=constants)
-    message = _activation_bytes(network, division, sequence=sequence) / division.tp
-    return 2 * division.virtual * send_seconds(message, over)
+    over = link(machine, division.pp, division.tp * division.cp * division.dp, constants=constants)
+    return 2 * division.virtual * send_seconds(_activation_bytes(of) / division.tp, over)
 
 
 def data_seconds(
-    held: Parameters, division: Division, *, layers: int, machine: Machine, constants: Constants
+    held: Parameters, division: Division, machine: Machine, constants: Constants, *, layers: int
 ) -> tuple[float, float]:
     """Of gradients and, where ZeRO divides them, weights: once a step, and with every micro batch.
 
@@ -180,7 +165,7 @@ def data_seconds(
     for count, over in ((held.dense, dense), (held.experts, sparse)):
         if count == 0 or over.ranks == 1:
             continue
-        gradients, weights = gradient_bytes(division) * count, _element(division) * count
+        gradients, weights = gradient_bytes(division) * count, division.element_bytes * count
         if division.zero == 0:
             once += all_reduce_seconds(gradients, over)
             continue
@@ -204,31 +189,26 @@ def gradient_bytes(division: Division) -> int:
     return 4 if division.precision == "fp32" or whole else 2
 
 
-def offload_seconds(
-    parameters: float, division: Division, *, machine: Machine, micro_batches: int, constants: Constants
-) -> float:
+def offload_seconds(parameters: float, of: Divided, machine: Machine, constants: Constants) -> float:
     """Of a step: gradients to the host, its processors' optimizer, weights back; for ZeRO-3 also the weights with every pass.
 
     `parameters` are those of this GPU before ZeRO divides them.
     """
+    division = of.division
     if division.offload == "none":
         return 0.0
     own = parameters / (division.dp * division.cp if division.zero else 1)
     bandwidth = machine.host_bandwidth * constants.host_share
-    seconds = 2 * _element(division) * own / bandwidth
+    seconds = 2 * division.element_bytes * own / bandwidth
     seconds += own * machine.gpus / constants.cpu_adam
     if division.zero == 3:
-        seconds += 2 * micro_batches * _element(division) * own / bandwidth
+        seconds += 2 * of.micro_batches * division.element_bytes * own / bandwidth
     moved = OFFLOADED_BYTES[division.offload] * own * machine.gpus
     if moved and machine.nvme_write_bandwidth <= 0:
         raise ValueError(f"offload nvme: {machine.name} has no local disks that we know of; take cpu, or another size")
     return seconds + (moved / machine.nvme_write_bandwidth if moved else 0.0)
 
 
-def _activation_bytes(network: Network, division: Division, *, sequence: int) -> float:
+def _activation_bytes(of: Divided) -> float:
     """Of a micro batch between two layers, whole over tensor parallelism."""
-    return division.micro * sequence / division.cp * network.hidden * _element(division)
-
-
-def _element(division: Division) -> int:
-    return 4 if division.precision == "fp32" else 2
+    return of.tokens * of.network.hidden * of.division.element_bytes

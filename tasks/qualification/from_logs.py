@@ -1,6 +1,6 @@
 """The verdict on a cluster that Headway cannot reach, by logs that others wrote there.
 
-Each log is judged by itself (one_log.py). All together are judged as a measurement of ours is (judge.py). What is new here: a
+Each log is judged by itself (from_logs.py). All together are judged as a measurement of ours is (judge.py). What is new here: a
 log that says nothing is unknown and closes the gate, a machine of which no log says anything good is unknown, and a log that
 the hardware's file has no figure for neither clears nor condemns. Runs on fewer GPUs than the file's limits hold for are compared
 with each other: that condemns, and clears a machine of being slower than the others; whether all of them are slow is unknown.
@@ -9,18 +9,259 @@ with each other: that condemns, and clears a machine of being slower than the ot
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.common.names import Verdict
 from tasks.config.qualification import BenchmarkConfig
-from tasks.hardware.sku import Sku
-from tasks.qualification import megatron_findings
+from tasks.formats.megatron_log import MegatronRun
+from tasks.hardware.sku import Sku, plain_name
+from tasks.qualification import aznhc_findings, nccl_findings
 from tasks.qualification.judge import judge
+from tasks.qualification.limits import all_gpus, bandwidths, cited, of_probe
 from tasks.qualification.log_files import Log, one_name
-from tasks.qualification.measured import Measurement
-from tasks.qualification.one_log import FEWER, SOURCE, JudgedLog, judged_log, seen
+from tasks.qualification.measured import Measurement, RankReport, Sweep, TrainingPoint
+from tasks.qualification.peers import of_training
+from tasks.qualification.sweeps import Merged, merged, of_sweep, of_transport
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
+
+# A training by Megatron as evidence about machines: how it ended, what a GPU reached, and whether that can be.
+#
+# Lines of iterations alone say "success" of a run that was killed while it wrote its checkpoint.
+
+
+TRAINING_SOURCE = "Headway: a training counts when it came to its end"
+
+
+def training_point(run: MegatronRun, hosts: tuple[str, ...]) -> TrainingPoint | None:
+    """The training as the probe of our own job leaves it; None where it does not print its throughput."""
+    if run.tflops is None:
+        return None
+    return TrainingPoint(
+        nodes=hosts,
+        ranks=run.world or 0,
+        step_seconds=run.seconds,
+        tflops_per_rank=run.tflops,
+        convention="the run's own",
+        engine=run.tool,
+    )
+
+
+def training_findings(run: MegatronRun, sku: Sku, hosts: tuple[str, ...]) -> tuple[Reason, ...]:
+    """What keeps it from counting, and what it says is wrong."""
+    results = [*_ended(run), *_figures(run, sku)]
+    return tuple(reason.model_copy(update={"nodes": hosts}) for reason in results)
+
+
+def _ended(run: MegatronRun) -> Iterator[Reason]:
+    last = run.iterations[-1]
+    reached = f"iteration {last.number} of {last.total}"
+    if run.killed:
+        while_saving = (run.complete or run.done) and not run.saved
+        what = f"killed while it saved the checkpoint, after {reached}" if while_saving else f"killed at {reached}"
+        yield _reason("end", "failed", what, "an end of its own", text=run.killed[0])
+    elif run.saving:
+        yield _reason("checkpoint", "unknown", f"begun after {reached}, and no word of its end", "saved")
+    elif not (run.complete or run.done):
+        yield _reason("end", "unknown", f"the log ends at {reached}", f"iteration {last.total}, or a word of the end")
+
+
+def _figures(run: MegatronRun, sku: Sku) -> Iterator[Reason]:
+    if run.seconds is None:
+        output = run.unread[0] if run.unread else "no iteration has a time"
+        yield _reason("step time", "unknown", output, "elapsed time per iteration")
+    if run.lost:
+        yield _reason("loss", "degraded", float(run.lost), "= 0 iterations whose loss is no number")
+    ceiling = sku.specs.get("achievable_bf16_tflops") or sku.specs.get("peak_bf16_tflops")
+    if run.tflops and ceiling and run.tflops > float(ceiling.value):
+        result = _reason(
+            "throughput", "unknown", run.tflops, f"<= {ceiling.value}, which no matmul exceeds", unit="TFLOP/s"
+        )
+        output = "another convention of FLOPs, other hardware, or numbers of 8 bits"
+        yield result.model_copy(update={"source": cited(sku, str(ceiling.source)), "said": output})
+
+
+def _reason(
+    what: str, verdict: Verdict, measured: float | str, limit: str, *, text: str = "", unit: str = ""
+) -> Reason:
+    return Reason(
+        node="",
+        check=f"training {what}",
+        measured=measured,
+        unit=unit,
+        limit=limit,
+        source=TRAINING_SOURCE,
+        verdict=verdict,
+        said=text,
+        remedy="Read the training's log.",
+    )
+
+
+# One log that others wrote, judged by itself: what keeps it from counting, and its figures against the hardware's file.
+
+
+SOURCE = "Headway: what is missing is unknown"
+NOTHING = "no limit"
+"""Check of a reason that says that nothing is known to judge a log by."""
+FEWER = f"of fewer GPUs: {NOTHING}"
+"""The same of a run on fewer GPUs than limits hold for: what it reached is compared with the same of other machines alone."""
+
+
+def seen(reasons: Iterable[Reason]) -> Verdict:
+    """Of one machine or log: what was seen to be bad has failed, whatever else is unknown of it."""
+    results = [reason.verdict for reason in reasons]
+    return "failed" if "failed" in results else worst(*results)
+
+
+@dataclass(frozen=True)
+class JudgedLog:
+    """A log, its verdict, and why."""
+
+    log: Log
+    own: tuple[Reason, ...] = ()
+    """Of the log by itself: what keeps it from counting, what it says is wrong."""
+    figures: tuple[Reason, ...] = ()
+    """Of its figures, which are judged again with those of all logs."""
+    sweeps: tuple[Sweep, ...] = ()
+    reports: tuple[RankReport, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        return self.own + self.figures
+
+    @property
+    def verdict(self) -> Verdict:
+        return seen(self.reasons)
+
+    @property
+    def soft(self) -> bool:
+        """Whether nothing is wrong with it but that there is nothing to judge it by."""
+        return bool(self.reasons) and all(reason.check.endswith(NOTHING) for reason in self.reasons)
+
+    @property
+    def fewer(self) -> bool:
+        """Whether it is of fewer GPUs than limits hold for."""
+        return any(reason.check.endswith(FEWER) for reason in self.own)
+
+    @property
+    def faults(self) -> tuple[Reason, ...]:
+        """What is wrong with it; not that there is nothing to judge it by."""
+        return tuple(reason for reason in self.reasons if not reason.check.endswith(NOTHING))
+
+
+def judged_log(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
+    sweeps = _sweeps(log)
+    reports = tuple(_reports(log))
+    own = [*_unread(log), *_of_run(log, sku), *_other_size(log, sku), *_of_words(log, sku)]
+    figures = [*_of_figures(log, sweeps, sku, config)]
+    for report in reports:
+        results = [reason for probe in report.probes for reason in of_probe(report.node, probe, sku)]
+        (figures if report.node else own).extend(results)
+    own += _fewer_gpus(log, sweeps, sku)
+    if not (own or figures) and _nothing_to_judge_by(log, sweeps, sku):
+        own = [_missing(log, f"{_what(log)} {NOTHING}", "no figure of it in the hardware's file", "a limit")]
+    placed = [reason.model_copy(update={"where": reason.where or log.path}) for reason in own]
+    return JudgedLog(log, _of_one(placed, log), _of_one(figures, log), sweeps, reports)
+
+
+def _of_one(reasons: Sequence[Reason], log: Log) -> tuple[Reason, ...]:
+    """What is said of all machines of a log that has one is said of that."""
+    alone = log.nodes[0] if len(log.nodes) == 1 else ""
+    return tuple(
+        reason.model_copy(update={"node": reason.node or alone, "nodes": () if alone or reason.node else log.nodes})
+        for reason in reasons
+    )
+
+
+def _unread(log: Log) -> Iterator[Reason]:
+    for problem in log.problems:
+        yield _missing(log, "log", problem, "a log that can be read")
+    if (log.nccl or log.aznhc) and not log.nodes:
+        yield _missing(log, "machines", "neither the log nor its file's name says which it is of", "names of machines")
+
+
+def _missing(log: Log, check: str, text: str, limit: str) -> Reason:
+    return Reason(
+        node="", check=check, where=log.path, measured=text, limit=limit, source=SOURCE, verdict="unknown", nodes=log.nodes,
+        remedy="Bring the log that belongs here, or measure again (`headway qualify`).",
+    )  # fmt: skip
+
+
+def _sweeps(log: Log) -> tuple[Sweep, ...]:
+    """Of the run, with the machines as all logs call them."""
+    if log.nccl is None:
+        return ()
+    names = one_name((*log.nodes, *log.nccl.hosts))
+    transport = log.words.transports if log.words else ()
+    sweeps = nccl_findings.sweeps_of(log.nccl, log.nodes, transport)
+    return tuple(
+        sweep.model_copy(update={"nodes": tuple(names.get(name, name) for name in sweep.nodes)}) for sweep in sweeps
+    )
+
+
+def _reports(log: Log) -> Iterator[RankReport]:
+    for run in log.aznhc:
+        name = one_name((*log.nodes, run.host)).get(run.host) or next(iter(log.nodes), "")
+        probes = aznhc_findings.probes_of(run)
+        yield RankReport(rank=0, local_rank=0, node=name, host=run.host or name, probes=probes)
+
+
+def _of_run(log: Log, sku: Sku) -> Iterator[Reason]:
+    if log.nccl:
+        yield from nccl_findings.findings(log.nccl, sku, log.nodes)
+    if log.training:
+        yield from training_findings(log.training, sku, log.nodes)
+
+
+def _of_figures(log: Log, sweeps: tuple[Sweep, ...], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:
+    for sweep in merged(sweeps):
+        result = of_sweep(sweep, sku, ours=False)
+        yield from (reason.model_copy(update={"nodes": sweep.nodes}) for reason in result)
+    if log.training and (point := training_point(log.training, log.nodes)):
+        yield from of_training(Measurement(training=(point,)), sku, config)
+
+
+def _of_words(log: Log, sku: Sku) -> Iterator[Reason]:
+    """NCCL's words without a test, judged as those of a sweep without rows."""
+    if log.tool != "nccl" or not log.words:
+        return
+    used = log.words.transports
+    between = len(log.nodes) > 1 or any(one.startswith("NET") for one in used)
+    sweep = Merged("all_reduce", "all" if between else "node", log.nodes, (), 0, used, "measured", "", "nccl")
+    for reason in of_transport(sweep, sku):
+        yield reason.model_copy(update={"check": "transport"})
+
+
+def _other_size(log: Log, sku: Sku) -> Iterator[Reason]:
+    """AzNHC of another size checks by that size's limits."""
+    names = one_name((*log.nodes, *(run.host for run in log.aznhc)))
+    for run in log.aznhc:
+        output = plain_name(run.about.get("sku", ""))
+        if output and output not in map(plain_name, (sku.name, *sku.aliases)):
+            result = _missing(log, "aznhc VM SKU", run.about["sku"], f"= {sku.name}")
+            yield result.model_copy(update={"node": names.get(run.host, "")})
+
+
+def _fewer_gpus(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> Iterator[Reason]:
+    fewer = [sweep for sweep in sweeps if not all_gpus(sku, sweep.ranks, len(sweep.nodes))]
+    for sweep in fewer[:1]:
+        all_of_them = int(sku.specs["gpus"].value) * len(sweep.nodes)
+        limit = f"= {all_of_them}: limits of {sku.name} hold for all GPUs of a machine"
+        yield _missing(log, f"{_what(log)} {FEWER}", f"{sweep.ranks} GPUs of {len(sweep.nodes)} machines", limit)
+
+
+def _nothing_to_judge_by(log: Log, sweeps: tuple[Sweep, ...], sku: Sku) -> bool:
+    if log.nccl:
+        results = [one for sweep in sweeps for one in bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))]
+        return not any(one.warn is not None or one.fail is not None for one in results)
+    if log.training:
+        return "training_tflops" not in sku.limits
+    return log.tool == "nccl" and not any(sku.transports.values())
+
+
+def _what(log: Log) -> str:
+    return (log.nccl.collective if log.nccl else "") or log.tool
+
 
 COMPARED = 3
 """Runs of the same kind on other machines before they are a comparison."""
@@ -119,7 +360,7 @@ def _measurement(judged: Sequence[JudgedLog]) -> Measurement:
         for sweep in sweeps
     ]
     reports = [report for log in judged for report in log.reports if report.node]
-    points = [megatron_findings.point_of(log.log.training, log.log.nodes) for log in judged if log.log.training]
+    points = [training_point(log.log.training, log.log.nodes) for log in judged if log.log.training]
     return Measurement(
         nodes=tuple(_names(judged)),
         ranks=tuple(report.model_copy(update={"rank": rank}) for rank, report in enumerate(reports)),
@@ -147,7 +388,10 @@ def _node(
     good = name in compared or any(_clears(log, name) for log in judged)
     for reason in doubts:
         if not reason.node and name in reason.nodes and (reason.verdict == "degraded" or not good):
-            mine.append(_shared(reason, name))
+            # What several machines did badly together is unknown of each.
+            verdict: Verdict = "degraded" if reason.verdict == "degraded" else "unknown"
+            output = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
+            mine.append(reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": output}))
     mine = list({(r.check, r.where, r.said if r.measured is None else str(r.measured)): r for r in mine}.values())
     mine.sort(key=lambda reason: ORDER.index(reason.verdict))
     if not mine and not good:
@@ -161,13 +405,6 @@ def _clears(log: JudgedLog, name: str) -> bool:
     """Whether a log has a good word for a machine: it was judged, and neither it nor all of the log's together is bad."""
     about = [reason for reason in log.reasons if reason.node in ("", name)]
     return name in log.log.nodes and not (log.soft or log.fewer) and seen(about) in ("healthy", "degraded")
-
-
-def _shared(reason: Reason, name: str) -> Reason:
-    """What several machines did badly together is unknown of each."""
-    verdict: Verdict = "degraded" if reason.verdict == "degraded" else "unknown"
-    output = f"{reason.said}; it is one of {len(reason.nodes)} machines, and no log clears it".lstrip("; ")
-    return reason.model_copy(update={"node": name, "nodes": (), "verdict": verdict, "said": output})
 
 
 def _pairs(judged: Sequence[JudgedLog], pairs: Sequence[PairVerdict], compared: set[str]) -> tuple[PairVerdict, ...]:

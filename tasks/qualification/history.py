@@ -40,7 +40,19 @@ def of_past(now: NodeVerdict, history: Sequence[Past], sku: Sku) -> Iterator[Rea
     )
     earlier = [past.verdict for past in mine]
     yield from _again(now, earlier)
-    yield from _relapsed(now, earlier)
+    failed = sum(verdict.verdict == "failed" for verdict in earlier[-WINDOW:])
+    if failed >= RELAPSES and now.verdict in ("healthy", "degraded"):
+        yield Reason(
+            node=now.name,
+            check=f"failures in {PAST}",
+            measured=float(failed),
+            unit=f"of the last {len(earlier[-WINDOW:])}",
+            limit=f"<= {RELAPSES - 1}",
+            source=SOURCE,
+            verdict="degraded",
+            said="it comes and goes",
+            remedy="Do not give it a long run before its parts were looked at (`headway qualify --history NODE`).",
+        )
     yield from _slower(now, [past.rates for past in earlier], tolerances(sku).own_warn)
 
 
@@ -67,22 +79,6 @@ def _again(now: NodeVerdict, earlier: Sequence[NodeVerdict]) -> Iterator[Reason]
             verdict="failed",
             said="a warning that stays is a fault",
             remedy="Take the machine out and have it repaired or replaced.",
-        )
-
-
-def _relapsed(now: NodeVerdict, earlier: Sequence[NodeVerdict]) -> Iterator[Reason]:
-    failed = sum(verdict.verdict == "failed" for verdict in earlier[-WINDOW:])
-    if failed >= RELAPSES and now.verdict in ("healthy", "degraded"):
-        yield Reason(
-            node=now.name,
-            check=f"failures in {PAST}",
-            measured=float(failed),
-            unit=f"of the last {len(earlier[-WINDOW:])}",
-            limit=f"<= {RELAPSES - 1}",
-            source=SOURCE,
-            verdict="degraded",
-            said="it comes and goes",
-            remedy="Do not give it a long run before its parts were looked at (`headway qualify --history NODE`).",
         )
 
 

@@ -1,8 +1,8 @@
 """A measurement's verdict: every rule of this folder, once, and its reasons with the machine that they are about.
 
 Pure: the same measurement, hardware, configuration and history give the same verdict, whatever the order of ranks and sweeps.
-Here rules meet; each has a file of its own: presence, probes, versions, kinds, peers, sweeps (curve, transports), pairs (votes),
-parts, training, history. Which machines may be used after it is remaining.py.
+Here rules meet, and those about sizes, versions and halves of the machines are here; the others have files of their own: limits
+(probes), peers (and training), sweeps, pairs, history. Which machines may be used after it is remaining.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,103 @@ from typing import NamedTuple
 from tasks.config.base import digest
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Image, Sku, plain_name
-from tasks.qualification import bisection, pairs, remaining
+from tasks.qualification import pairs, remaining
 from tasks.qualification.history import Past, of_past
-from tasks.qualification.limits import all_gpus, cited, same, tolerances
+from tasks.qualification.limits import all_gpus, cited, of_probe, same, tolerances
 from tasks.qualification.measured import Measurement, RankReport
-from tasks.qualification.merged import Merged, merged
 from tasks.qualification.pairs import Pair
-from tasks.qualification.peers import Rate, against_peers, rates_of, standings
-from tasks.qualification.probes import of_probe
-from tasks.qualification.sweeps import of_sweep
-from tasks.qualification.training import of_training, rates_of_training
+from tasks.qualification.peers import Rate, against_peers, of_training, rates_of, rates_of_training, standings
+from tasks.qualification.sweeps import NETWORK, Merged, merged, of_sweep, size
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, worst
+
+# Where a fault of all machines together lies, by halves of them that were measured again (bisection).
+#
+# A machine of a sound part is cleared. Those of a bad part that no sound part clears are suspects; the smallest bad
+# parts count.
+
+
+BAD = ("failed", "unknown")
+
+
+def faults_of(
+    sweep: Merged, sweeps: Sequence[Merged], sku: Sku, config: BenchmarkConfig, *, ours: bool
+) -> list[Reason]:
+    """What is wrong with a sweep over many machines: by itself, and against the fastest one of as many machines and bytes."""
+    results = [*of_sweep(sweep, sku, ours=ours)]
+    alike = [
+        other.rate or 0.0 for other in sweeps if _comparable(other, sweep) and len(other.nodes) == len(sweep.nodes)
+    ]
+    limit = tolerances(sku).pairs * config.min_of_peers * max(alike, default=0.0)
+    if sweep.rate is not None and sweep.rate < limit:
+        results.append(_slow(sweep, sweep.rate, limit))
+    return results
+
+
+def _comparable(one: Merged, other: Merged) -> bool:
+    def kind(sweep: Merged) -> tuple[str, float, list[int]]:
+        return sweep.collective, sweep.ranks / len(sweep.nodes), [point.bytes for point in sweep.points[-1:]]
+
+    return kind(one) == kind(other)
+
+
+def _slow(sweep: Merged, rate: float, limit: float) -> Reason:
+    return Reason(
+        node="",
+        check=f"{sweep.collective} busbw at {size(sweep.points[-1].bytes)} against other parts",
+        measured=rate,
+        unit="GB/s",
+        limit=f">= {limit:.4g}",
+        source="Headway: benchmark.min_of_peers of the fastest part of as many machines",
+        verdict="failed",
+        remedy=NETWORK,
+    )
+
+
+def located(judged: Sequence[tuple[Merged, Sequence[Reason]]], config: BenchmarkConfig) -> Iterator[Reason]:
+    """Reasons of the machines to which parts point. One alone has its fault; several are suspects, which is unknown.
+
+    A sweep clears its machines when nothing is wrong with it and it is not slow beside a smaller part.
+    """
+    if not any(sweep.scope == "part" for sweep, _ in judged):
+        return
+    bad = [(sweep, fault) for sweep, faults in judged if (fault := _worst(faults)) is not None]
+    sound = [sweep for sweep, faults in judged if _worst(faults) is None]
+    cleared = {node for sweep in sound if _keeps_up(sweep, sound, config.min_of_peers) for node in sweep.nodes}
+    for sweep, fault in bad:
+        inside = set(sweep.nodes)
+        if any(set(other.nodes) < inside for other, _ in bad):
+            continue
+        suspects = sorted(inside - cleared)
+        for name in suspects if len(suspects) < len(inside) or sweep.scope == "part" else ():
+            yield _suspected(name, suspects, sweep, fault)
+
+
+def _keeps_up(sweep: Merged, sound: Sequence[Merged], share: float) -> bool:
+    rates = [other.rate or 0.0 for other in sound if _comparable(other, sweep)]
+    return sweep.scope == "part" or (sweep.rate or 0.0) >= share * max(rates)
+
+
+def _worst(faults: Sequence[Reason]) -> Reason | None:
+    return min((f for f in faults if f.verdict in BAD), key=lambda f: (f.verdict != "failed", f.check), default=None)
+
+
+def _suspected(name: str, suspects: list[str], sweep: Merged, fault: Reason) -> Reason:
+    others = [node for node in sweep.nodes if node not in suspects]
+    alone = len(suspects) == 1
+    text = (
+        f"parts without it are sound, and so are {', '.join(others)}"
+        if alone
+        else f"the fault is in one of {', '.join(suspects)}; nothing smaller was measured"
+    )
+    return fault.model_copy(
+        update={
+            "node": name,
+            "where": f"part of {len(sweep.nodes)}",
+            "verdict": fault.verdict if alone else "unknown",
+            "said": "; ".join(part for part in (fault.said, text) if part),
+        }
+    )
+
 
 # Whether machines are of the size as which they are judged: by the limits of another one a verdict says little.
 
@@ -232,17 +318,17 @@ def _network(case: Case) -> Found:
     larger = [sweep for sweep in several if sweep.scope != "pair"]
     missing, switches = _missing_pairs(case, twos), remaining.switches(case.measurement)
     by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=missing, switches=switches)
-    judged = [(s, bisection.faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
+    judged = [(s, faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
     whole = [
         reason.model_copy(update={"nodes": sweep.nodes, "where": f"{sweep.scope}, {len(sweep.nodes)} machines"})
         for sweep, faults in judged
         for reason in faults
     ]
-    located = bisection.located(judged, case.config)
+    suspects = located(judged, case.config)
     sound = {s.nodes for s, _ in judged} - {
-        s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in bisection.BAD
+        s.nodes for s, faults in judged if worst(*(f.verdict for f in faults)) in BAD
     }
-    reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *located, *_untried(case, several))
+    reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *suspects, *_untried(case, several))
     return Found(reasons, by_pairs.pairs, tuple(sorted(sound)), by_pairs.groups)
 
 

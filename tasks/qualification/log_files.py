@@ -14,8 +14,7 @@ from pathlib import Path, PurePath
 from tasks.formats.aznhc import NhcRun, is_aznhc, read_aznhc
 from tasks.formats.log_text import text_of
 from tasks.formats.megatron_log import MegatronRun, read_megatron
-from tasks.formats.nccl_log import NcclLog, read_log
-from tasks.formats.nccl_run import NcclRun, read_nccl_json
+from tasks.formats.nccl_run import NcclLog, NcclRun, read_log, read_nccl_json
 from tasks.formats.nccl_tests import read_nccl_tests, words_during
 
 # Which machines a log is of, where it does not say: by the names of its file and folder. One name of a machine for

@@ -11,9 +11,8 @@ from tasks.common.names import Verdict
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import tolerances
-from tasks.qualification.merged import Merged, size
 from tasks.qualification.peers import Item, reference
-from tasks.qualification.sweeps import NETWORK, of_sweep
+from tasks.qualification.sweeps import NETWORK, Merged, of_sweep, size
 from tasks.qualification.verdicts import PairVerdict, Reason, worst
 
 # Whose fault are bad pairs: a machine's, a link's, or the network's. Pure graph work, over names.

@@ -262,15 +262,15 @@ def _require_sound(measurement: Measurement, based_on: Sku, config: BenchmarkCon
     wrong = next(_incomplete(measurement), "")
     if wrong:
         raise ValueError(f"{what} is not complete: {wrong}")
-    verdict = judge(measurement, based_on, _asking_for_what_was_done(config, measurement))
+    # The groups of checks that all ranks got through, on the machines that were measured.
+    done = set.intersection(*(set(report.done) for report in measurement.ranks))
+    verdict = judge(
+        measurement,
+        based_on,
+        config.model_copy(update={"checks": tuple(name for name in FULL if name in done), "nodes": ()}),
+    )
     if verdict.verdict not in ("healthy", "degraded") or verdict.named("failed", "unknown"):
         raise ValueError(f"{what} was {verdict.verdict}: {_first(verdict)}")
-
-
-def _asking_for_what_was_done(config: BenchmarkConfig, measurement: Measurement) -> BenchmarkConfig:
-    """The groups of checks that all ranks got through, on the machines that were measured."""
-    done = set.intersection(*(set(report.done) for report in measurement.ranks))
-    return config.model_copy(update={"checks": tuple(name for name in FULL if name in done), "nodes": ()})
 
 
 def _incomplete(measurement: Measurement) -> Iterator[str]:

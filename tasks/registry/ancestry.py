@@ -1,29 +1,277 @@
-"""What an artifact was made from, and what was made from it.
+"""What an artifact was made from, and what was made from it, by an index in SQLite that makes large questions quick.
 
-MLflow is not asked: the store is where truth is, and lineage_index.py makes large ones quick. Endpoints are refs, so the caller
-says what they serve. See docs/lineage.md.
+The store is the truth: before each question the index is brought up to its listing (names only), and just what is new is read.
+It may be deleted at any time; one that is damaged, or of another store, is made anew. MLflow is not asked. Endpoints are refs, so
+the caller says what they serve. See docs/lineage.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, Unknown
+from tasks.config.base import canonical_json, digest
 from tasks.registry import foreign
-from tasks.registry.lineage_index import (
-    Direction,
-    LineageIndex,
-    Reached,
-    ask,
-    empty_node,
-    gone_node,
-    made_from,
-    node_of,
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Listed, Store, find
+
+A = TypeVar("A")
+Direction = Literal["down", "up"]
+SCHEMA = 1
+PLACE = "index/lineage.db"
+"""Below the home."""
+READERS = 8
+"""Threads that read manifests: of a store over the network, one alone would wait most of the time."""
+AT_ONCE = 2000
+"""Manifests a transaction: who is killed in the middle of the first build goes on there."""
+PATIENCE_SECONDS = 30.0
+ELSEWHERE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
+"""The file cannot be used now, and is not damaged: the question is answered from memory."""
+_TOLD = (
+    "stage",
+    "commit",
+    "dirty",
+    "config_digest",
+    "created",
+    "who",
+    "host",
+    "flow",
+    "flow_run",
+    "key",
+    "environment",
+    "sku",
 )
-from tasks.storage.store import Store, find
+_COLUMNS = ("uri", *_TOLD, "files", "bytes")
+_TABLES = f"""
+CREATE TABLE about (store TEXT NOT NULL);
+CREATE TABLE ref (id INTEGER PRIMARY KEY, ref TEXT NOT NULL UNIQUE, version TEXT NOT NULL);
+CREATE INDEX ref_version ON ref (version);
+CREATE TABLE artifact (id INTEGER PRIMARY KEY, stamp TEXT NOT NULL, {", ".join(f'"{c}"' for c in _COLUMNS)}, config INTEGER);
+CREATE TABLE config (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, value TEXT NOT NULL);
+CREATE TABLE edge (output INTEGER NOT NULL, input INTEGER NOT NULL, how TEXT NOT NULL);
+CREATE INDEX edge_output ON edge (output, input, how);
+CREATE INDEX edge_input ON edge (input, output, how);
+"""
+_DOWN = """
+INSERT INTO temp.reached WITH RECURSIVE reach (id) AS (
+  SELECT id FROM ref WHERE ref = ?
+  UNION SELECT edge.input FROM reach JOIN edge ON edge.output = reach.id)
+SELECT id FROM reach
+"""
+_UP = """
+INSERT INTO temp.reached WITH RECURSIVE reach (id) AS (
+  SELECT id FROM ref WHERE ref = ?
+  UNION SELECT edge.output FROM reach JOIN edge ON edge.input = reach.id
+  UNION SELECT twin.id FROM reach JOIN ref me ON me.id = reach.id JOIN ref twin ON twin.version = me.version)
+SELECT id FROM reach
+"""
+_NODES = f"""
+SELECT id, ref.ref, ref.version, {", ".join(f'artifact."{c}"' for c in _COLUMNS)}, config
+FROM temp.reached JOIN ref USING (id) LEFT JOIN artifact USING (id) ORDER BY reached.rowid
+"""
+
+
+class Reached(NamedTuple):
+    """What a walk came to: nodes with the nearest first, and edges.
+
+    An edge says of an `output` how it came from an `input`: made from it (`input`), made under it (`context`), or it has the
+    `same` content under another name.
+    """
+
+    nodes: list[dict[str, Any]]
+    edges: list[dict[str, str]]
+
+
+class LineageIndex:
+    """The tables. State: one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, store: Store) -> None:
+        self.connection, self.store = connection, store
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA or connection.execute("SELECT store FROM about").fetchall() != [(store.uri,)]:
+            tables = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            drops = "".join(f"DROP TABLE {name};" for (name,) in tables)
+            self.connection.executescript(f"BEGIN IMMEDIATE; {drops} {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT")
+            with self.connection:
+                self.connection.execute("INSERT INTO about VALUES (?)", (self.store.uri,))
+
+    def refresh(self) -> int:
+        """Come up to the store; returns how many manifests were read."""
+        known = dict(self.connection.execute("SELECT ref.ref, stamp FROM artifact JOIN ref USING (id)"))
+        existing = {
+            f"{each.kind}/{each.name}@{each.version}": each
+            for each in (*foreign.listed(self.store), *self.store.versions())
+        }
+        changed = [(ref, each) for ref, each in existing.items() if known.pop(ref, None) != each.stamp]
+        self._forget(known)
+        with ThreadPoolExecutor(READERS) as pool:
+            for start in range(0, len(changed), AT_ONCE):
+                batch = changed[start : start + AT_ONCE]
+                self._note(zip(batch, pool.map(self._read, batch), strict=True))
+        return len(changed)
+
+    def reach(self, ref: str, direction: Direction) -> Reached:
+        """Everything below or above a reference; empty where no artifact and no lineage has it."""
+        self.connection.execute("CREATE TEMP TABLE IF NOT EXISTS reached (id INTEGER NOT NULL)")
+        self.connection.execute("DELETE FROM temp.reached")
+        self.connection.execute(_DOWN if direction == "down" else _UP, (ref,))
+        rows = self.connection.execute(_NODES).fetchall()
+        names = {row[0]: row[1] for row in rows}
+        at = "output" if direction == "down" else "input"
+        result = self.connection.execute(
+            f"SELECT output, input, how FROM temp.reached JOIN edge ON edge.{at} = reached.id"
+        )
+        edges = [{"output": names[made], "input": names[read], "how": how} for made, read, how in result]
+        same = _twins((row[1], row[2]) for row in rows) if direction == "up" else ()
+        return Reached(self._nodes(rows), [*same, *edges])
+
+    def fitting(self, ref: str) -> list[str]:
+        """References that begin so, of artifacts that are there or that something was made from."""
+        result = self.connection.execute("SELECT ref FROM ref WHERE ref >= ? AND ref < ?", (ref, f"{ref}\x7f"))
+        return [row[0] for row in result]
+
+    def damaged(self) -> list[str]:
+        """Artifacts whose manifest could not be read: what they were made from is not known."""
+        result = self.connection.execute("SELECT ref FROM artifact JOIN ref USING (id) WHERE uri IS NULL ORDER BY ref")
+        return [row[0] for row in result]
+
+    def _forget(self, refs: Iterable[str]) -> None:
+        """The reference stays: others may have been made from it."""
+        with self.connection:
+            for (number,) in [self._number(ref) for ref in refs]:
+                self.connection.execute("DELETE FROM artifact WHERE id = ?", (number,))
+                self.connection.execute("DELETE FROM edge WHERE output = ?", (number,))
+
+    def _read(self, listed: tuple[str, Listed]) -> Manifest | None:
+        _, (kind, name, version, _) = listed
+        try:
+            return foreign.manifest_of(self.store, f"{kind}/{name}@{version}")
+        except (HeadwayError, ValueError):
+            return None
+
+    def _note(self, read: Iterable[tuple[tuple[str, Listed], Manifest | None]]) -> None:
+        with self.connection:
+            for (ref, listed), manifest in read:
+                (number,) = self._number(ref)
+                self.connection.execute("DELETE FROM edge WHERE output = ?", (number,))
+                row = (number, listed.stamp, *self._plain(manifest, held=listed.stamp != foreign.FOLDER))
+                self.connection.execute(
+                    f"INSERT OR REPLACE INTO artifact VALUES (?, ?{', ?' * (len(_COLUMNS) + 1)})", row
+                )
+                edges = ((number, *self._number(other), how) for other, how in made_from(manifest))
+                self.connection.executemany("INSERT INTO edge VALUES (?, ?, ?)", edges)
+
+    def _plain(self, manifest: Manifest | None, *, held: bool) -> list[Any]:
+        """The columns of an artifact; nothing in them where nobody can read its manifest."""
+        if manifest is None:
+            return [None] * (len(_COLUMNS) + 1)
+        node = node_of(self.store, manifest, held=held)
+        config = self._config(node["config"]) if node["config"] is not None else None
+        return [*(node[column] for column in _COLUMNS), config]
+
+    def _config(self, config: Any) -> int:
+        """Many artifacts were made with one configuration: it is kept once."""
+        known = digest(config)
+        self.connection.execute("INSERT OR IGNORE INTO config VALUES (NULL, ?, ?)", (known, canonical_json(config)))
+        return int(self.connection.execute("SELECT id FROM config WHERE digest = ?", (known,)).fetchone()[0])
+
+    def _number(self, ref: str) -> tuple[int]:
+        version = ref.rpartition("@")[2]
+        self.connection.execute("INSERT OR IGNORE INTO ref VALUES (NULL, ?, ?)", (ref, version))
+        results: tuple[int] = self.connection.execute("SELECT id FROM ref WHERE ref = ?", (ref,)).fetchone()
+        return results
+
+    def _nodes(self, rows: list[Any]) -> list[dict[str, Any]]:
+        """Rows as nodes; equal configurations are one value in memory too."""
+        wanted = {row[-1] for row in rows} - {None}
+        texts = self.connection.execute("SELECT id, value FROM config")
+        configs = {number: json.loads(text) for number, text in texts if number in wanted}
+        nodes = []
+        for _, ref, version, *columns, config in rows:
+            kind, _, rest = ref.partition("/")
+            node = {"ref": ref, "kind": kind, "name": rest.partition("@")[0], "version": version}
+            node |= zip(_COLUMNS, columns, strict=True)
+            node["dirty"] = None if node["dirty"] is None else bool(node["dirty"])
+            node["config"] = configs.get(config)
+            nodes.append(node)
+        return nodes
+
+
+def ask(path: Path | None, store: Store, question: Callable[[LineageIndex], A]) -> A:
+    """Answer from the index in a file, brought up to the store first; without a path, from one in memory.
+
+    A damaged file is made anew; one that cannot be used now (a full disk, a home that is not ours to write) is left alone.
+    """
+    if path is None:
+        return _answer(":memory:", store, question)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _answer(str(path), store, question)
+    except (sqlite3.DatabaseError, OSError, ValueError) as error:
+        if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+            raise
+        if isinstance(error, OSError) or getattr(error, "sqlite_errorcode", None) in ELSEWHERE:
+            return _answer(":memory:", store, question)
+    for each in (path, *(path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal"))):
+        each.unlink(missing_ok=True)
+    return _answer(str(path), store, question)
+
+
+def node_of(store: Store, manifest: Manifest, *, held: bool = True) -> dict[str, Any]:
+    """What is told of an artifact; see empty_node. One whose bytes are not held here (foreign.py) has no place."""
+    made, ref = manifest.provenance, manifest.ref
+    payload = made.model_dump(mode="json", include={*_TOLD, "config"})
+    size = {"files": len(manifest.content.files), "bytes": manifest.bytes}
+    return {**gone_node(ref), "uri": store.uri_of(manifest) if held else "", **payload, **size}
+
+
+def gone_node(ref: str) -> dict[str, Any]:
+    """A node whose artifact is gone keeps its name and version."""
+    kind, _, rest = ref.partition("/")
+    name, _, version = rest.partition("@")
+    return {**empty_node(ref), "kind": kind, "name": name, "version": version}
+
+
+def empty_node(ref: str) -> dict[str, Any]:
+    """A node that nothing is known of yet."""
+    names = ("kind", "name", "version", *_COLUMNS, "config")
+    return {"ref": ref, **dict.fromkeys(names)}
+
+
+def made_from(manifest: Manifest | None) -> Iterator[tuple[str, str]]:
+    """References that an artifact was made from, or under, and which of the two."""
+    if manifest:
+        yield from ((ref, "input") for ref in manifest.provenance.inputs)
+        yield from ((ref, "context") for ref in manifest.provenance.context)
+
+
+def _answer(database: str, store: Store, question: Callable[[LineageIndex], A]) -> A:
+    with closing(sqlite3.connect(database, timeout=PATIENCE_SECONDS)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        index = LineageIndex(connection, store)
+        index.refresh()
+        return question(index)
+
+
+def _twins(reached: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Equal content under several names: all but the first are the same as the first."""
+    first: dict[str, str] = {}
+    for ref, version in reached:
+        if first.setdefault(version, ref) != ref:
+            yield {"output": ref, "input": first[version], "how": "same"}
+
+
+# What an artifact was made from, and what was made from it.
+#
+# Endpoints are refs, so the caller says what they serve. See docs/lineage.md.
 
 
 def walk(

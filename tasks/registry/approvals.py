@@ -23,7 +23,7 @@ from tasks.common.errors import IntegrityError, Refused
 from tasks.common.process import locked, write_text
 from tasks.config.base import canonical_json, digest
 from tasks.config.flows import ApprovalConfig
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security import audit_chain
 from tasks.security.audit import DECISIONS, KEY, SPENT, audit, audited, noted
 from tasks.security.audit_chain import Link

@@ -13,9 +13,9 @@ from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
 from tasks.common.errors import IntegrityError
-from tasks.qualification.gate import as_told
 from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement
+from tasks.qualification.remaining import as_told
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
@@ -37,7 +37,10 @@ class Stored:
 def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float = DAYS) -> Iterator[Stored]:
     """Qualifications, newest first; without those of a release that wrote them in another form."""
     since = datetime.now(UTC) - timedelta(days=days)
-    results = [(_created(manifest), manifest) for manifest in store.manifests("qualification", cluster)]
+    results = [
+        (datetime.fromisoformat(manifest.provenance.created), manifest)
+        for manifest in store.manifests("qualification", cluster)
+    ]
     for created, manifest in sorted(results, key=lambda item: item[0], reverse=True)[:newest]:
         if created < since:
             return
@@ -107,7 +110,3 @@ def _verdict(store: Store, manifest: Manifest) -> ClusterVerdict | None:
         return ClusterVerdict.model_validate(_page(store, manifest).get("verdict"))
     except (ValueError, IntegrityError):
         return None
-
-
-def _created(manifest: Manifest) -> datetime:
-    return datetime.fromisoformat(manifest.provenance.created)

@@ -1,6 +1,7 @@
-"""Records of done stages: what a key gave. They decide what is reused; plain fields, no class names.
+"""Values in the store that outlive the process that wrote them: records of done stages, and the journal of their jobs.
 
-`records/STAGE/KEY.json` in the store. What a key is made of: docs/DESIGN.md, "Stage".
+`records/STAGE/KEY.json` says what a key gave, which decides what is reused; plain fields, no class names. What a key is made of:
+docs/DESIGN.md, "Stage".
 """
 
 from __future__ import annotations
@@ -73,3 +74,30 @@ def age_hours(record: Record) -> float:
 
 def _path(stage: str, key: str) -> str:
     return f"records/{stage}/{key}.json"
+
+
+# A journal of JSON values in the store, create-only: intents, handles and ends outlive the process that wrote them.
+
+
+class StoreJournal:
+    """What tasks/compute and tasks/serving are handed to remember by."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def put(self, key: str, value: dict[str, Any]) -> bool:
+        return self._store.create(f"journal/{key}.json", json.dumps(value, indent=1).encode())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        document = self._store.read(f"journal/{key}.json")
+        return json.loads(document.data) if document else None
+
+    def list(self, prefix: str) -> list[str]:
+        results = self._store.list(f"journal/{prefix}")
+        return [key.removeprefix("journal/").removesuffix(".json") for key in results]
+
+    def append(self, prefix: str, value: dict[str, Any]) -> None:
+        """Write a value under the next free number of a prefix."""
+        number = len(self.list(prefix)) + 1
+        while not self.put(f"{prefix}/{number:06d}", value):
+            number += 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.artifacts import parse_ref
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage.store import Store
 
 LEARNT_FROM = ("checkpoint", "tokens", "dataset")

@@ -1,4 +1,4 @@
-"""The versions of a name in the order of its history: what was current when, and what stood before it.
+"""Publishing, and the versions of a name in the order of its history: what was current when, and what stood before it.
 
 Also versions that an older Headway published, which kept no history. The history itself is tasks/storage/history.py.
 """
@@ -8,17 +8,180 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.artifacts import KINDS
-from tasks.common.errors import Unknown
-from tasks.registry.difference import Difference, difference
-from tasks.security.audit import actor
-from tasks.storage.history import Action, Change, changes, note_change
-from tasks.storage.manifest import Manifest
+from tasks.common.errors import IntegrityError, Unknown
+from tasks.config.base import canonical_json
+from tasks.config.environment import surroundings
+from tasks.security.audit import actor, audited
+from tasks.security.signatures import KINDS as SIGNED_KINDS
+from tasks.security.signatures import is_signed, lineage_digest
+from tasks.storage.history import Action, Change, changes, current, newest_publication, note_change
+from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store, counts_as_newest
+
+# What differs between two versions: files, configuration, metrics, inputs, code. Pure: manifests in, values out.
+#
+# Which arguments of a stage differ, in a few words, comes first.
+
+
+# What differs between two sets of arguments, in words: why a stage runs again.
+
+
+SHOWN = 3
+
+
+def flat(name: str, value: Any) -> dict[str, Any]:
+    """A tree of settings as one level, keys joined by dots."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: leaf for part, below in value.items() for key, leaf in flat(f"{name}.{part}", below).items()}
+
+
+def what_changed(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Which arguments of a stage differ, old value and new one; the first three."""
+    old, new = flat("", before), flat("", now)
+    names = [n for n in sorted(old.keys() | new.keys()) if canonical_json(old.get(n)) != canonical_json(new.get(n))]
+    messages = [f"{n.split('.', 2)[-1]} {_short(old.get(n))} -> {_short(new.get(n))}" for n in names[:SHOWN]]
+    return "changed: " + ", ".join(messages) + (" ..." if len(names) > SHOWN else "")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 16 else text[:8] + "…"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class FileChange(_Part):
+    """One file that differs. Sizes are in bytes; None where the file is not."""
+
+    path: str
+    before: int | None
+    after: int | None
+
+
+class Files(_Part):
+    """Files by what became of them; `changed` have the same path and other bytes."""
+
+    added: tuple[FileChange, ...]
+    removed: tuple[FileChange, ...]
+    changed: tuple[FileChange, ...]
+    unchanged: int
+
+
+class SettingChange(_Part):
+    """A key of the configuration with its values; None where there is no such key."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+class MetricChange(_Part):
+    """A metric with its values; the difference is None where one of them is."""
+
+    name: str
+    before: float | None
+    after: float | None
+    difference: float | None
+
+
+class InputChange(_Part):
+    """What was read under a name (KIND/NAME), by versions: several, where one name was read in several versions."""
+
+    name: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+class Difference(_Part):
+    """Only what differs."""
+
+    before: str
+    after: str
+    """References."""
+    files: Files
+    configuration: tuple[SettingChange, ...]
+    metrics: tuple[MetricChange, ...]
+    inputs: tuple[InputChange, ...]
+    code: tuple[str | None, str | None]
+    """The commits, the same or not."""
+
+    @property
+    def same(self) -> bool:
+        """Whether both are one version."""
+        return self.before.rpartition("@")[2] == self.after.rpartition("@")[2]
+
+
+def difference(before: Manifest, after: Manifest) -> Difference:
+    """What differs between two versions of one kind. Raises ValueError for two kinds."""
+    if before.content.kind != after.content.kind:
+        raise ValueError(f"{before.ref} and {after.ref} are of different kinds; compare two of one kind")
+    return Difference(
+        before=before.ref,
+        after=after.ref,
+        files=_files(before, after),
+        configuration=_configuration(before, after),
+        metrics=_metrics(before.provenance.metrics, after.provenance.metrics),
+        inputs=_inputs(before, after),
+        code=(before.provenance.commit, after.provenance.commit),
+    )
+
+
+def _files(before: Manifest, after: Manifest) -> Files:
+    old, new = ({file.path: file for file in manifest.content.files} for manifest in (before, after))
+    both = sorted(old.keys() & new.keys())
+    changed = [path for path in both if old[path].sha256 != new[path].sha256]
+    return Files(
+        added=tuple(FileChange(path=p, before=None, after=new[p].size) for p in sorted(new.keys() - old.keys())),
+        removed=tuple(FileChange(path=p, before=old[p].size, after=None) for p in sorted(old.keys() - new.keys())),
+        changed=tuple(FileChange(path=p, before=old[p].size, after=new[p].size) for p in changed),
+        unchanged=len(both) - len(changed),
+    )
+
+
+def _configuration(before: Manifest, after: Manifest) -> tuple[SettingChange, ...]:
+    old, new = (flat("", manifest.provenance.config or {}) for manifest in (before, after))
+    keys = [k for k in sorted(old.keys() | new.keys()) if canonical_json(old.get(k)) != canonical_json(new.get(k))]
+    return tuple(SettingChange(key=k.removeprefix("."), before=old.get(k), after=new.get(k)) for k in keys)
+
+
+def _metrics(old: dict[str, float], new: dict[str, float]) -> tuple[MetricChange, ...]:
+    return tuple(
+        MetricChange(
+            name=name,
+            before=old.get(name),
+            after=new.get(name),
+            difference=new[name] - old[name] if name in old and name in new else None,
+        )
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
+def _inputs(before: Manifest, after: Manifest) -> tuple[InputChange, ...]:
+    old, new = _read_by_name(before), _read_by_name(after)
+    return tuple(
+        InputChange(name=name, before=old.get(name, ()), after=new.get(name, ()))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
+def _read_by_name(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """What a version was made from and under: versions by KIND/NAME."""
+    result: dict[str, tuple[str, ...]] = {}
+    for ref in sorted((*manifest.provenance.inputs, *manifest.provenance.context)):
+        name, _, version = ref.partition("@")
+        result[name] = (*result.get(name, ()), version)
+    return result
 
 
 class Past(BaseModel):
@@ -121,4 +284,76 @@ def _without_history(manifest: Manifest, older: list[Change]) -> Change:
         who=manifest.provenance.who or "",
         host=manifest.provenance.host or "",
         flow_run=manifest.provenance.flow_run,
+    )
+
+
+# Publishing: bytes into the store, an entry in the audit log, and a change of the name's history; in that order.
+#
+# Who is killed in between publishes again, and finds done what was done: the version is the content's. Bytes are
+# tasks/storage.
+
+
+def publish(
+    store: Store,
+    folder: Path,
+    *,
+    kind: str,
+    inputs: tuple[str, ...],
+    provenance: Provenance,
+    link: bool = False,
+) -> Manifest:
+    """Make an artifact of a folder, and the version that its name means; see `Store.publish`."""
+    signed = provenance.model_copy(update={"who": actor().name, **surroundings()})
+    manifest = store.publish(folder, kind=kind, inputs=inputs, provenance=signed, link=link)
+    name = provenance.name
+    before, becomes_current = current(store, kind, name), counts_as_newest(manifest)
+    output = {"what": manifest.ref, "before": before, "after": manifest.version, "manifest": manifest.digest}
+    with audited(store, f"publish {kind}", right="publish", **output) as entry:
+        known = newest_publication(store, kind, name, manifest.version)
+        as_known = known is None or known.manifest in ("", manifest.digest)  # what was damaged is published anew
+        if as_known and (before == manifest.version or (not becomes_current and is_noted(store, manifest))):
+            return manifest
+        note(
+            store,
+            kind,
+            name,
+            action="publish",
+            version=manifest.version,
+            current=becomes_current,
+            flow_run=provenance.flow_run,
+            manifest=manifest.digest,
+            **entry.noted,
+        )
+    return manifest
+
+
+def publish_for_signing(
+    store: Store,
+    home: Path,
+    folder: Path,
+    *,
+    kind: str,
+    inputs: tuple[str, ...],
+    provenance: Provenance,
+    link: bool = False,
+) -> Manifest:
+    """Publish what is to be signed: the store must not say that it was made of something else, nor otherwise.
+
+    The same bytes may be there already, with the lineage of whoever made them first: it stays if somebody trusted signed it.
+    Kinds that are not signed are published as ever. Raises IntegrityError.
+    """
+    for _ in range(2):
+        manifest = publish(store, folder, kind=kind, inputs=inputs, provenance=provenance, link=link)
+        ours = lineage_digest(manifest.provenance) == lineage_digest(provenance)
+        if ours or kind not in SIGNED_KINDS or is_signed(store, home, manifest):
+            return manifest
+        store.delete(manifest)
+    raise lineage_conflict(manifest)
+
+
+def lineage_conflict(manifest: Manifest) -> IntegrityError:
+    """What to raise for an artifact of which the store says something else than who made it."""
+    return IntegrityError(
+        f"{manifest.ref} has another lineage in the store than whoever made it gave it, and nobody trusted signed it",
+        remedy="Find out who writes to the store. Then make it again; a stage of a run by --from.",
     )

@@ -1,65 +1,127 @@
-"""The report's charts as inline SVG: values in, text out; with tasks/report/corpus/charts.py the only file that needs matplotlib.
+"""The charts of all pages as inline SVG: values in, markup out; equal values give equal text.
 
-Headings and captions do not live here (page.py). Colours become the page's CSS variables, so that a chart
-follows the page into dark mode; ids begin with the chart's name, so that several charts live in one page; text stays
-text. Equal values give equal bytes.
+Colours are classes of the page's style, so that a chart follows the page into dark mode, and text stays text. Matplotlib, which
+draws the pictures for MLflow (pictures.py), takes a tenth of a second a chart: a page has two dozen, and a stage waits for it.
+Drawings that fill a table's cell are strips.py's.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-import matplotlib
-import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-from numpy.typing import NDArray
+from markupsafe import Markup
 
 from tasks.report.data import number
-from tasks.report.published import Champion, EvaluationReport, Interval, LossPoint, QualificationReport
+from tasks.report.published import Interval
 
-INK, MUTED, LINE, ACCENT, SOFT = "#1b2430", "#5b6675", "#dde2e9", "#1f5fbf", "#a9bfdf"
-WARN, BAD, PANEL = "#8a5a00", "#b3261e", "#ffffff"
-VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    LINE: "line",
-    ACCENT: "accent",
-    SOFT: "soft",
-    WARN: "warn",
-    BAD: "bad",
-    PANEL: "panel",
-}
-WIDTH = 460
-MAX_POINTS = 1000
-RANKS_SHOWN = 16
-ROUND = (1, 2, 2.5, 5, 10)
+WIDTH, HEIGHT = 460, 250
+"""Of a drawing, in its own units: it is shown as wide as its column."""
+RIGHT, TOP = 12, 12
+CHARACTER, BOLD = 6.7, 7.3
+"""Most widths of a letter of a chart's text, in the same units."""
+ROW, BAR = 30, 18
 LABEL_CHARACTERS = 24
-STYLE = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 12,
-    "font.sans-serif": ["DejaVu Sans"],
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-}
+MOST_TICKS = 8
+FACTORS = (1, 2, 2.5, 5, 10)
+AREAS = ("band", "bar", "area")
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ends of an axis, where it has numbers, and how they are written."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    text: Callable[[float], str] = number
+    label: str = ""
+    log: bool = False
+    grid: bool = False
+    """Whether a line runs across the chart at each number."""
+
+    def share(self, value: float) -> float:
+        """The place of a value from 0, the lower end, to 1."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the axes lie in a drawing, in its units."""
+
+    x: Axis
+    y: Axis
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def at(self, x: float, y: float) -> Point:
+        right, up = self.x.share(x), self.y.share(y)
+        return self.left + (self.right - self.left) * right, self.bottom - (self.bottom - self.top) * up
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve, by the classes that it is drawn with; of a single point, a dot."""
+
+    style: str
+    points: Sequence[Point]
+    dots: bool = False
+
+    def draw(self, frame: Frame) -> str:
+        places = [frame.at(*point) for point in self.points]
+        dots = places if self.dots or len(places) == 1 else []
+        path = f'<path class="line {self.style}" d="M{path_of(places)}"/>' if len(places) > 1 else ""
+        return path + "".join(f'<circle class="dot {self.style}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in dots)
+
+
+@dataclass(frozen=True)
+class Band:
+    """An area from a lower to an upper value at each place."""
+
+    style: str
+    points: Sequence[tuple[float, float, float]]
+
+    def draw(self, frame: Frame) -> str:
+        around = [frame.at(x, high) for x, _, high in self.points]
+        around += [frame.at(x, low) for x, low, _ in reversed(self.points)]
+        return f'<path class="{self.style}" d="M{path_of(around)}Z"/>' if around else ""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Upright bars from the lower end, each from a left to a right place."""
+
+    style: str
+    bars: Sequence[tuple[float, float, float]]
+
+    def draw(self, frame: Frame) -> str:
+        corners = [(frame.at(left, value), frame.at(right, value)[0]) for left, right, value in self.bars]
+        return "".join(
+            f'<rect class="bar {self.style}" x="{x:.1f}" y="{y:.1f}" width="{end - x:.1f}" height="{frame.bottom - y:.1f}"/>'
+            for (x, y), end in corners
+        )
+
+
+@dataclass(frozen=True)
+class Upright:
+    """A dashed line at a place, with words beside it."""
+
+    value: float
+    text: str
+
+    def draw(self, frame: Frame) -> str:
+        x = frame.at(self.value, frame.y.low)[0]
+        right = self.value <= (frame.x.low + frame.x.high) / 2
+        line = f'<path class="line warn" d="M{x:.1f},{frame.top:g}V{frame.bottom:g}"/>'
+        middle = (frame.top + frame.bottom) / 2
+        return line + words(x + (5 if right else -5), middle, self.text, "start" if right else "end", "warn")
 
 
 @dataclass(frozen=True)
@@ -71,201 +133,146 @@ class Bar:
     text: str
     interval: Interval | None = None
     """Drawn as a whisker."""
-    colour: str = SOFT
-    """Any but SOFT stands out."""
+    style: str = "soft"
+    """Any but soft stands out."""
     before: float | None = None
     """An earlier value, drawn as a line across the bar."""
 
-
-def loss_chart(points: Sequence[LossPoint], resumed: Sequence[int]) -> str:
-    """Loss against the step with a running mean; `resumed` are steps at which a job went on from a checkpoint."""
-    losses = [(point.step, point.loss) for point in points]
-    label = f"Training loss from {number(losses[0][1])} at step {losses[0][0]} to {number(losses[-1][1])} at the end"
-    return _lines("loss", losses, label=label, size=(520, 318), smooth=True, resumed=resumed)
+    @property
+    def end(self) -> float:
+        """How far anything of it reaches; never zero."""
+        return max(self.value, self.before or 0.0, *(self.interval or (0.0,)), 1e-12)
 
 
-def rate_chart(points: Sequence[LossPoint]) -> str:
-    """Learning rate against the step."""
-    rates = [(point.step, point.learning_rate) for point in points if point.learning_rate is not None]
-    return _lines("rate", rates, label="Learning rate against the step")
-
-
-def norm_chart(points: Sequence[LossPoint]) -> str:
-    """L2 norm of the gradient against the step."""
-    norms = [(point.step, point.grad_norm) for point in points if point.grad_norm is not None]
-    return _lines("norm", norms, label="Gradient norm against the step")
-
-
-def ranks_chart(cluster: QualificationReport) -> str:
-    """GFLOP/s of each rank, or of the slowest RANKS_SHOWN ones, against the baseline."""
-    slowest = sorted(cluster.ranks, key=lambda rank: rank.matmul_gflops)[:RANKS_SHOWN]
-    rows = [
-        Bar(f"rank {rank.rank} {rank.host}".strip(), rank.matmul_gflops, number(rank.matmul_gflops))
-        for rank in sorted(slowest, key=lambda rank: rank.rank)
-    ]
-    references = _reference(cluster.baseline.name, cluster.baseline.matmul_gflops_per_rank)
-    return bars("ranks", rows, label="GFLOP/s of each rank", references=references)
-
-
-def allreduce_chart(cluster: QualificationReport) -> str:
-    """Bus bandwidth of the all-reduce in GB/s against the baseline; empty where none was measured."""
-    if not cluster.allreduce or cluster.allreduce.gigabytes_per_second is None:
-        return ""
-    rate, floor = cluster.allreduce.gigabytes_per_second, cluster.baseline.allreduce_gigabytes_per_second
-    bar = Bar(f"{number(cluster.allreduce.megabytes)} MB", rate, number(rate))
-    references = _reference(cluster.baseline.name, floor)
-    return bars("allreduce", [bar], label="Bus bandwidth of the all-reduce in GB/s", references=references)
-
-
-def _reference(name: str, floor: float | None) -> list[tuple[str, float]]:
-    return [] if floor is None else [(f"{name} {number(floor)}", floor)]
-
-
-def scores_chart(scores: EvaluationReport, champion: Champion | None) -> str:
-    """Bits per byte of the baselines, the champion and this model with its interval."""
-    others = (("unigram", scores.unigram), ("Kneser-Ney bigram", scores.bigram), ("champion", champion))
-    rows = [Bar(name, one.bits_per_byte, f"{one.bits_per_byte:.3f}") for name, one in others if one]
-    value = scores.bits_per_byte
-    rows.append(Bar("this model", value, f"{value:.3f}", interval=scores.interval, colour=ACCENT))
-    return bars("scores", rows, label="Bits per byte, lower is better")
-
-
-def _lines(
-    name: str,
-    points: Sequence[tuple[int, float]],
-    *,
+def plot(
     label: str,
-    size: tuple[int, int] = (400, 165),
-    smooth: bool = False,
-    resumed: Sequence[int] = (),
-) -> str:
-    finite = np.array([point for point in points if math.isfinite(point[1])], dtype=float).reshape(-1, 2)
-    if not len(finite):
-        return ""
+    shapes: Sequence[Line | Band | Columns | Upright],
+    x: Axis,
+    y: Axis,
+    *,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+    style: str = "",
+) -> Markup:
+    """Shapes on common axes, the first at the back."""
+    names = [y.text(tick) for tick in y.ticks]
+    left = 16 + CHARACTER * max(map(len, names), default=0) + (18 if y.label else 0)
+    frame = Frame(x, y, left, size[0] - RIGHT, TOP, size[1] - (41 if x.label else 24))
+    parts = []
+    for tick, name in zip(y.ticks, names, strict=True):
+        place = frame.at(x.low, tick)[1]
+        parts.append(f'<path class="grid-line" d="M{left:.1f},{place:.1f}H{frame.right:g}"/>' if y.grid else "")
+        parts.append(words(left - 7, place + 4, name, "end"))
+    for tick in x.ticks:
+        place = frame.at(tick, y.low)[0]
+        line = f"{frame.top:g}V{frame.bottom:g}" if x.grid else f"{frame.bottom:g}v4"
+        parts.append(f'<path class="grid-line" d="M{place:.1f},{line}"/>')
+        parts.append(words(place, frame.bottom + 18, x.text(tick), "middle"))
+    parts.append(f'<path class="grid-line" d="M{left:.1f},{TOP}V{frame.bottom:g}H{frame.right:g}"/>')
+    parts += [shape.draw(frame) for shape in shapes]
+    parts.append(words((left + frame.right) / 2, size[1] - 4, x.label, "middle") if x.label else "")
+    middle = (frame.top + frame.bottom) / 2
+    turned = f'<text transform="translate(13,{middle:g}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>'
+    return drawing(label, size, [*parts, turned if y.label else ""], style)
 
-    def draw(axes: Any) -> None:
-        _curve(axes, finite, smooth=smooth)
-        for step in resumed:
-            axes.axvline(step, color=WARN, linewidth=1.2, linestyle=(0, (4, 3)))
-            middle = (finite[0, 0] + finite[-1, 0]) / 2
-            side, shift = ("left", 5) if step <= middle else ("right", -5)
-            anchor = {"xy": (step, 0.5), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-            axes.annotate(f"resumed from step {step}", xytext=(shift, 0), ha=side, va="bottom", color=WARN, **anchor)
-        axes.set_xlabel("step")
-        axes.grid(axis="y", linewidth=0.8)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=ROUND))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
-        plain_numbers(axes.xaxis, axes.yaxis)
 
-    return svg(name, size, label, draw)
-
-
-def bars(
-    name: str, rows: Sequence[Bar], *, label: str, references: Sequence[tuple[str, float]] = (), room: float = 1.22
-) -> str:
-    """Horizontal bars from zero, first on top; `references` are texts and values of dashed lines.
-
-    `room` is the width of the drawing by the longest bar's: what the texts at the ends need.
-    """
+def bars(label: str, rows: Sequence[Bar], references: Sequence[tuple[str, float]] = ()) -> Markup:
+    """Horizontal bars from zero, first on top, as long as their texts leave room; `references` are dashed lines with words."""
     if not rows:
-        return ""
-    ends = [max(row.value, row.before or 0.0, *(row.interval or (0.0,))) for row in rows]
-    right = max(*ends, *(value for _, value in references), 1e-12)
-
-    def draw(axes: Any) -> None:
-        for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            text_at = end + right * 0.015
-            axes.barh(place, row.value, height=0.62, color=row.colour)
-            if row.before is not None:
-                axes.plot([row.before] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=1.8)
-            if row.interval:
-                low, high = row.interval
-                axes.plot([low, high], [place, place], color=INK, linewidth=1.4, marker="|", markersize=9)
-            paper = {"facecolor": PANEL, "edgecolor": "none", "pad": 1.5}
-            axes.text(
-                text_at,
-                place,
-                row.text,
-                bbox=paper,
-                va="center",
-                color=INK,
-                weight="normal" if row.colour == SOFT else "bold",
-            )
-        for text, value in references:
-            line = {"color": WARN, "linewidth": 1.4, "linestyle": (0, (4, 3)), "zorder": 2.5}
-            axes.plot([value] * 2, [-0.5, len(rows) - 0.5], **line)
-            axes.annotate(
-                text,
-                (value, -0.62),
-                ha="left" if value < right / 5 else "center" if value < right * 0.8 else "right",
-                va="bottom",
-                color=WARN,
-            )
-        axes.set_yticks(range(len(rows)), [_fit(row.label) for row in rows], color=INK)
-        axes.set_ylim(len(rows) - 0.5, -1.1 if references else -0.5)
-        axes.set_xlim(0, right * room)
-        axes.xaxis.set_visible(False)
-        axes.spines["bottom"].set_visible(False)
-        axes.tick_params(length=0)
-
+        return Markup()
+    names, above = [fit(row.label) for row in rows], ROW if references else 0
+    left, room = 10 + CHARACTER * max(map(len, names)), float(WIDTH - 12)
+    scale = min((room - left - BOLD * len(row.text)) / row.end for row in rows)
+    scale = min([scale, *((room - left) / max(value, 1e-12) for _, value in references)])
+    parts = []
+    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
+        y = above + 5 + ROW * place + ROW / 2
+        parts.append(words(left - 7, y + 4, name, "end", "name"))
+        size = f'width="{scale * max(row.value, 0.0):.2f}" height="{BAR}"'
+        parts.append(f'<rect class="bar {row.style}" x="{left:.1f}" y="{y - BAR / 2:g}" {size}/>')
+        if row.before is not None:
+            parts.append(f'<path class="line ink" d="M{left + scale * row.before:.1f},{y - 12:g}v24"/>')
+        if row.interval:
+            low, high = (left + scale * value for value in row.interval)
+            caps = "".join(f"M{x:.1f},{y - 5:g}v10" for x in (low, high))
+            parts.append(f'<path class="line ink thin" d="M{low:.1f},{y:g}H{high:.1f}{caps}"/>')
+        strong = "value" if row.style == "soft" else "value strong"
+        parts.append(words(left + scale * row.end + 6, y + 4, row.text, "start", strong))
+    for text, value in references:
+        x = left + scale * value
+        parts.append(f'<path class="line warn" d="M{x:.1f},{above:g}V{above + 5 + ROW * len(rows):g}"/>')
+        anchor = "start" if x < left + (room - left) / 5 else "middle" if x < left + (room - left) * 0.75 else "end"
+        parts.append(words(x, above - 6, text, anchor, "warn"))
     message = ", ".join(f"{row.label} {row.text}" for row in rows) + "".join(f"; {text}" for text, _ in references)
-    return svg(name, (WIDTH, 30 * (len(rows) + bool(references)) + 10), f"{label}: {message}", draw)
+    return drawing(f"{label}: {message}", (WIDTH, above + ROW * len(rows) + 10), parts)
 
 
-def _curve(axes: Any, points: NDArray[np.float64], *, smooth: bool) -> None:
-    window = max(1, len(points) // 40)
-    thin = points[:: math.ceil(len(points) / MAX_POINTS)]
-    smooth = smooth and window > 1
-    marker = "o" if len(points) == 1 else None
-    axes.plot(
-        thin[:, 0],
-        thin[:, 1],
-        color=SOFT if smooth else ACCENT,
-        linewidth=1.0 if smooth else 1.4,
-        marker=marker,
-        label="each step",
+def legend(entries: Mapping[str, str]) -> Markup:
+    """What colours and dashes mean: words by the class that a shape is drawn with, areas beginning with one of AREAS."""
+    keys = {
+        style: f'<rect y="1" width="26" height="12" class="{style}"/>'
+        if style.startswith(AREAS)
+        else f'<path class="line {style}" d="M0,7H26"/>'
+        for style in entries
+    }
+    items = (
+        f'<li><svg class="key" width="26" height="14" aria-hidden="true">{keys[style]}</svg>{escape(text)}</li>'
+        for style, text in entries.items()
     )
-    if smooth:
-        mean = np.stack([np.convolve(column, np.full(window, 1 / window), "valid") for column in points.T], axis=1)
-        mean = mean[:: math.ceil(len(mean) / MAX_POINTS)]
-        axes.plot(mean[:, 0], mean[:, 1], color=ACCENT, linewidth=1.8, label=f"mean of {window} steps")
-        axes.legend(loc="upper right", labelcolor=INK)
+    return Markup(f'<ul class="legend">{"".join(items)}</ul>')
 
 
-def plain_numbers(*axis: Any) -> None:
-    for one in axis:
-        one.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+def drawing(label: str, size: tuple[float, float], parts: Sequence[str], style: str = "", most: float = 0.0) -> Markup:
+    """An element of a page, named for who does not see it; as wide as its column, or at most `most` pixels."""
+    limit = f' style="max-width:{most:.0f}px"' if most else ""
+    head = f'<svg class="{f"chart {style}".strip()}" viewBox="0 0 {size[0]:.0f} {size[1]:.0f}"{limit} role="img"'
+    return Markup(f'{head} aria-label="{escape(label)}">{"".join(parts)}</svg>')
+
+
+def words(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
+    """Text in a drawing; `anchor` is which of its ends, or its middle, lies at x."""
+    named = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>'
+
+
+def path_of(points: Sequence[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def fit(label: str, most: int = LABEL_CHARACTERS) -> str:
+    """A label that is cut where it is too long."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def spread(values: Sequence[float], room: float = 0.05) -> tuple[float, float]:
+    """The least and the largest with that share of room on either side; never a single point."""
+    low, high = min(values), max(values)
+    more = (high - low) * room or abs(high) * 0.05 or 1.0
+    return low - more, high + more
+
+
+def round_ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers between two, at most `most` and one; `whole`: integers alone."""
+    rough = (high - low) / most
+    power = 10.0 ** int(f"{rough:e}".partition("e")[2])
+    step = next(factor * power for factor in FACTORS if factor * power >= rough * 0.999)
+    first = -int(-low // step)
+    ticks = [index * step for index in range(first, first + most + 2) if low <= index * step <= high]
+    return [tick for tick in ticks if tick == int(tick)] if whole else ticks
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two, with 2 and 5 of each where there are few of them, every third where there are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    few = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    if len(few) <= MOST_TICKS:
+        return few
+    tens = [10.0**power for power in powers if low <= 10.0**power <= high]
+    return tens if len(tens) <= MOST_TICKS else [value for value in tens if round(math.log10(value)) % 3 == 0]
 
 
 def brief(value: float) -> str:
+    """A number in few letters: 16, 2k, 1.5M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.3g}{letter}"
     return f"{value:.3g}"
-
-
-def _fit(label: str) -> str:
-    return label if len(label) <= LABEL_CHARACTERS else label[: LABEL_CHARACTERS - 1] + "…"
-
-
-def svg(name: str, size: tuple[int, int], label: str, draw: Callable[[Any], None]) -> str:
-    """Draw on fresh axes and hand out the figure as an element of a page."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure.subplots())
-        buffer = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return _inline(
-        buffer.getvalue(), name, f'viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}"'
-    )
-
-
-def _inline(svg: str, name: str, attributes: str) -> str:
-    """The inside of a stand-alone SVG as an inline element: own ids, no style for the page, no namespace."""
-    inside = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg[svg.index(">", svg.index("<svg")) + 1 :], flags=re.DOTALL)
-    inside = re.sub(r'(\bid="|"#|url\(#)', rf"\g<1>{name}-", inside.replace("xlink:href", "href"))
-    for colour, variable in VARIABLES.items():
-        inside = inside.replace(colour, f"var(--{variable})")
-    return f'<svg {attributes} class="chart">{inside}'

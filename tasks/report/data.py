@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tasks.artifacts import Check, Value
-from tasks.report.evaluation.data import ComparisonReport
 from tasks.report.published import (
     Champion,
+    ComparisonReport,
     EvaluationReport,
     LossPoint,
     Parity,
     QualificationReport,
     TokensReport,
+    TrainingReport,
     ValidationReport,
     Variants,
 )
-from tasks.report.training.data import TrainingReport
 
 RunStatus = Literal["completed", "gate_closed", "failed", "cancelled", "waiting"]
 StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]

@@ -9,16 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from tasks.report.pictures import ACCENT, INK, MUTED, WARN, picture
+from tasks.report.scaling import size
 
-from tasks.report.charts import ACCENT, INK, MUTED, STYLE, WARN
-from tasks.report.scaling_picture import size
-
-INCHES = (6.4, 4.4)
-DOTS = 130
 NEAR = 1.3
 """A tick that is not so many times the one before has no number: they would overlap."""
 Curve = Sequence[tuple[float, float]]
@@ -34,10 +27,10 @@ def draw_by_gpus(path: Path, rates: Curve, chosen: float) -> Path:
         _line(axes, "planned", rates, ACCENT)
         _marked(axes, chosen, "this plan")
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(y)))
+        axes.yaxis.set_minor_formatter("")
+        axes.yaxis.set_major_formatter(lambda y, _: size(y))
         _log(axes, gpus, lambda x: f"{x:,.0f}")
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(fontsize=9)
 
     return _draw(path, "Tokens a second, by GPUs", "GPUs", fill)
 
@@ -64,9 +57,9 @@ def draw_cost(
         axes.set_ylim(bottom=0)
         axes.margins(x=0.1, y=0.15)
         axes.set_ylim(0, axes.get_ylim()[1])
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(y)))
+        axes.yaxis.set_major_formatter(lambda y, _: size(y))
         _log(axes, sorted(p[0] for points in curves.values() for p in points), lambda x: f"{x:.3g}")
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(fontsize=9)
 
     return _draw(path, f"{currency} against time; numbers are GPUs", "days, failures included", fill)
 
@@ -89,23 +82,20 @@ def draw_by_interval(path: Path, curves: Mapping[str, Curve], chosen: float) -> 
         for (name, points), colour in zip(curves.items(), COLOURS, strict=False):
             axes.plot([x / 60 for x, _ in points], [y for _, y in points], "-", color=colour, label=name)
         _marked(axes, chosen / 60, f"chosen: {chosen / 60:.3g} min")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
         ticks = [x / 60 for x, _ in next(iter(curves.values()))]
         _log(axes, ticks[::4], lambda x: f"{x:.3g}")
-        axes.legend(frameon=False, fontsize=9, loc="lower center")
+        axes.legend(fontsize=9, loc="lower center")
 
     return _draw(path, "Goodput, by time between saves", "minutes between two saves", fill)
 
 
 def _draw(path: Path, title: str, across: str, fill: Callable[[Any], None]) -> Path:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=INCHES, layout="constrained")
-        FigureCanvasAgg(figure)
+    with picture(path, (6.4, 4.4), dots=130) as figure:
         axes = figure.subplots()
         fill(axes)
         axes.set_title(title, loc="left", fontsize=11, color=INK)
         axes.set_xlabel(across)
-        figure.savefig(path, dpi=DOTS, facecolor="white", format="png", metadata={"Software": None})
     return path
 
 
@@ -123,5 +113,5 @@ def _log(axes: Any, ticks: Sequence[float], report: Callable[[float], str]) -> N
     for tick in ticks:
         if not apart or tick > NEAR * apart[-1]:
             apart.append(tick)
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.minorticks_off()
     axes.set_xticks(apart, [report(tick) for tick in apart])

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.artifacts import Check
-from tasks.report.evaluation.data import Calibration, MeasuredContext, PositionScore, Share, SliceScore, SuiteReport
 from tasks.report.qualification.short import qualification_in_short
 
 Interval = tuple[float, float]
@@ -30,6 +29,44 @@ class LossPoint(Published):
     loss: float
     learning_rate: float | None = None
     grad_norm: float | None = None
+
+
+class StepTime(Published):
+    """One step, or the mean of neighbouring ones: its parts in seconds, and its speed."""
+
+    step: int
+    step_seconds: float
+    data_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+class HeldoutPoint(Published):
+    """A measurement on held-out text."""
+
+    step: int
+    heldout_bits_per_byte: float
+
+
+class TimeReport(Published):
+    """`time` of a training's `result.json`."""
+
+    seconds: Mapping[str, float] = {}
+    """By cause: useful, stalled, lost, restarting, starting, idle."""
+    flops_convention: str = ""
+    peak: Mapping[str, Any] = {}
+    memory_gib: float | None = None
+    gpu_memory_gib: float | None = None
+
+
+class TrainingReport(Published):
+    """The steps, thinned, and what all attempts together took."""
+
+    steps: tuple[StepTime, ...] = ()
+    heldout: tuple[HeldoutPoint, ...] = ()
+    time: TimeReport | None = None
 
 
 class Histogram(Published):
@@ -158,7 +195,7 @@ class AllReduce(Published):
 
 
 class QualificationReport(Published):
-    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification/page.py)."""
+    """`qualification.json` in short. Its own page has all of it (tasks/report/qualification)."""
 
     verdict: str = ""
     """Empty: a file of the first form, which had only checks."""
@@ -171,6 +208,67 @@ class QualificationReport(Published):
     @classmethod
     def _in_short(cls, payload: Any) -> Any:
         return qualification_in_short(payload) if isinstance(payload, dict) and "measured" in payload else payload
+
+
+class Share(Published):
+    """A share of tokens with its interval, where there were documents enough for one."""
+
+    estimate: float
+    interval: Interval | None = None
+
+
+class Bin(Published):
+    """Tokens whose likeliest continuation was given about the same probability."""
+
+    tokens: int
+    probability: float
+    accuracy: float
+
+
+class Calibration(Published):
+    """The expected calibration error, and the reliability curve."""
+
+    error: float
+    bins: tuple[Bin, ...] = ()
+
+
+class PositionScore(Published):
+    """One row of `positions`: tokens that were predicted with `from` to `to` tokens before them."""
+
+    first: int = Field(alias="from")
+    last: int = Field(alias="to")
+    tokens: int = 0
+    bits_per_token: float | None = None
+    interval: Interval | None = None
+    joined: bool = False
+
+
+class MeasuredContext(Published):
+    """Tokens that the model takes, and how many of them were measured."""
+
+    declared: int
+    measured: int
+
+
+class SliceScore(Published):
+    """One row of `slices` in `evaluation.json`."""
+
+    slice: str
+    status: str = "measured"
+    documents: int = 0
+    bits_per_byte: float | None = None
+    interval: Interval | None = None
+    perplexity: float | None = None
+    accuracy: Share | None = None
+    calibration_error: float | None = None
+
+
+class SuiteReport(Published):
+    """One entry of `suites`."""
+
+    metrics: Mapping[str, float] = {}
+    samples: int = 0
+    failed: str = ""
 
 
 class Score(Published):
@@ -222,6 +320,36 @@ class EvaluationReport(Published):
     heldout: HeldoutRead | None = None
     context: MeasuredContext | None = None
     positions: tuple[PositionScore, ...] = ()
+
+
+class Loss(Published):
+    """The share by which this model is worse, with its interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class ComparedSlice(Published):
+    """Both models on the same documents, in bits per byte; `loss` is None where there are too few documents."""
+
+    slice: str
+    status: str = "measured"
+    documents: int = 0
+    candidate: float | None = None
+    champion: float | None = None
+    loss: Loss | None = None
+    candidate_accuracy: float | None = None
+    champion_accuracy: float | None = None
+
+
+class ComparisonReport(Published):
+    """Champion against challenger."""
+
+    candidate: str
+    champion: str
+    confidence: float = 0.95
+    rows: tuple[ComparedSlice, ...] = ()
 
 
 class Variant(Published):

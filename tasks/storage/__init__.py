@@ -12,7 +12,7 @@ from tasks.config.base import has_policy
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:
-    from tasks.storage.blob.files import BlobFiles
+    from tasks.storage.blob.folder import BlobFiles
     from tasks.storage.settings import StoreConfig
 
 
@@ -60,7 +60,7 @@ def open_files(home: Path, name: str = "") -> BlobFiles:
             f"store {wanted!r} is {what}: jobs on machines without a shared folder need one on Azure Blob. Name it in "
             "stores.yaml (docs/storage.md), and use it there or set cluster.azureml.store to its name"
         )
-    from tasks.storage.blob.files import BlobFiles
+    from tasks.storage.blob.folder import BlobFiles
 
     return BlobFiles(config, home, open_store(home))
 

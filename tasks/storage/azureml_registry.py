@@ -2,7 +2,7 @@
 
 A registry is no store: it takes models, under a version that it never overwrites. Beside the model's files, in a folder of their
 own, go the manifest, the signature and the manifests of what the model was made from. What may be copied there is decided by
-tasks/registry/sharing.py. See https://learn.microsoft.com/azure/machine-learning/how-to-manage-registries.
+tasks/registry/transfer.py. See https://learn.microsoft.com/azure/machine-learning/how-to-manage-registries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What became of the versions of a name: one numbered document a change, written only once, so the last one says what is current.
 
-`history/KIND/NAME/NUMBER.json` in the store. Publishing does not live here (tasks/registry/publishing.py), nor rolling back.
+`history/KIND/NAME/NUMBER.json` in the store. Publishing does not live here (tasks/registry/versions.py), nor rolling back.
 """
 
 from __future__ import annotations

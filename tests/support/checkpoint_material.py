@@ -5,7 +5,7 @@ import torch
 from tasks.config.training import TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.snapshot import Saver
-from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.training.network import build_optimizer
 
 CONFIG = TrainingConfig(steps=100)
 IDENTITY = identity(CONFIG, {"tokens.json": "0" * 64})

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tasks.registry.publishing import publish
 from tasks.registry.refs import move_ref
+from tasks.registry.versions import publish
 from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.manifest import Manifest, Provenance

@@ -2,7 +2,7 @@
 
 import json
 
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.storage.manifest import Provenance
 
 

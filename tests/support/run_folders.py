@@ -7,11 +7,11 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tasks.common import process
 from tasks.compute.job import Job, write_folder
 from tasks.orchestration.observers import Outcome
+from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ class Run:
     status: str = "completed"
     seconds: float = 1.0
     stopped_at: str = ""
-    results: dict[str, Any] = field(default_factory=dict)
+    result: RunResult = field(default_factory=RunResult)
 
     def __post_init__(self):
         self.flow_run = {"id": self.identity, "url": f"http://127.0.0.1/{self.identity}"}

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 from tasks.config.evaluation import EvaluationConfig
 from tasks.jobs.evaluation.heldout import Encoded, Heldout
-from tasks.jobs.evaluation.loading import load_model
+from tasks.jobs.evaluation.scoring import load_model
 from tasks.jobs.evaluation.suites import Bench
 from tasks.jobs.node.runtime import Rank
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from waiting import limit
 
+from tasks.config.flows import STAGES
+
 HEADWAY = Path(sys.executable).parent / "headway"
 STDLIB = Path(sysconfig.get_path("stdlib"))
-STAGES = ("validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy")
 PACKAGES = ("json", "email", "logging", "importlib")
 
 

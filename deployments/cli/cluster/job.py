@@ -57,7 +57,7 @@ def reconcile(
 def journal() -> Journal:
     """Where this home remembers what it submitted."""
     from tasks.common.home import home
-    from tasks.registry.journal import StoreJournal
+    from tasks.registry.records import StoreJournal
     from tasks.storage import open_store
 
     return StoreJournal(open_store(home()))

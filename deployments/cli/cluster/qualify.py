@@ -247,7 +247,7 @@ def _history(node: str, *, as_json: bool) -> None:
 
 
 def _past(one: Stored, node: str) -> Iterator[dict[str, Any]]:
-    from tasks.qualification.gate import as_node
+    from tasks.qualification.remaining import as_node
 
     for verdict in one.verdict.nodes:
         if verdict.name == node:

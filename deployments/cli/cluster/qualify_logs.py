@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.cli.output import CommandError, say
 
 if TYPE_CHECKING:
-    from tasks.qualification.from_logs import LogsVerdict
-    from tasks.qualification.one_log import JudgedLog
+    from tasks.qualification.from_logs import JudgedLog, LogsVerdict
     from tasks.qualification.verdicts import Reason
 
 GOOD = ("healthy", "degraded")

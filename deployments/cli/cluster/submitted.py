@@ -29,7 +29,7 @@ from tasks.lineage import messages
 from tasks.lineage.messages import run_page
 from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Outcome, interrupted
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security.access import note_access
 from tasks.security.audit import actor
 from tasks.storage import open_store

@@ -16,7 +16,7 @@ from deployments.cli.options import Json, Set
 from deployments.cli.output import say, short_ref
 
 if TYPE_CHECKING:
-    from tasks.data.drift.corpora import Corpus
+    from tasks.data.drift.comparison import Corpus
 
 MARKS = {"drift": "DRIFT", "none": "ok", "insufficient": "-"}
 
@@ -38,7 +38,7 @@ def drift(
     """
     from deployments.configuration.files import changed
     from tasks.config.revalidation import RevalidationConfig
-    from tasks.data.drift.corpora import drift_of
+    from tasks.data.drift.comparison import drift_of
 
     config = changed(RevalidationConfig, set_ or ()).drift
     corpora = [_corpus(name) for name in (reference, new)]
@@ -54,7 +54,7 @@ def _corpus(name: str) -> Corpus:
     """A dataset of the store, or else files. Raises Unknown, ValueError."""
     from tasks.common.errors import Unknown
     from tasks.data.corpus.inputs import find_shards
-    from tasks.data.drift.corpora import Corpus
+    from tasks.data.drift.comparison import Corpus
 
     path = Path(name)
     try:

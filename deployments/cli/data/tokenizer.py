@@ -32,7 +32,7 @@ def publish(
     from tasks.artifacts import parse_ref
     from tasks.common.home import home
     from tasks.data.tokenizing.tokenizer import open_tokenizer
-    from tasks.registry.publishing import publish as publish_artifact
+    from tasks.registry.versions import publish as publish_artifact
     from tasks.storage import open_store
     from tasks.storage.manifest import Provenance
 

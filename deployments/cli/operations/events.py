@@ -20,8 +20,8 @@ from deployments.cli.output import say, short_ref, visible
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tasks.events.batches import Now
     from tasks.events.event import Event
-    from tasks.events.listing import Now
 
 app = typer.Typer(help="What came, what it caused, and what was refused and why.")
 EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
@@ -90,8 +90,8 @@ def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
     from deployments.services import prefect_server
     from tasks.common import process
     from tasks.common.redaction import redact_value
+    from tasks.events.batches import told as listed
     from tasks.events.ledger import Ledger
-    from tasks.events.listing import told as listed
 
     known = process.read_json(home / "prefect" / "server.json") or {}
     pages = prefect_server.named_server(home) or str(known.get("url", ""))
@@ -178,7 +178,7 @@ def _now(home: Path) -> Now:
     from deployments.configuration.platform import load_settings
     from deployments.services import bridge
     from tasks.common import process
-    from tasks.events.listing import Now
+    from tasks.events.batches import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
     runs, output = bridge.status(home) is not None, process.read_json(told_at(home)) or {}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import say
-from deployments.cli.planning.hardware import _aligned
+from deployments.cli.output import aligned, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +52,16 @@ def cost(
     of_kind = _kind(kind, done)
     hours = {name: price.hours.get(of_kind) for name, price in prices.items()}
     currencies = {name: price.currency for name, price in prices.items()}
-    stages = costs(done, machines, hours.get, planned_train_seconds=_planned(done), currency_of=currencies.get)
+    planned = [one.metrics.get("seconds") for one in reversed(done) if one.stage == "plan"]
+    stages = costs(
+        done, machines, hours.get, planned_train_seconds=next(iter(planned), None), currency_of=currencies.get
+    )
     known = known_costs(stages)
     several = len(known) > 1
+    not_added = (
+        f"prices are in {' and '.join(sorted(known))}, and no rate of exchange is known, so there is no total: "
+        "write the machines' prices into prices/own.yaml in one currency"
+    )
     fields = {
         **{"run": result.identity, "flow": result.handle.get("flow"), "subject": result.handle.get("subject")},
         **{"status": result.status, "kind": of_kind, "total": total(stages)},
@@ -65,7 +71,7 @@ def cost(
         "machine_hours": sum(stage.machine_hours for stage in stages),
         "stages": [{**stage.__dict__, "over": stage.over} for stage in stages],
         "prices": [_told(price, of_kind) for price in prices.values()],
-        "warnings": [*_warnings(prices, hours, stages, of_kind), *(_not_added(known) if several else ())],
+        "warnings": [*_warnings(prices, hours, stages, of_kind), *([not_added] if several else [])],
     }
     say(fields, "\n".join(_page(fields, stages)), as_json=as_json)
 
@@ -145,12 +151,6 @@ def _kind(wanted: str, done: list[Timed]) -> PriceKind:
     return kind_of_preemptible((read_json(preemptible[0] / "cluster.json") or {}).get("backend", ""))
 
 
-def _planned(done: list[Timed]) -> float | None:
-    """Seconds of training, as the run's plan says."""
-    plans = [one.metrics.get("seconds") for one in done if one.stage == "plan"]
-    return plans[-1] if plans else None
-
-
 def _told(price: MachinePrice, kind: PriceKind) -> dict[str, Any]:
     origin = price.origin(kind)
     return {
@@ -179,18 +179,10 @@ def _warnings(
     return list(dict.fromkeys(messages))
 
 
-def _not_added(known: dict[str, float]) -> list[str]:
-    currencies = " and ".join(sorted(known))
-    return [
-        f"prices are in {currencies}, and no rate of exchange is known, so there is no total: "
-        "write the machines' prices into prices/own.yaml in one currency"
-    ]
-
-
 def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
     yield f"{fields['flow']} {fields['subject']}, run {fields['run'][:8]}, {fields['status']}; {fields['kind']} prices"
     yield ""
-    yield from _aligned([COLUMNS, *(_cells(stage, fields["currency"] or "") for stage in stages)])
+    yield from aligned([COLUMNS, *(_cells(stage, fields["currency"] or "") for stage in stages)])
     of_each = fields["by_currency"] or {fields["currency"]: 0.0}
     least = " and ".join(f"{currency} {cost:,.2f}" for currency, cost in of_each.items())
     open_ = any(stage.cost is None for stage in stages)

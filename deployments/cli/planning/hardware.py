@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import say
+from deployments.cli.output import aligned, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def hardware(
     own = home() / "hardware"
     if not name:
         rows = [_row(path, own) for path in known_skus(own).values()]
-        return say({"hardware": rows}, "\n".join(_aligned([COLUMNS, *map(_cells, rows)])), as_json=as_json)
+        return say({"hardware": rows}, "\n".join(aligned([COLUMNS, *map(_cells, rows)])), as_json=as_json)
     path = find_sku(name, own)
     sku = read_sku(path, own)
     output = sku.model_dump(mode="json")
@@ -137,21 +137,7 @@ def _number(name: str, number: Number) -> tuple[str, ...]:
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
     if rows:
-        yield from ("", title, *(f"  {line}" for line in _aligned(rows)))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths: list[int] = []
-    for row in rows:
-        widths += [0] * (len(row) - len(widths))
-        widths = [max(width, len(cell)) for width, cell in zip(widths, _filled(row, len(widths)), strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-
-
-def _filled(row: Iterable[str], length: int) -> list[str]:
-    cells = list(row)
-    return cells + [""] * (length - len(cells))
+        yield from ("", title, *(f"  {line}" for line in aligned(rows)))
 
 
 def _plain(value: float | str | None) -> str:

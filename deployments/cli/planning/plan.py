@@ -1,15 +1,16 @@
 """`headway plan`: whether a training fits, how fast, how long, what it costs, before anything is spent. See docs/planning.md.
 
 Reading cases and showing plans; what is planned is tasks/planning/planned_case.py, what a lifecycle's configuration asks for,
-tasks/planning/case_of_config.py.
+tasks/planning/configured.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -22,19 +23,16 @@ if TYPE_CHECKING:
     from tasks.planning.case import Case
     from tasks.planning.planned_case import Planned, Point, WhatIf
 
-# A plan as people read it in a terminal: the verdict, the numbers, memory as a bar, what else would do, what to mind.
-
-
 BAR = 40
 PARTS = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "other": "."}
 
 
-def page(made: Planned, payload: dict[str, Any]) -> str:
-    """All of it, one line a fact."""
-    return "\n".join(_lines(made, payload))
+def page(payload: dict[str, Any]) -> str:
+    """A plan as people read it in a terminal, one line a fact: the verdict, the numbers, memory as a bar, what else would do."""
+    return "\n".join(_lines(payload))
 
 
-def _lines(made: Planned, payload: dict[str, Any]) -> Iterator[str]:
+def _lines(payload: dict[str, Any]) -> Iterator[str]:
     name = f"{payload['name']}: " if payload["name"] else ""
     verdict = {"fits": "it fits", "tight": "it fits, tightly", "does not fit": "it does not fit"}[payload["fit"]]
     if payload["fit"] != "does not fit" and not payload["fits"]:
@@ -55,7 +53,9 @@ def _lines(made: Planned, payload: dict[str, Any]) -> Iterator[str]:
         f"  a step      {payload['step_seconds']:.4g} s, {payload['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU; "
         f"TFLOP/s a GPU {rates['hardware']:.1f} by the hardware, {rates['model']:.1f} of the model, MFU {payload['mfu']:.1%}"
     )
-    yield f"  it goes to  {_shares(payload['step_parts_seconds'], payload['step_seconds'])}"
+    shares = [(seconds / payload["step_seconds"], name) for name, seconds in payload["step_parts_seconds"].items()]
+    large = sorted((pair for pair in shares if pair[0] >= 0.005), reverse=True)
+    yield "  it goes to  " + ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for share, name in large)
     if payload["days"]:
         failing = f", {payload['days_with_failures']:.3g} with failures" if payload["days_with_failures"] else ""
         yield f"  takes       {payload['days']:.3g} days{failing}"
@@ -67,8 +67,12 @@ def _lines(made: Planned, payload: dict[str, Any]) -> Iterator[str]:
         )
         yield f"  goodput     {goodput['mid']:.1%} ({goodput['low']:.1%} to {goodput['high']:.1%} by how often machines fail)"
     yield from (f"  stored      {choice['reason']}" for choice in payload["storage"].values() if choice)
-    yield from _money(payload["cost"])
-    yield from (f"  instead     {_instead(other)}" for other in payload["others"][:3])
+    if cost := payload["cost"]:
+        total = "not known" if cost["total"] is None else f"{cost['total']:,.0f} {cost['currency']}"
+        yield f"  costs       {total}" + (f" (prices of {cost['price_date']})" if cost["price_date"] else "")
+    for other in payload["others"][:3]:
+        needs = f"{other['step_seconds']:.4g} s a step, {other['memory_gib']:.1f} GiB, {other['fit']}"
+        yield f"  instead     {_division(other['parallel'])}: {needs}"
     yield from (f"  mind        {value}" for value in payload["warnings"])
 
 
@@ -93,67 +97,37 @@ def _memory(memory: dict[str, float]) -> Iterator[str]:
     yield f"              |{bar.ljust(round(memory['usable'] * scale))}|"
 
 
-def _shares(parts: dict[str, float], whole: float) -> str:
-    large = sorted(
-        ((seconds / whole, name) for name, seconds in parts.items() if seconds / whole >= 0.005), reverse=True
-    )
-    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for share, name in large)
-
-
-def _money(cost: dict[str, Any] | None) -> Iterator[str]:
-    if cost is None:
-        return
-    total = "not known" if cost["total"] is None else f"{cost['total']:,.0f} {cost['currency']}"
-    source = f" (prices of {cost['price_date']})" if cost["price_date"] else ""
-    yield f"  costs       {total}{source}"
-
-
-def _instead(other: dict[str, Any]) -> str:
-    return f"{_division(other['parallel'])}: {other['step_seconds']:.4g} s a step, {other['memory_gib']:.1f} GiB, {other['fit']}"
-
-
-# `headway plan -c` of machines without GPUs: the stage's own formulas, with what the last qualification here measured.
-#
-# Of machines with GPUs the plan is tasks/planning/planned_case.py. Nothing is judged here that the stage `plan` does
-# not judge again.
-
-
 GIB = 1 << 30
 DAY = 86_400.0
 
 
 def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
-    """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here."""
+    """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here.
+
+    The newest qualification counts, when it vouches for as many ranks. The stage `plan` judges all of it again.
+    """
+    from tasks.artifacts import Qualification
     from tasks.common.home import home
+    from tasks.registry.records import newest
     from tasks.storage import open_store
 
     store = open_store(home())
-    measured = _last_qualification(store, settings)
-    if measured is None:
+    name = settings.cluster.name
+    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
+    measured = Qualification.model_validate(record.value) if record else None
+    ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
+    if measured is None or not measured.passed or measured.subject.world_size != ranks:
         return False
     payload = _reckoned(settings, measured, store)
     say(payload, _plan_measured_page(payload), as_json=as_json)
     return True
 
 
-def _last_qualification(store: Any, settings: RetrainConfig) -> Qualification | None:
-    """The newest that vouches for as many ranks of this cluster."""
-    from tasks.artifacts import Qualification
-    from tasks.registry.records import newest
-
-    name = settings.cluster.name
-    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
-    result = Qualification.model_validate(record.value) if record else None
-    if result is None or not result.passed:
-        return None
-    ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
-    return result if result.subject.world_size == ranks else None
-
-
 def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
-    from tasks.plan import PAST_RUNS, memory_limit, reckon
-    from tasks.planning.correction import measured_on
-    from tasks.registry.journal import StoreJournal
+    from tasks.common.home import home
+    from tasks.plan import PAST_RUNS, reckon
+    from tasks.planning.spent import measured_on
+    from tasks.registry.records import StoreJournal
 
     on, journal = measured.subject, StoreJournal(store)
     keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]
@@ -164,9 +138,10 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
         on,
         vocab_size=settings.preprocessing.tokenizer.vocab_size,
         train_tokens=0,
+        home=home(),
         past=[result for key in keys if (result := journal.get(key))],
     )
-    usable = memory_limit(settings.planning, on) / GIB
+    usable = numbers.rank.usable / GIB
     memory = numbers.memory_per_rank / GIB
     limit = settings.planning.max_minutes
     slow = math.isfinite(limit) and numbers.seconds > limit * 60
@@ -216,9 +191,6 @@ def _plan_measured_page(payload: dict[str, Any]) -> str:
         f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
     ]
     return "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])])
-
-
-# `headway plan --plots DIR`: the what-if of each case as pictures. The numbers are tasks/planning/planned_case.py's.
 
 
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
@@ -299,7 +271,8 @@ def plan(
     """
     from deployments.configuration.files import load
     from tasks.common.home import home
-    from tasks.planning.case_of_config import case_of
+    from tasks.planning.case import Goal
+    from tasks.planning.configured import case_of
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
@@ -315,27 +288,23 @@ def plan(
         paid = paid_for(settings.planning.spending, settings.cluster)
         region = region or paid.region
         hours = settings.planning.mean_hours_between_failures
-    cases = [_with_goal(each, goal) for each in cases]
-    made = [
-        _named(
-            each,
-            lambda one: planned(
-                one,
-                home=home(),
-                region=region,
-                paid=paid,
-                allreduce_bus_bandwidth=bandwidth,
-                hours_between_failures=hours,
-            ),
-        )
-        for each in cases
-    ]
+    if goal and goal not in get_args(Goal):
+        raise ValueError(f"--goal {goal!r}: give one of {', '.join(get_args(Goal))}")
+    make = partial(
+        planned, home=home(), region=region, paid=paid, allreduce_bus_bandwidth=bandwidth, hours_between_failures=hours
+    )
+    made = []
+    for each in cases:
+        try:
+            made.append(make(each.model_copy(update={"goal": goal}) if goal else each))
+        except ValueError as error:  # a mistake of one case of many says of which
+            raise ValueError(f"{each.name}: {error}" if each.name else str(error)) from error
     entries = [plain(each) for each in made]
     if write:
         _write(made, Path(write))
     if plots:
         draw(made, Path(plots), home=home(), region=region)
-    words = "\n\n".join(_page(each, shown) for each, shown in zip(made, entries, strict=True))
+    words = "\n\n".join(map(page, entries))
     if len(entries) > 1:
         say_list(entries, words, as_json=as_json)
     else:
@@ -358,7 +327,8 @@ def read_cases(path: Path) -> list[Case]:
         documents = [value for value in yaml.load_all(path.read_text(encoding="utf-8"), Loader) if value is not None]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--case {str(path)!r}: {error}") from error
-    results = [one for value in documents for one in _listed(value)]
+    listed = [value["cases"] if isinstance(value, dict) and set(value) == {"cases"} else value for value in documents]
+    results = [one for value in listed for one in (value if isinstance(value, list) else [value])]
     if not 0 < len(results) <= MOST_CASES:
         raise ValueError(
             f"--case {str(path)!r}: {len(results)} cases; give 1 to {MOST_CASES}, each with network, sequence, cluster, batch"
@@ -372,12 +342,6 @@ def read_cases(path: Path) -> list[Case]:
             words = sentence(error.errors()[0], Case)
             raise ValueError(f"{path}, case {named or number}: {words}") from error
     return cases
-
-
-def _listed(output: Any) -> Iterable[Any]:
-    if isinstance(output, dict) and set(output) == {"cases"}:
-        output = output["cases"]
-    return output if isinstance(output, list) else [output]
 
 
 def _measured(cluster: str) -> float:
@@ -394,22 +358,10 @@ def _measured(cluster: str) -> float:
     return 1e9 * manifest.provenance.metrics.get("allreduce_gigabytes_per_second", 0.0)
 
 
-def _with_goal(case: Case, goal: str) -> Case:
-    if not goal:
-        return case
-    from typing import get_args
-
-    from tasks.planning.case import Goal
-
-    if goal not in get_args(Goal):
-        raise ValueError(f"--goal {goal!r}: give one of {', '.join(get_args(Goal))}")
-    return case.model_copy(update={"goal": goal})
-
-
 def _write(made: list[Planned], path: Path) -> None:
     import yaml
 
-    from tasks.planning.case_of_config import settings_of
+    from tasks.planning.configured import settings_of
 
     if len(made) != 1 or made[0].plan is None:
         raise ValueError(
@@ -418,17 +370,3 @@ def _write(made: list[Planned], path: Path) -> None:
     path.write_text(
         yaml.safe_dump(settings_of(made[0].plan.division, made[0].plan.needs), sort_keys=False), encoding="utf-8"
     )
-
-
-def _named(case: Case, make: Any) -> Planned:
-    """A mistake of one case of many says of which."""
-    try:
-        return make(case)  # type: ignore[no-any-return]
-    except ValueError as error:
-        raise ValueError(f"{case.name}: {error}" if case.name else str(error)) from error
-
-
-def _page(made: Planned, payload: dict[str, Any]) -> str:
-    """The plan for people."""
-
-    return page(made, payload)

@@ -1,6 +1,6 @@
-"""`headway prices`: what machines and storage cost, with source and date; `headway prices update` asks Azure.
+"""`headway prices` and `headway quota`: what machines and storage cost, what an account may have; with `update`, Azure is asked.
 
-The lists are tasks/prices. See docs/planning.md, "Money".
+The lists are tasks/planning/prices, limits tasks/planning/quota.py. See docs/planning.md, "Money".
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.options import Config, Json, Set
-from deployments.cli.output import say
-from deployments.cli.planning.hardware import _aligned
+from deployments.cli.output import aligned, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from tasks.artifacts import Check
     from tasks.planning.prices.book import Book
     from tasks.planning.prices.update import Updated
-
-# `headway quota`: what an account may have, whether some machines fit into it, and what to file when they do not.
-#
-# The limits are files, and Azure ML's account where there is one. See docs/planning.md, "Money".
 
 
 def quota(
@@ -55,8 +50,7 @@ def quota(
     from tasks.artifacts import require_checks
     from tasks.common.home import home
     from tasks.hardware.sku import load_sku
-    from tasks.planning.prices.limits import read_limits
-    from tasks.planning.quota import Request, judge
+    from tasks.planning.quota import Request, judge, read_limits
 
     sku = load_sku(size, home() / "hardware")
     vcpus, ports = sku.specs.get("vcpus"), sku.specs.get("infiniband_ports")
@@ -87,7 +81,7 @@ def _line(check: Check) -> str:
 
 def _show(as_json: bool) -> None:
     from tasks.common.home import home
-    from tasks.planning.prices.limits import FETCHED, FILE, read_file
+    from tasks.planning.quota import FETCHED, FILE, read_file
 
     result = {
         name: read_file(home() / name).model_dump(mode="json") for name in (FILE, FETCHED) if (home() / name).exists()
@@ -117,8 +111,7 @@ def _quota_update(config: list[str] | None, set_: list[str] | None, as_json: boo
     from tasks.common.home import home
     from tasks.compute.azureml.client import account_usages
     from tasks.config.cluster import ClusterConfig
-    from tasks.planning.prices.limits import keep_limits
-    from tasks.planning.quota import of_usages
+    from tasks.planning.quota import keep_limits, of_usages
     from tasks.storage import open_files
 
     cluster = parameters_of("qualify", config, "", set_)["config"]["cluster"]
@@ -179,7 +172,17 @@ def _update(regions: list[str], as_json: bool) -> None:
 
     where = list(dict.fromkeys(regions)) or default_regions(home())
     done = update(home(), prices_url(), regions=where, sizes=known_sizes(open_book(home())), today=_today())
-    return say(_updated(done), "\n".join(_updated_in_words(done)), as_json=as_json)
+    fields = {
+        region: {
+            "machines": {name: dict(hours) for name, hours in item.machines.items()},
+            "storage": dict(item.storage),
+            "egress_gb": item.egress,
+            "left_out": list(item.left_out),
+        }
+        for region, item in done.found.items()
+    }
+    words = "\n".join(_updated_in_words(done))
+    return say({"file": str(done.path), "regions": fields}, words, as_json=as_json)
 
 
 def _today() -> datetime.date:
@@ -191,7 +194,9 @@ def _machines(book: Book, size: str, regions: list[str], today: datetime.date) -
     from tasks.planning.prices.book import machine_price
 
     if size:
-        asked = [(size, region) for region in regions or _regions_of(book, size) or [""]]
+        of_gpu = book.size_of_gpu(size)
+        known = sorted({r for one in book.lists for r in one.regions_of(of_gpu.size if of_gpu else size)})
+        asked = [(size, region) for region in regions or known or [""]]
     else:
         asked = sorted({(name, r) for one in book.lists for name, by in one.machines.items() for r in by})
         asked = [(name, region) for name, region in asked if not regions or region in regions]
@@ -208,11 +213,6 @@ def _machines(book: Book, size: str, regions: list[str], today: datetime.date) -
             "date": min(dates, default=None),
             "warnings": list(dict.fromkeys([*price.warnings, *(value for o in origins for value in o.warnings)])),
         }
-
-
-def _regions_of(book: Book, size: str) -> list[str]:
-    of_gpu = book.size_of_gpu(size)
-    return sorted({r for one in book.lists for r in one.regions_of(of_gpu.size if of_gpu else size)})
 
 
 def _storage(book: Book, regions: list[str], today: datetime.date) -> Iterator[dict[str, Any]]:
@@ -250,7 +250,7 @@ def _page(rows: list[dict[str, Any]], stored: list[dict[str, Any]], warnings: li
             )
             for row in rows
         ]
-        yield from _aligned([(*HEAD[:2], *(("currency",) if several else ()), *HEAD[2:]), *cells])
+        yield from aligned([(*HEAD[:2], *(("currency",) if several else ()), *HEAD[2:]), *cells])
     if stored:
         yield from ("", "10^9 bytes for a month; egress once:")
         for row in stored:
@@ -272,21 +272,6 @@ def _short(warnings: list[str], most: int = 6) -> list[str]:
         ]
     more = len(warnings) - most
     return [*warnings[:most], *([f"and {more} more of these: see --json"] if more > 0 else [])]
-
-
-def _updated(done: Updated) -> dict[str, Any]:
-    return {
-        "file": str(done.path),
-        "regions": {
-            region: {
-                "machines": {name: dict(hours) for name, hours in item.machines.items()},
-                "storage": dict(item.storage),
-                "egress_gb": item.egress,
-                "left_out": list(item.left_out),
-            }
-            for region, item in done.found.items()
-        },
-    }
 
 
 def _updated_in_words(done: Updated) -> Iterator[str]:

@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import say
+from deployments.cli.output import aligned, say
 
 if TYPE_CHECKING:
     from tasks.hardware.machine import Machine
     from tasks.planning.case import Case
     from tasks.planning.checkpointing import Interval, Recovery, Saving
     from tasks.planning.failures import Range, Rates
-    from tasks.planning.simulation.bands import Band
-    from tasks.planning.simulation.settings import Failing, Simulated
-
-# From the words of `headway simulate` to what is played: the range of rates, a save's cost, the interval. No printing
-# here.
-
+    from tasks.planning.simulation import Failing, Simulated
+    from tasks.planning.simulation_bands import Band
 
 GENERIC_MACHINE = 8
 """GPUs of a machine, where none is named."""
@@ -142,7 +138,7 @@ def _saving(
     words: Words, case: Case | None, machine: Machine | None, rates: Rates
 ) -> tuple[Saving, float | None, tuple[str, ...]]:
     """What a save costs: as measured and given; else by the size of a checkpoint and where it goes; else a cautious guess."""
-    from tasks.planning.checkpointing import SNAPSHOT_OVERHEAD_SECONDS, Saving, checkpoint_bytes, plan_of_bytes
+    from tasks.planning.checkpointing import SNAPSHOT_OVERHEAD_SECONDS, Saving, checkpoint_bytes, plan_checkpoints
     from tasks.planning.storages import GIB, storage_named
 
     storage = storage_named(words.storage).name if words.storage else ""
@@ -156,7 +152,7 @@ def _saving(
     stall, write = words.stall_seconds, words.write_seconds
     notes: tuple[str, ...] = ()
     if bytes_ is not None and machine is not None and (stall is None or write is None):
-        plan = plan_of_bytes(bytes_, machine, rates, storage=storage)
+        plan = plan_checkpoints(bytes_, machine, rates, storage=storage)
         stall = plan.cost.stall_seconds if stall is None else stall
         write = plan.cost.lag_seconds if write is None else write
         notes = (plan.reason, *(one for one in plan.warnings if one not in rates.warnings))
@@ -170,7 +166,7 @@ def _saving(
 
 def _failing(words: Words, rates: Rates, spot_class: str | None) -> dict[str, Failing]:
     from tasks.planning.failures import HARDWARE_SHARE, LEMON_SHARE, LEMON_TIMES, eviction_hazard, spot_shares
-    from tasks.planning.simulation.settings import Failing
+    from tasks.planning.simulation import Failing
 
     shares = None if spot_class is None else spot_shares(spot_class)
     evicted = (0.0, 0.0, 0.0) if shares is None else tuple(map(eviction_hazard, (shares.high, shares.mid, shares.low)))
@@ -192,7 +188,7 @@ def _simulated(
     words: Words, rates: Rates, seconds: float, failing: Mapping[str, Failing], cost: Saving, recovery: Recovery
 ) -> Simulated:
     """Spares that are not given are enough at the worst rate."""
-    from tasks.planning.simulation.settings import Replacing, Simulated, require_number, spares_for
+    from tasks.planning.simulation import Replacing, Simulated, require_number, spares_for
 
     repair = words.repair_hours * 3600
     require_number("--repair-hours", words.repair_hours)
@@ -275,7 +271,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Play a training with its failures, for three rates: what share of its time is useful, and what took the rest."""
-    from tasks.planning.simulation.bands import FEWEST_RUNS, bands, default_runs, swept
+    from tasks.planning.simulation_bands import FEWEST_RUNS, bands, default_runs, swept
 
     asked = question(
         Words(
@@ -284,7 +280,8 @@ def simulate(
             shape, lemons,
         )
     )  # fmt: skip
-    _writable(picture)
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise ValueError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
     count = default_runs(asked.simulated) if runs is None else runs
     result = bands(asked.simulated, asked.failing, runs=count, seed=seed)
     sweep = swept(asked.simulated, runs=max(1, min(count, count // 5 + (count > FEWEST_RUNS))), seed=seed)
@@ -296,13 +293,8 @@ def simulate(
     say(fields, "\n".join(_page(asked, result, sweep, seed=seed, picture=picture)), as_json=as_json)
 
 
-def _writable(picture: Path | None) -> None:
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise ValueError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
-
-
 def _fields(asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int) -> dict[str, Any]:
-    from tasks.planning.simulation.bands import best_interval
+    from tasks.planning.simulation_bands import best_interval
 
     played = asked.simulated
     return {
@@ -335,7 +327,7 @@ def _fields(asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: 
 
 def _notes(asked: Question, result: Mapping[str, Band]) -> list[str]:
     """What the figures themselves call for."""
-    from tasks.planning.simulation.settings import spares_for
+    from tasks.planning.simulation import spares_for
 
     played, output = asked.simulated, list(asked.warnings)
     waited, short = max(one.shares["waiting"] for one in result.values()), min(one.days for one in result.values())
@@ -353,7 +345,7 @@ def _page(
     asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int, picture: Path | None
 ) -> Iterator[str]:
     """For people."""
-    from tasks.planning.simulation.bands import best_interval
+    from tasks.planning.simulation_bands import best_interval
 
     played, size = asked.simulated, f"{asked.checkpoint_gib:,.0f} GiB, " if asked.checkpoint_gib else ""
     spares = f"{played.replacing.spares:,} spare ones"
@@ -366,10 +358,11 @@ def _page(
     reason = f": {asked.interval.reason}" if asked.interval else ", as given"
     yield f"saved every {_time(played.interval)} of computing{reason}"
     yield ""
-    yield from _aligned(_rows(asked, result))
+    yield from aligned(_rows(asked, result))
     yield ""
     low, mid, high = result["low"].goodput.p5, result["mid"].goodput.p50, result["high"].goodput.p95
-    yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {_days(played.days, mid)}"
+    days = f"{played.days / mid:,.1f}" if mid > 0 else "for ever"
+    yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {days}"
     best = best_interval(sweep)
     yield f"best interval of {len(sweep)} tried: {_time(best)}, goodput {dict(sweep)[best].goodput.p50:.1%}"
     yield from (f"note: {note}" for note in _notes(asked, result))
@@ -385,7 +378,7 @@ def _rows(asked: Question, result: Mapping[str, Band]) -> Iterator[tuple[str, ..
     yield ("between interruptions", *(_time(one.mean_seconds) for one in levels))
     yield (
         "interruptions",
-        *(_between(one.interruptions.p50, one.interruptions.p5, one.interruptions.p95) for one in levels),
+        *(f"{n.p50:,.0f}  ({n.p5:,.0f} to {n.p95:,.0f})" for n in (one.interruptions for one in levels)),
     )
     yield ("goodput", *(f"{one.goodput.p50:.1%}  ({one.goodput.p5:.1%} to {one.goodput.p95:.1%})" for one in levels))
     yield ("by formula", *(f"{one.expected:.1%}" for one in levels))
@@ -394,24 +387,9 @@ def _rows(asked: Question, result: Mapping[str, Band]) -> Iterator[tuple[str, ..
             yield (f"  {words}", *(f"{one.shares[cause]:.2%}" for one in levels))
 
 
-def _between(mid: float, low: float, high: float) -> str:
-    return f"{mid:,.0f}  ({low:,.0f} to {high:,.0f})"
-
-
-def _days(days: float, goodput: float) -> str:
-    return f"{days / goodput:,.1f}" if goodput > 0 else "for ever"
-
-
 def _time(seconds: float) -> str:
     """In the largest unit that leaves a number above one."""
     for unit, size in (("days", 172800.0), ("h", 7200.0), ("min", 120.0)):
         if seconds >= size:
             return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60}[unit]:,.3g} {unit}"
     return f"{seconds:.3g} s"
-
-
-def _aligned(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    table = list(rows)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -14,7 +14,7 @@ from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref, visible
 
 if TYPE_CHECKING:
-    from tasks.registry.difference import Difference
+    from tasks.registry.versions import Difference
 
 # `headway copy`: an artifact with its lineage and signatures into another store, or a model into an Azure ML registry.
 
@@ -70,7 +70,7 @@ def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dic
 
 def _to_registry(source: Any, ref: str, config: Any, reason: str) -> tuple[Any, dict[str, Any]]:
     from tasks.common.home import home
-    from tasks.registry.sharing import require_model, share_model
+    from tasks.registry.transfer import require_model, share_model
     from tasks.storage.azureml_registry import SCHEME, open_registry
     from tasks.storage.blob.credentials import token_credential
 

@@ -83,7 +83,7 @@ def restore(
 
 def _drill(to: str, as_json: bool) -> None:
     from tasks.common.home import home
-    from tasks.registry.backup.drill import drill
+    from tasks.registry.backup.restore import drill
     from tasks.storage import open_named
 
     source = open_named(home(), to)

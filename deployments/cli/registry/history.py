@@ -17,9 +17,9 @@ from deployments.cli.registry.models import tell
 from deployments.cli.serving import endpoint_rollback
 
 if TYPE_CHECKING:
-    from tasks.registry.difference import Difference
+    from tasks.registry.promoting import Step
     from tasks.registry.retention import Verdict
-    from tasks.registry.rollback import Step
+    from tasks.registry.versions import Difference
     from tasks.storage.store import Store
 
 SHOWN = 20
@@ -34,7 +34,7 @@ def diff(
     """Show what differs from A to B: files, configuration, metrics, and what they were made from."""
     from tasks.artifacts import parse_ref
     from tasks.common.home import home
-    from tasks.registry.difference import difference
+    from tasks.registry.versions import difference
     from tasks.storage import open_store
     from tasks.storage.store import find
 
@@ -68,7 +68,7 @@ def rollback(
         endpoint_rollback.rollback(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
         return
     from tasks.common.home import home
-    from tasks.registry.rollback import require_sound, roll_back, way_back
+    from tasks.registry.promoting import require_sound, roll_back, way_back
     from tasks.storage import open_store
 
     store = open_store(home())
@@ -167,7 +167,7 @@ def _used() -> dict[str, str]:
 
 
 def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
-    from tasks.registry.difference import difference
+    from tasks.registry.versions import difference
 
     if not step.needed:
         return f"{short_ref(step.after.ref)} is the current one already: nothing to do"

@@ -38,7 +38,7 @@ def lineage(
     lines = [*(_answer(result) if forward else []), *_tree(result), *_warning(result)]
     if html:
         path = Path(html)
-        from tasks.report.lineage.page import write_lineage_page
+        from tasks.report.lineage import write_lineage_page
 
         result["html"] = str(write_lineage_page(path, result).absolute())
         lines = [result["html"]]
@@ -51,8 +51,7 @@ def lineage(
 
 def _walk(ref: str, forward: bool) -> dict[str, Any]:
     from tasks.common.home import home
-    from tasks.registry.ancestry import walk
-    from tasks.registry.lineage_index import PLACE
+    from tasks.registry.ancestry import PLACE, walk
     from tasks.serving.known import known_endpoints, served_model
     from tasks.storage import open_store
 

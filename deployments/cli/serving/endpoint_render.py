@@ -31,8 +31,7 @@ def render(
     from deployments.configuration.files import load
     from tasks.common.home import home
     from tasks.common.process import read_json
-    from tasks.serving.azureml.files import files_of
-    from tasks.serving.azureml.render import Rendering, require_complete
+    from tasks.serving.azureml.render import Rendering, files_of, require_complete
 
     wanted = [*(set_ or []), "deployment.backend=azureml", f"deployment.endpoint={name.removeprefix('endpoint/')}"]
     settings = load(config or "azureml", wanted)

@@ -14,7 +14,7 @@ def rollback(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json
     """Go back, and say how long it took. The champion stays who it is."""
     from tasks.common.home import home
     from tasks.common.process import read_json
-    from tasks.registry.served import require_way_back
+    from tasks.registry.model_integrity import require_way_back
     from tasks.security.audit import audited
     from tasks.serving.known import go_back, require_known, served_model
     from tasks.storage import open_store

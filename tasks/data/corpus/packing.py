@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tasks.data.corpus.inputs import kind_of
-from tasks.data.corpus.opening import opened
+from tasks.data.corpus.reading import opened
 
 SHARD_BYTES = 32 << 20
 

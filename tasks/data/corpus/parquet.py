@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.data.corpus.inputs import Piece, Shard
-from tasks.data.corpus.json_lines import text_of
+from tasks.data.corpus.reading import text_of
 
 BATCH_BYTES = 8 << 20
 BATCH_ROWS = 256

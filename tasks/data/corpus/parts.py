@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -22,12 +23,59 @@ from numpy.typing import NDArray
 
 from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import measures, near, secrets
-from tasks.data.corpus.counts import WORDS, Counts, Tally
+from tasks.data.corpus import duplicates, measures, secrets
 from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
-from tasks.data.corpus.measures import Texts
+from tasks.data.corpus.measures import CLASSES, Texts
 from tasks.data.corpus.reading import Batch, read_strictly, read_unit
 from tasks.data.corpus.tokens import Hashes, Words, ngrams, read_words
+
+# What is counted while a unit is read, and how long each kind of work took.
+
+
+WORDS = 4096
+"""Buckets of the histogram of words."""
+
+
+@dataclass
+class Tally:
+    """What is counted of one shard within one unit."""
+
+    lines: int = 0
+    documents: int = 0
+    unreadable: int = 0
+    bytes: int = 0
+    characters: int = 0
+    classes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(CLASSES), np.int64))
+
+
+@dataclass
+class Counts:
+    """What is counted of one unit."""
+
+    rows: int = 0
+    read: int = 0
+    shards: dict[int, Tally] = field(default_factory=dict)
+    types: dict[str, Counter[str]] = field(default_factory=lambda: {"secret": Counter(), "personal": Counter()})
+    words: NDArray[np.int64] = field(default_factory=lambda: np.zeros(WORDS, np.int64))
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        shards = {index: {**asdict(tally), "classes": tally.classes.tolist()} for index, tally in self.shards.items()}
+        return {
+            "rows": self.rows,
+            "read": self.read,
+            "shards": shards,
+            "types": self.types,
+            "seconds": self.seconds,
+        }
+
 
 # Which documents hold a document of a benchmark, by runs of 13 words that both have (Brown et al. 2020, appendix C).
 #
@@ -349,7 +397,7 @@ def _words_of(texts: Texts, rows: NDArray[Any], work: Work, counts: Counts, file
                 rows["benchmark"][span] = np.maximum(rows["benchmark"][span], held(words, work.learnt))
         if work.config.near_duplicates and opens:
             with counts.timed("near"):
-                values, rows["shingled"][span] = near.signatures(words)
+                values, rows["shingled"][span] = duplicates.signatures(words)
                 values.tofile(files.signatures)
 
 

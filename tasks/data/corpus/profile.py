@@ -24,19 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import histograms, near, parts
-from tasks.data.corpus.counts import WORDS
+from tasks.data.corpus import duplicates, measures, parts
 from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
-from tasks.data.corpus.histograms import EDGES, LENGTHS
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
-from tasks.data.corpus.measures import CLASSES
-from tasks.data.corpus.parts import MOST_FINDINGS, ROW, Work, divide, measure_unit
+from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
+from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes
 
 # What a corpus and each of its shards add up to: `columns.json` and `shards.json` of a profile.
 #
 # columns.json: `documents`, `unreadable`, `bytes` (of text, UTF-8), `characters`, `tokens` (estimated), `shards`;
-# `histograms` (tasks/data/corpus/histograms.py); `classes` (tasks/data/corpus/measures.py); `words`, 4,096 counts by
+# `histograms` (tasks/data/corpus/measures.py); `classes` (tasks/data/corpus/measures.py); `words`, 4,096 counts by
 # hash of the words of a sample; `exact`, `near`, `contaminated`, `heldout` and `heldout_contaminated` documents;
 # `with_secrets` and `with_personal` documents, `secret_types` and `personal_types` (findings by type); `benchmarks`;
 # `seconds` and `speed`. Nothing is judged here.
@@ -91,8 +89,8 @@ class Summary:
         ratio = columns["bytes"] / np.maximum(columns["characters"], 1)
         for name in self._histograms:
             values = columns.get(name, ratio)
-            self._histograms[name] += histograms.count(values, EDGES[name])
-        places = columns["shard"] * len(LENGTHS) + histograms.bins_of(columns["characters"], LENGTHS)
+            self._histograms[name] += measures.count(values, EDGES[name])
+        places = columns["shard"] * len(LENGTHS) + measures.bins_of(columns["characters"], LENGTHS)
         self._lengths += np.bincount(places, minlength=self._lengths.size).reshape(self._lengths.shape)
 
     def shards(self) -> list[dict[str, Any]]:
@@ -109,7 +107,7 @@ class Summary:
                 "name": shard.name,
                 **{name: tallies[index][name] for name in names},
                 "classes": dict(zip(CLASSES, classes[index].tolist(), strict=True)),
-                "lengths": histograms.plain(LENGTHS, self._lengths[index]),
+                "lengths": measures.plain(LENGTHS, self._lengths[index]),
                 **{name: int(mark[index]) for name, mark in self._marks.items()},
             }
             for index, shard in enumerate(self._work.shards)
@@ -132,7 +130,7 @@ class Summary:
             **totals,
             "tokens": round(totals["bytes"] / self._work.config.bytes_per_token),
             "shards": len(shards),
-            "histograms": {name: histograms.plain(EDGES[name], counts) for name, counts in self._histograms.items()},
+            "histograms": {name: measures.plain(EDGES[name], counts) for name, counts in self._histograms.items()},
             "classes": classes,
             "words": words.tolist(),
             "exact": self._counts["duplicates"],
@@ -239,7 +237,14 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
         old.mkdir(parents=True)
     whole = _Whole([parts.part(folder, unit) for unit in units], messages, scratch)
     summary = Summary(work, messages, whole.folders)
-    _write_documents(whole, temporary, summary, _duplicates(whole, summary, work.config))
+    # The columns of documents.parquet that say what repeats what.
+    with summary.timed("exact duplicates"):
+        exact_of = _exact(whole)
+    with summary.timed("near duplicates"):
+        near_of, similarity = _near(whole, exact_of, work.config)
+    _write_documents(
+        whole, temporary, summary, {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
+    )
     _write_findings(whole, work.shards, temporary)
     _write_unreadable(whole, work.shards, temporary)
     columns = summary.write(temporary, seconds=time.perf_counter() - began)
@@ -289,15 +294,6 @@ class _Whole:
         return made
 
 
-def _duplicates(whole: _Whole, summary: Summary, config: ValidationConfig) -> dict[str, NDArray[Any]]:
-    """The columns of documents.parquet that say what repeats what."""
-    with summary.timed("exact duplicates"):
-        exact_of = _exact(whole)
-    with summary.timed("near duplicates"):
-        near_of, similarity = _near(whole, exact_of, config)
-    return {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
-
-
 def _exact(whole: _Whole) -> NDArray[np.int64]:
     exact_of = whole.column("exact_of", "<i8", -1)
     with Spill(whole.scratch / "exact", whole.rows) as spill:
@@ -321,16 +317,16 @@ def _near(
         for folder in whole.folders:
             with open(folder / "signatures.bin", "rb") as file:
                 shutil.copyfileobj(file, together, 1 << 20)
-    values = near.open_signatures(whole.scratch / "signatures", whole.rows)
+    values = duplicates.open_signatures(whole.scratch / "signatures", whole.rows)
     threshold = config.near_duplicate_similarity
-    per_band = near.rows_per_band(threshold)
-    with Spill(whole.scratch / "near", whole.rows * near.HASHES // per_band) as spill:
+    per_band = duplicates.rows_per_band(threshold)
+    with Spill(whole.scratch / "near", whole.rows * duplicates.HASHES // per_band) as spill:
         for first, chunk in whole.chunks():
             wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first
-            for start in range(0, len(wanted), near.CHUNK):
-                rows = wanted[start : start + near.CHUNK]
-                spill.add(near.band_records(rows, values[rows], per_band))
-        near.mark_near(spill, values, threshold, near_of, similarity)
+            for start in range(0, len(wanted), duplicates.CHUNK):
+                rows = wanted[start : start + duplicates.CHUNK]
+                spill.add(duplicates.band_records(rows, values[rows], per_band))
+        duplicates.mark_near(spill, values, threshold, near_of, similarity)
     return near_of, similarity
 
 

@@ -1,18 +1,275 @@
 """Reading a corpus: documents in batches of bounded size, each with its place; what is no document is told, not lost.
 
-How JSON lines are taken apart: tasks/data/corpus/json_lines.py; Parquet: tasks/data/corpus/parquet.py. Nothing is judged here.
+How JSON lines are taken apart: tasks/data/corpus/reading.py; Parquet: tasks/data/corpus/parquet.py. Nothing is judged here.
 """
 
 from __future__ import annotations
 
-from codecs import BOM_UTF8
+import io
+import json
+import zlib
+from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from tasks.data.corpus.inputs import LINE_LIMIT, Piece, Unit, line_of
-from tasks.data.corpus.json_lines import BLOCK_BYTES, KEPT, UNREADABLE, blocks, decode
-from tasks.data.corpus.opening import opened
+
+# JSON lines: a stream of bytes as blocks of whole lines, and a block as texts, with what is no document beside them.
+#
+# A line is read by msgspec, and where that refuses by the standard library, which then names the mistake: the same line
+# is read the same way whatever its neighbours are.
+
+
+BLOCK_BYTES = 8 << 20
+KEPT = 4096
+"""Bytes of a bad line that are kept."""
+UNREADABLE = (EOFError, OSError)
+_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The documents of a block."""
+
+    columns: dict[str, list[str]]
+    lines: list[int]
+    bad: list[tuple[int, str, bytes]] = field(default_factory=list)
+    """Line, what is wrong with it, its first KEPT bytes."""
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[bytearray]:
+    """Whole lines, about BLOCK_BYTES at once; of a line over LINE_LIMIT only a beginning that is still over it.
+
+    What came whole before a damage is given before the damage is raised. No block is held here while the caller has it, so
+    that a line of 256 MiB is in memory once.
+    """
+    ready: list[bytearray] = []
+    rest, searched, skipping = bytearray(), 0, False
+    try:
+        for data in chunks:
+            if skipping:
+                _, feed, data = data.partition(b"\n")
+                skipping = not feed
+            rest += data
+            if len(rest) < BLOCK_BYTES:
+                continue
+            if end := rest.rfind(b"\n", searched) + 1:
+                ready, rest = [rest], _taken_off(rest, end)
+                yield ready.pop()
+            searched = len(rest)
+            if searched > LINE_LIMIT:
+                ready, rest, searched, skipping = [rest], bytearray(), 0, True
+                yield ready.pop()
+    except UNREADABLE:
+        if end := rest.rfind(b"\n") + 1:
+            yield rest[:end]
+        raise
+    if rest:
+        yield rest
+
+
+def _taken_off(block: bytearray, end: int) -> bytearray:
+    """Shorten a block to `end`; returns what stood behind."""
+    rest = block[end:]
+    del block[end:]
+    return rest
+
+
+def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
+    """A block of lines, of which the first has number `first`: at once when all is well, else line by line."""
+    import msgspec
+
+    count = block.count(b"\n") + (not block.endswith(b"\n"))
+    try:
+        if len(block) <= LINE_LIMIT and _one_value_a_line(block, count):
+            # Raise UnicodeDecodeError for what is not UTF-8: msgspec does not look into the fields that it leaves
+            # out.
+            if not block.isascii():
+                decoder = getincrementaldecoder("utf-8")()
+                for start in range(0, len(block), BLOCK_BYTES):
+                    decoder.decode(block[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(block))
+            rows = _decoder(fields).decode_lines(block)
+            if len(rows) == count:
+                columns = {name: list(map(attrgetter(f"f{i}"), rows)) for i, name in enumerate(fields)}
+                return Decoded(columns, list(range(first, first + count)))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        pass
+    return _one_by_one(block, fields, first)
+
+
+def _one_value_a_line(block: bytearray, count: int) -> bool:
+    """Whether every line begins with `{` and ends with `}`: then no value spans two lines, and `count` values are one each.
+
+    msgspec passes over blank lines and takes two values of one line, which would put documents on wrong lines.
+    """
+    return block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1
+
+
+@lru_cache(maxsize=8)
+def _decoder(fields: tuple[str, ...]) -> Any:
+    import msgspec
+
+    names = [f"f{index}" for index in range(len(fields))]
+    row = msgspec.defstruct("Row", [(name, str) for name in names], rename=dict(zip(names, fields, strict=True)))
+    return msgspec.json.Decoder(row)
+
+
+def _one_by_one(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
+    result = Decoded({name: [] for name in fields}, [])
+    for number, line in enumerate(_lines(block), first):
+        try:
+            texts = _texts(line, fields)
+        except ValueError as error:
+            result.bad.append((number, str(error), bytes(line[:KEPT])))
+            continue
+        result.lines.append(number)
+        for name, text in zip(fields, texts, strict=True):
+            result.columns[name].append(text)
+    return result
+
+
+def _lines(block: bytearray) -> Iterator[memoryview]:
+    """The lines of a block without their line feeds; nothing is copied."""
+    view, start = memoryview(block), 0
+    while start < len(block):
+        end = block.find(b"\n", start)
+        end = len(block) if end < 0 else end
+        yield view[start:end]
+        start = end + 1
+
+
+def _texts(line: memoryview, fields: tuple[str, ...]) -> list[str]:
+    """The fields of one line; raises ValueError saying what is wrong with it."""
+    import msgspec
+
+    if len(line) > LINE_LIMIT:
+        raise ValueError(f"a line of more than {LINE_LIMIT >> 20} MiB; split the document")
+    try:
+        text = str(line, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start} of the line: {error.reason}; give it decoded") from error
+    try:
+        row = _decoder(fields).decode(text)
+        return [getattr(row, f"f{index}") for index in range(len(fields))]
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        value = _value(text)
+        return [text_of(value, name) for name in fields]
+
+
+def _value(line: str) -> Any:
+    """A line as the standard library reads it: it takes NaN, which JSON has not, and says what is wrong."""
+    if not line.strip():
+        raise ValueError("not a JSON line: it is blank; leave it out")
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        text = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {len(line)}"
+    except (ValueError, RecursionError) as error:
+        text = str(error)
+    raise ValueError(f"not a JSON line: {text}; write one whole object a line")
+
+
+def text_of(value: Any, name: str) -> str:
+    """A field of an object as text; raises ValueError saying what is there instead."""
+    text = value.get(name) if isinstance(value, dict) else None
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a lone surrogate at character {error.start} is no text; give it decoded") from error
+        return text
+    if not isinstance(value, dict):
+        hint = f"there: no object but {_name_of(value)}"
+    elif name in value:
+        hint = f"it is {_name_of(text)}"
+    else:
+        names = ", ".join(sorted(value))
+        hint = f"there: {names[:200]}{' ...' if len(names) > 200 else ''}" if names else "the object is empty"
+    raise ValueError(f"no text in field {name!r} ({hint}); name the field that holds the text")
+
+
+def _name_of(value: Any) -> str:
+    return _NAMES.get(type(value), type(value).__name__)
+
+
+# Files as streams of decoded bytes: plain, gzip and zstd, of one member or many; a cut one is told.
+#
+# The gzip module reads at two thirds of this speed, and python-zstandard's reader takes a cut frame for a whole one.
+
+
+INPUT_BYTES = 8 << 10
+"""Decompressed at once: 8 KiB of zstd become 256 MiB at the most, 8 KiB of gzip 8 MiB."""
+BUFFER_BYTES = 1 << 20
+
+
+@contextmanager
+def opened(path: Path, kind: str) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+    """The stream of decoded bytes, and the file that it comes from.
+
+    Reading raises OSError for damaged data and EOFError for a file that ends before its compressed data does.
+    """
+    with open(path, "rb") as raw:
+        if kind == "jsonl.gz":
+            yield _reader(raw, lambda: zlib.decompressobj(wbits=31), zlib.error), raw
+        elif kind == "jsonl.zst":
+            import zstandard
+
+            yield _reader(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError), raw
+        else:
+            yield raw, raw
+
+
+def _reader(raw: io.BufferedReader, member: Callable[[], Any], damage: type[Exception]) -> io.BufferedReader:
+    return io.BufferedReader(cast(io.RawIOBase, _Decompressed(raw, member, damage)), BUFFER_BYTES)
+
+
+class _Decompressed(io.RawIOBase):
+    """What compressed members hold, one after the other."""
+
+    def __init__(self, raw: io.BufferedReader, member: Callable[[], Any], damage: type[Exception]) -> None:
+        self._raw, self._new, self._damage = raw, member, damage
+        self._member = member()
+        self._left = b""
+        self._decoded = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._decoded and self._advance():
+            pass
+        size = min(len(buffer), len(self._decoded))
+        buffer[:size], self._decoded = self._decoded[:size], self._decoded[size:]
+        return size
+
+    def _advance(self) -> bool:
+        """Decode some more; whether there was any input left."""
+        data = self._left or self._raw.read(INPUT_BYTES)
+        if not data:
+            if not self._member.eof:
+                raise EOFError("the file ends before its compressed data does")
+            return False
+        if self._member.eof:
+            self._member = self._new()
+        try:
+            self._decoded = memoryview(self._member.decompress(data))
+        except self._damage as error:
+            raise OSError(str(error)) from error
+        self._left = self._member.unused_data if self._member.eof else b""
+        return True
 
 
 class BadLine(NamedTuple):

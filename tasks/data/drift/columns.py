@@ -1,6 +1,6 @@
 """The columns of drift: for each, its statistic for all splits, a summary of both sides, and what moved most.
 
-What the statistics are: tasks/data/drift/splits.py. Whether a value is unusual: tasks/data/drift/family.py. See docs/drift.md.
+What the statistics are: tasks/data/drift/splits.py. Whether a value is unusual: tasks/data/drift/splits.py. See docs/drift.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.data.corpus.histograms import LENGTHS
-from tasks.data.corpus.measures import CLASSES
+from tasks.data.corpus.measures import CLASSES, LENGTHS
 from tasks.data.drift.features import FORMAT, Measured
 from tasks.data.drift.splits import Splits, Values, deviations, divergence, greatest_step
 

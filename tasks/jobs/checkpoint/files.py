@@ -9,7 +9,8 @@
     checkpoints/step-S/attempt-A/manifest.json           written last, create-only: without it there is no checkpoint
     checkpoints/step-S/attempt-A/quarantined.json        it failed verification, and why: not considered again
     checkpoints/step-S/attempt-A/read-by-B               attempt B goes on from it: older attempts do not delete it
-    checkpoints/step-S/attempt-A/failed-B.json           attempt B broke before its first step; see failed.py
+    checkpoints/step-S/attempt-A/failed-B.json           attempt B broke before its first step; see
+    tasks/jobs/training/checkpoints.py
 
 A file is hashed whole (`sha256`), or in blocks (`blocks`) where ranks read parts of it. Standard library only, for the writer
 process must start fast. Tensors do not live here (snapshot.py), nor does the order of writing (writer.py), nor

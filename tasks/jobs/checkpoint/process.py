@@ -1,6 +1,6 @@
 """A rank's end of its writer process: one save in flight, and what became of it.
 
-What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder (folders.py). A
+What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder (process.py). A
 save that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
 """
 
@@ -12,10 +12,13 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tasks.jobs.checkpoint.writer import Writing
+from tasks.jobs.checkpoint.files import place_of
+from tasks.jobs.checkpoint.writer import OWN, Writing
 
 
 class WriterProcess:
@@ -109,3 +112,39 @@ class WriterProcess:
         """Wait for the last save, then end the process."""
         self.wait()
         self._process.communicate()
+
+
+# Checkpoints of engines that write their own files: in the same protocol, hashed, receipted, committed, verified before
+# a load.
+#
+#     checkpoints/step-S/attempt-A/own/...     what the engine wrote; every rank sees the same folder
+#
+# Ranks write together; then each rank's writer process hashes its share of the files. Nothing here reads the files, and
+# none is read before `verify` (files.py) went over all of them. No tensor library is needed.
+
+
+class FolderSaver(WriterProcess):
+    """A rank's checkpoints, of which the engine writes the files while training stands still; hashing goes on beside it."""
+
+    def __init__(self, write: Callable[[Path], None], **writing: Any) -> None:
+        """`write` puts this rank's files into a folder that all ranks share; `writing` are fields of Writing."""
+        self._write = write
+        super().__init__(Writing(**writing, own=True))
+
+    def save(self, *, step: int, consumed_samples: int, local: bool = False) -> None:
+        """Have the engine write, and its files hashed and committed; waits while a save is in flight.
+
+        There is no tier of the machine's own disk: `local` must be False.
+
+        What an engine cannot write, for a full disk as for any OSError, is a save that failed.
+        """
+        assert not local
+        self.wait()
+        folder = place_of(Path(self.writing.root), step, self.writing.attempt) / OWN
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write(folder)
+        except OSError as error:
+            self.fail(f"checkpoint of step {step} failed: {error}")
+            return
+        self.ask(step=step, consumed_samples=consumed_samples)

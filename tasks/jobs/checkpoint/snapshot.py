@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from tasks.common.errors import IntegrityError
 from tasks.jobs.checkpoint.files import Manifest, place_of
-from tasks.jobs.checkpoint.pieces import DTYPES, Saved, read_into, shards_of
+from tasks.jobs.checkpoint.pieces import DTYPES, Piece, Saved, piece_of, read_into, shards_of
 from tasks.jobs.checkpoint.process import WriterProcess
 from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.node.elastic import newcomers_seed
-from tasks.jobs.training.pieces import Piece, piece_of
 
 RNG = "rng.torch"
 RNG_CUDA = "rng.cuda"

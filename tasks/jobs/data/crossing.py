@@ -1,8 +1,9 @@
 """Near duplicates between the corpora of a mixture across the split: what one holds out, and training reads of another.
 
 Equal documents are on the same side in every corpus, by the hash of their content; nearly equal ones are not, and validation
-looks at one corpus at a time (tasks/data/corpus/near.py, whose signatures and similarity are used here). Held-out documents of
-all corpora are kept as signatures, 256 bytes each; training documents are read once and forgotten. See docs/training.md, "Data".
+looks at one corpus at a time (tasks/data/corpus/duplicates.py, whose signatures and similarity are used here). Held-out
+documents of all corpora are kept as signatures, 256 bytes each; training documents are read once and forgotten. See
+docs/training.md, "Data".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 
 from tasks.common.process import read_json, write_json
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.data.corpus import near
+from tasks.data.corpus import duplicates
 from tasks.data.corpus.measures import Texts
 from tasks.data.corpus.tokens import read_words
 from tasks.data.tokenizing.tokenizer import around
@@ -108,7 +109,7 @@ def crossings(folders: Mapping[str, Path], rank: Rank) -> list[Crossing]:
 class _Signed:
     """Signatures of documents, shape [documents, HASHES], and which documents have one."""
 
-    values: near.Signatures
+    values: duplicates.Signatures
     has: NDArray[np.bool_]
 
     @classmethod
@@ -116,19 +117,19 @@ class _Signed:
         """Of batches of texts, one after the other."""
         made = []
         for texts in map(Texts.of, batches):
-            made.append(cls(*near.signatures(read_words(texts.buffer, texts.starts))))
+            made.append(cls(*duplicates.signatures(read_words(texts.buffer, texts.starts))))
         return cls.together(made)
 
     @classmethod
     def together(cls, parts: list[_Signed]) -> _Signed:
         if not parts:
-            return cls(np.zeros((0, near.HASHES), np.uint16), np.zeros(0, np.bool_))
+            return cls(np.zeros((0, duplicates.HASHES), np.uint16), np.zeros(0, np.bool_))
         return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.has for part in parts]))
 
     def keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Of each document and band a key, equal where the band is, and the document's row."""
         rows = np.flatnonzero(self.has)
-        records = near.band_records(rows, self.values[rows], near.rows_per_band(SIMILARITY))
+        records = duplicates.band_records(rows, self.values[rows], duplicates.rows_per_band(SIMILARITY))
         return records["key"], records["row"]
 
 
@@ -153,8 +154,8 @@ class _Known:
         theirs, mine = self._rows[places], np.repeat(rows, counts)
         other = self._owner[theirs] != corpus
         pairs = np.unique(np.stack((theirs[other], mine[other]), axis=1), axis=0)
-        for start in range(0, len(pairs), near.CHUNK):
-            held, trained = pairs[start : start + near.CHUNK].T
+        for start in range(0, len(pairs), duplicates.CHUNK):
+            held, trained = pairs[start : start + duplicates.CHUNK].T
             alike = (self._signed.values[held] == signed.values[trained]).mean(axis=1) >= SIMILARITY
             self._met.setdefault(corpus, set()).update(held[alike].tolist())
 

@@ -8,20 +8,202 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import tempfile
+import threading
+import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
+from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.mmididx import map_tokens
-from tasks.jobs.data.cache import open_cached
+from tasks.formats.mmididx import map_tokens, read_header, token_count
 from tasks.jobs.data.order import Draws
 from tasks.jobs.data.samples import TRAIN, Mapped, Samples, Source, Stream, open_samples, tokens_identity, vocabulary
+
+# Tokens that lie far away, in a store or on a shared file system, kept on the machine's own disk while training reads
+# them.
+#
+# Training starts at once: what the disk does not hold yet is read where it lies, only as much as a sample needs, while
+# a thread brings the corpus piece by piece. What stays beyond the room given is always read where it lies. Ranks of one
+# machine share the cache and divide the work; a restart finds it again; every piece is compared with its checksum
+# before it is first used.
+
+
+PIECE = 8 << 20
+"""Bytes that are brought at once."""
+READS = 8
+"""Ranges that are read at a time."""
+HELD = np.uint64(1 << 32)
+"""Set in the mark of a piece that lies on the disk; the low 32 bits are the CRC-32 of its bytes."""
+
+
+class Ranges(Protocol):
+    """A file that lies somewhere and is read in parts."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """These bytes; fewer only at the end of the file. Called by several threads at a time."""
+
+
+class FileRanges:
+    """A file on a file system that is mounted."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self._file).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        return os.pread(self._file, length, start)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cache lies, and this rank's part in filling it."""
+
+    folder: Path
+    room: int
+    """Bytes."""
+    first: int = 0
+    """First piece that this rank brings, and then every `ranks`th."""
+    ranks: int = 1
+
+
+def open_cached(prefix: Path, *, room: int, environment: Mapping[str, str]) -> Cached:
+    """The tokens of `PREFIX.bin` by way of a cache of `room` bytes on this machine.
+
+    The folder is the machine's scratch disk where the job has one, else the one for temporary files. Its name says which file it
+    is a copy of, so another start finds it. Raises IntegrityError when the file has another size than its index says.
+    """
+    count, dtype, path = token_count(prefix), read_header(prefix).dtype, Path(f"{prefix}.bin")
+    ranges, output = FileRanges(path), path.stat()
+    if ranges.size != count * dtype.itemsize:
+        raise IntegrityError(f"{path} has {ranges.size} bytes, its index says {count * dtype.itemsize}")
+    which = hashlib.sha256(
+        f"{path.resolve()} {output.st_ino} {output.st_size} {output.st_mtime_ns}".encode()
+    ).hexdigest()
+    base = Path(environment.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
+    first, ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    return Cached(ranges, dtype, Place(base / f"headway-tokens-{os.getuid()}-{which[:16]}", room, first, ranks))
+
+
+class Cached:
+    """A stream of tokens behind a cache. State: the copy, which pieces of it hold what they should, and who brings more."""
+
+    def __init__(self, ranges: Ranges, dtype: np.dtype[np.number], place: Place) -> None:
+        self._ranges, self._dtype, self._place = ranges, dtype, place
+        self.pieces = -(-ranges.size // PIECE)
+        own_folder(place.folder, remedy="leave execution.cache_gib empty")
+        self._copy, self._file = _mapped(place.folder / "tokens.bin", ranges.size)
+        marks, _ = _mapped(place.folder / "pieces", 8 * self.pieces)
+        self._marks = marks.view(np.uint64)
+        self._good = np.zeros(self.pieces, bool)
+        self._windows: NDArray[np.number] = self._copy.view(dtype)
+        self._reads = ThreadPoolExecutor(READS, "tokens")
+        self._stop = threading.Event()
+        self._bringing = threading.Thread(target=self._bring, daemon=True)
+        self._bringing.start()
+
+    def __len__(self) -> int:
+        return self._ranges.size // self._dtype.itemsize
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The `length` tokens from each start on, shape [starts, length]. Raises IntegrityError when the file ends before."""
+        local = self._here(starts, length)
+        result = np.empty((len(starts), length), np.int64)
+        result[local] = sliding_window_view(self._windows, length)[starts[local]]
+        far = np.flatnonzero(~local)
+        for row, tokens in zip(far, self._reads.map(lambda row: self._far(int(starts[row]), length), far), strict=True):
+            result[row] = tokens
+        return result
+
+    @property
+    def held(self) -> int:
+        """Pieces that lie on the disk."""
+        return int(np.count_nonzero(self._marks))
+
+    def close(self, *, done: bool) -> None:
+        """Bring no more; when training is done, the cache goes."""
+        self._stop.set()
+        self._bringing.join()
+        self._reads.shutdown()
+        if done:
+            shutil.rmtree(self._place.folder, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Until all that this rank brings has come."""
+        self._bringing.join()
+
+    def _here(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+        """Which of the samples lie on the disk whole, and are what they should be."""
+        size = self._dtype.itemsize
+        first, last = starts * size // PIECE, ((starts + length) * size - 1) // PIECE
+        local = np.ones(len(starts), bool)
+        for ahead in range(int((last - first).max(initial=0)) + 1):
+            piece = np.minimum(first + ahead, last)
+            for number in np.unique(piece[~self._good[piece]]).tolist():
+                self._good[number] = self._check(number)
+            local &= self._good[piece]
+        return local
+
+    def _check(self, piece: int) -> bool:
+        """Whether a piece is there; what is not what its checksum says is brought again when the cache is opened again."""
+        mark = self._marks[piece]
+        if not mark & HELD:
+            return False
+        if zlib.crc32(self._copy[piece * PIECE : (piece + 1) * PIECE].data) == int(mark ^ HELD):
+            return True
+        self._marks[piece] = 0
+        return False
+
+    def _far(self, start: int, length: int) -> NDArray[np.number]:
+        size = self._dtype.itemsize
+        return np.frombuffer(self._read(start * size, length * size), self._dtype)
+
+    def _read(self, start: int, length: int) -> bytes:
+        data = self._ranges.read(start, length)
+        if len(data) != length:
+            raise IntegrityError(
+                f"the tokens end at byte {start + len(data)}, {length} bytes were there from {start} on"
+            )
+        return data
+
+    def _bring(self) -> None:
+        """This rank's pieces, as far as the room goes. Training goes on without the cache when the disk does not take them."""
+        try:
+            for piece in range(self._place.first, min(self.pieces, self._place.room // PIECE), self._place.ranks):
+                if self._stop.is_set():
+                    return
+                if not self._marks[piece] & HELD:
+                    # Bytes first, then the mark: a kill between leaves a piece that nobody uses.
+                    start = piece * PIECE
+                    data = self._read(start, min(PIECE, self._ranges.size - start))
+                    os.pwrite(self._file, data, start)
+                    os.fdatasync(self._file)
+                    self._marks[piece] = HELD | np.uint64(zlib.crc32(data))
+        except (OSError, IntegrityError) as error:
+            print(f"the cache of tokens is filled no further: {error}", flush=True)
+
+
+def _mapped(path: Path, size: int) -> tuple[NDArray[np.uint8], int]:
+    """A file of this size, mapped, and open for writing: zeros that take no room until something is written there."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(file, size)
+    if not size:
+        return np.empty(0, np.uint8), file
+    return np.memmap(path, np.uint8, "r+", shape=(size,)).view(np.ndarray), file
+
 
 OWN = "tokens"
 """Input with the run's own tokens; another corpus of a mixture is `tokens-NAME` (tasks/train.py)."""

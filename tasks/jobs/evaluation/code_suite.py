@@ -16,9 +16,8 @@ from pathlib import Path
 from tasks.config.evaluation import SHIPPED, CodeSuiteConfig
 from tasks.evaluation.scores import wilson
 from tasks.jobs.evaluation.generating import before_end, continued
-from tasks.jobs.evaluation.given_files import Line, digest_of, files_of, lines_of, place_of
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
-from tasks.jobs.evaluation.suites import Bench, Suite
+from tasks.jobs.evaluation.suites import Bench, Line, Suite, digest_of, files_of, lines_of, place_of
 
 SETTING = "evaluation.code.problems"
 SHIPPED_FILE = Path(__file__).with_name("data") / "functions.jsonl"
@@ -56,7 +55,14 @@ def code(bench: Bench) -> Suite | None:
         "namespaces": limits.namespaces,
         "sha256": digest_of(files_of(_place(bench))),
     }
-    return Suite(_metrics(outcomes, bench.config.confidence), len(results), problems=by_problem, details=details)
+    samples = outcomes.total()
+    counts = {"parse": samples - outcomes["unparsed"], "pass": outcomes["passed"]}
+    metrics: dict[str, float] = {}
+    for name, count in counts.items():
+        share = wilson(count, samples, confidence=bench.config.confidence)
+        values = {"count": float(count), "share": share.estimate, "low": share.low, "high": share.high}
+        metrics |= {f"{name}_{part}": value for part, value in values.items()}
+    return Suite(metrics, len(results), problems=by_problem, details=details)
 
 
 def limits_of(config: CodeSuiteConfig) -> Limits:
@@ -128,14 +134,3 @@ def _completions(bench: Bench, problems: list[Problem]) -> list[str]:
 def _place(bench: Bench) -> Path:
     ref = bench.config.code.problems
     return SHIPPED_FILE if ref == SHIPPED else place_of(bench, ref, setting=SETTING)
-
-
-def _metrics(outcomes: Counter[str], confidence: float) -> dict[str, float]:
-    samples = outcomes.total()
-    counts = {"parse": samples - outcomes["unparsed"], "pass": outcomes["passed"]}
-    metrics: dict[str, float] = {}
-    for name, count in counts.items():
-        share = wilson(count, samples, confidence=confidence)
-        values = {"count": float(count), "share": share.estimate, "low": share.low, "high": share.high}
-        metrics |= {f"{name}_{part}": value for part, value in values.items()}
-    return metrics

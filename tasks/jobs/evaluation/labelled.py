@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from tasks.config.evaluation import LabelledFile
 from tasks.evaluation.scores import wilson
-from tasks.jobs.evaluation.given_files import digest_of, files_of, lines_of, place_of
-from tasks.jobs.evaluation.logits import logits_in_parts
+from tasks.jobs.evaluation.generating import logits_in_parts
 from tasks.jobs.evaluation.scoring import batch_positions
-from tasks.jobs.evaluation.suites import Bench, Suite
+from tasks.jobs.evaluation.suites import Bench, Suite, digest_of, files_of, lines_of, place_of
 
 LABELS = 64
 """Most labels of a file: each is scored behind each text."""

@@ -36,7 +36,12 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
     torch.set_num_threads(order["threads"])
-    utils.env = _held(utils.env)
+    # The harness's templates, but in Jinja's sandbox: a template comes from data, and may not reach Python's inside.
+    from jinja2.sandbox import SandboxedEnvironment
+
+    held = SandboxedEnvironment(loader=utils.env.loader, undefined=utils.env.undefined, keep_trailing_newline=True)
+    held.filters.update(utils.env.filters)
+    utils.env = held
     _hold_functions()
     own = TaskManager(include_path=str(Path.cwd()), include_defaults=False)
     manager = own
@@ -67,15 +72,6 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     )
     assert result is not None, "this process has rank 0"
     return _plain(result)
-
-
-def _held(env: Any) -> Any:
-    """The harness's templates, but in Jinja's sandbox: a template comes from data, and may not reach Python's inside."""
-    from jinja2.sandbox import SandboxedEnvironment
-
-    held = SandboxedEnvironment(loader=env.loader, undefined=env.undefined, keep_trailing_newline=True)
-    held.filters.update(env.filters)
-    return held
 
 
 def _hold_functions() -> None:

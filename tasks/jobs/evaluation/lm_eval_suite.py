@@ -26,9 +26,8 @@ from typing import Any
 import yaml
 
 from tasks.common.errors import Missing
-from tasks.jobs.evaluation.given_files import digest_of, place_of
 from tasks.jobs.evaluation.heldout import open_documents
-from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout
+from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout, digest_of, place_of
 
 # YAML that a user gives for a task of lm-evaluation-harness: plain data, or refused.
 #
@@ -212,7 +211,11 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
             start_new_session=True,
         )
         try:
-            _wait(bench, process)
+            left = bench.deadline - time.monotonic()
+            try:
+                process.wait(None if math.isinf(left) else max(left, 0.0))
+            except subprocess.TimeoutExpired:
+                raise SuiteTimeout from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -232,14 +235,6 @@ def _tokenizer(checkpoint: Path, folder: Path) -> Path:
         shutil.copyfile(path, copy / path.name)
     open_documents(checkpoint, copy)
     return copy
-
-
-def _wait(bench: Bench, process: subprocess.Popen[bytes]) -> None:
-    left = bench.deadline - time.monotonic()
-    try:
-        process.wait(None if math.isinf(left) else max(left, 0.0))
-    except subprocess.TimeoutExpired:
-        raise SuiteTimeout from None
 
 
 def _no_hub(folder: Path) -> dict[str, str]:

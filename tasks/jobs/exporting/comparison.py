@@ -1,6 +1,6 @@
 """Both sides of an export, loaded: the checkpoint in PyTorch and the exported model, each with its own tokenizer.
 
-What is compared here are single prompts: logits, and greedy tokens. Held-out text is loss.py, speed is speed.py.
+What is compared here are single prompts: logits, and greedy tokens. Held-out text is loss.py, speed is variants.py.
 """
 
 from __future__ import annotations

@@ -26,7 +26,18 @@ def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str
     where = ["--host", ",".join(f"{host}:{each}" for host in hosts.split(","))] if hosts else _allocated(nodes)
     how = ["-np", str(nodes * each), "--map-by", f"ppr:{each}:node:oversubscribe", "--bind-to", "none"]
     meeting = ["-x", f"MASTER_ADDR={address}", "-x", f"MASTER_PORT={port}"]
-    return [sys.executable, "-m", "tasks.jobs.node.mpi", "mpirun", *where, *how, *meeting, *_exported(job, machine)]
+    # The options that carry variables to the other machines; values stay out of the command line.
+    names = {*ALWAYS, *job["environment"], *(name for name in EXPORTED if name in machine)}
+    return [
+        sys.executable,
+        "-m",
+        "tasks.jobs.node.mpi",
+        "mpirun",
+        *where,
+        *how,
+        *meeting,
+        *[word for name in sorted(names) for word in ("-x", name)],
+    ]
 
 
 def _allocated(nodes: int) -> list[str]:
@@ -36,12 +47,6 @@ def _allocated(nodes: int) -> list[str]:
         if nodes > 1
         else ["--mca", "plm", "isolated", "--mca", "ras", "^slurm"]
     )
-
-
-def _exported(job: dict[str, Any], machine: Mapping[str, str]) -> list[str]:
-    """The options that carry variables to the other machines; values stay out of the command line."""
-    names = {*ALWAYS, *job["environment"], *(name for name in EXPORTED if name in machine)}
-    return [word for name in sorted(names) for word in ("-x", name)]
 
 
 def main(command: list[str]) -> int:

@@ -12,25 +12,130 @@ import os
 import platform
 import re
 import shutil
+import statistics
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from http.client import HTTPException
 from typing import NamedTuple
 
 import torch
-from torch import cuda
+from torch import cuda, distributed
 
-from tasks.formats import azure_machine, gpu_health, links
+from tasks.formats import azure_machine, gpu_health
+from tasks.formats.azure_machine import DAY, Interface
 from tasks.formats.gpu_health import Port
-from tasks.formats.links import DAY, Interface
-from tasks.jobs.node.probes import ports
-from tasks.jobs.node.vendor_commands import Hangs
-from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia, skew
+from tasks.jobs.node.probes import Hangs, ports
+from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, of_file, of_kernel
 from tasks.qualification.measured import Probe, Status
+
+# How far the clocks of machines are apart, asked through the launcher's store, as NTP asks: half of a round trip is the
+# bound.
+#
+# The first machine asks the others, one after another, a few times; the shortest round trip counts. What is noted is
+# how far a clock is from the median of the others for sure: less than the bound says nothing.
+
+
+TIMES = 5
+ANSWER_SECONDS = 5.0
+"""A machine that said that it is there answers at once."""
+
+
+class Offset(NamedTuple):
+    """Of a machine's clock from the first one's, in seconds."""
+
+    seconds: float
+    bound: float
+    """Half of the round trip in which it was read."""
+
+
+def note_skew(bench: Bench, clock: Callable[[], float] = time.time) -> None:
+    """Note `time_skew` of this machine. With one machine there is nothing to compare."""
+    if bench.nodes < 2:
+        bench.note(Probe(check="time_skew", status="skipped", said="one machine has no other to be compared with"))
+        return
+    store, mine = bench.store, bench.node_rank
+    try:
+        result = (
+            ask_all(store, bench.nodes, clock, seconds=bench.config.check_seconds)
+            if mine == 0
+            else answer(store, mine, clock, seconds=bench.config.check_seconds)
+        )
+    except RuntimeError as error:  # the store's own, of a key that did not come in time
+        bench.note(Probe(check="time_skew", status="timed out", said=str(error).splitlines()[0][:200]))
+        return
+    bench.note(_probe(result, mine))
+
+
+def ask_all(store: distributed.Store, nodes: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
+    """What the first machine does: offsets of all machines that answer, its own included; all can read them."""
+    existing = _come(store, nodes, seconds)
+    asked = {node: _ask(store, node, clock) for node in existing}
+    result = {0: Offset(0.0, 0.0)} | {node: offset for node, offset in asked.items() if offset}
+    store.set("skew/offsets", json.dumps(result))
+    return result
+
+
+def answer(store: distributed.Store, node: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
+    """What the other machines do. Raises RuntimeError when the first machine does not ask, or ends."""
+    store.set(f"skew/{node}/here", "")
+    for number in range(
+        TIMES
+    ):  # the first machine waits so long for those that are away, and then asks one after another
+        _await(store, f"skew/{node}/{number}/ask", 2 * seconds)
+        store.set(f"skew/{node}/{number}/say", repr(clock()))
+    _await(store, "skew/offsets", 2 * seconds)
+    return {int(at): Offset(*offset) for at, offset in json.loads(store.get("skew/offsets")).items()}
+
+
+def apart(offsets: dict[int, Offset], node: int) -> Offset:
+    """A machine's offset from the others' median, and the widest bound of what it rests on."""
+    others = [offset.seconds for at, offset in offsets.items() if at != node]
+    bound = max(offset.bound for offset in offsets.values())
+    return Offset(offsets[node].seconds - statistics.median(others), bound)
+
+
+def _come(store: distributed.Store, nodes: int, seconds: float) -> list[int]:
+    """Machines that are there; waited for together, so that one that is away costs the time once."""
+    deadline, missing = time.monotonic() + seconds, set(range(1, nodes))
+    while missing and time.monotonic() < deadline:
+        missing -= {node for node in missing if store.check([f"skew/{node}/here"])}
+        time.sleep(0.005 if missing else 0)
+    return sorted(set(range(1, nodes)) - missing)
+
+
+def _ask(store: distributed.Store, node: int, clock: Callable[[], float]) -> Offset | None:
+    """A machine's offset; None when it came, and then said nothing."""
+    offsets = []
+    for number in range(TIMES):
+        before, began = clock(), time.monotonic()
+        store.set(f"skew/{node}/{number}/ask", "")
+        try:
+            _await(store, f"skew/{node}/{number}/say", ANSWER_SECONDS)
+        except RuntimeError:
+            return None
+        theirs, trip = float(store.get(f"skew/{node}/{number}/say")), time.monotonic() - began
+        offsets.append(Offset(theirs - (before + trip / 2), trip / 2))
+    return min(offsets, key=lambda offset: offset.bound)
+
+
+def _await(store: distributed.Store, key: str, seconds: float) -> None:
+    store.wait([key], timedelta(seconds=seconds))
+
+
+def _probe(offsets: dict[int, Offset], node: int) -> Probe:
+    if node not in offsets or len(offsets) < 2:
+        return Probe(check="time_skew", status="timed out", said="no other machine answered in time")
+    off = apart(offsets, node)
+    surely = max(0.0, abs(off.seconds) - off.bound)
+    text = f"{off.seconds * 1000:+.1f} ms from the median of the others, known to {off.bound * 1000:.1f} ms"
+    return Probe(check="time_skew", measured=surely, unit="s", said=text)
+
 
 # What runs on a machine: image, kernel, driver, CUDA or ROCm, NCCL, MPI, OFED, torch; and which Azure machine it is.
 #
@@ -115,7 +220,9 @@ def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
     """What the image does not say of itself."""
     yield "cuda", _cuda(machine)
     yield "rocm", machine.text("opt/rocm/.info/version")
-    yield "nccl", _nccl(machine)
+    # By the library's own file name: libnccl.so.2.27.3.
+    results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
+    yield "nccl", max((path.name.removeprefix("libnccl.so.") for path in results), default="")
     yield "mpi", _quietly(lambda: _mpi(machine.says("mpirun", "--version")))
     yield "ofed", _quietly(lambda: machine.says("ofed_info", "-s").strip().rstrip(":"))
     if vendor == "nvidia":
@@ -127,12 +234,6 @@ def _cuda(machine: Machine) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(json.loads(machine.text("usr/local/cuda/version.json"))["cuda"]["version"])
     return ""
-
-
-def _nccl(machine: Machine) -> str:
-    """By the library's own file name: libnccl.so.2.27.3."""
-    results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
-    return max((path.name.removeprefix("libnccl.so.") for path in results), default="")
 
 
 def _mpi(text: str) -> str:
@@ -218,7 +319,7 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def _rate(name: str, port: Port) -> Probe:
     """A port that is not active carries nothing."""
-    rate = links.rate(port.rate) if port.active else 0.0
+    rate = azure_machine.rate(port.rate) if port.active else 0.0
     return Probe(
         check="ib_rate",
         status="measured" if rate is not None else "failed",
@@ -246,7 +347,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
     at_once = min((port.downed for port in result.values()), default=0)
     for name, port in result.items():
-        times[name] = max(times[name], round(links.per_day(port.downed - at_once, uptime)))
+        times[name] = max(times[name], round(azure_machine.per_day(port.downed - at_once, uptime)))
     text = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
         f", by the ports' counters alone: {unread}" if unread else ""
     )
@@ -257,7 +358,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Accelerated networking: behind each interface of Hyper-V a virtual function of the network card, and it is up."""
-    for interface, function in links.behind(_interfaces(machine)):
+    for interface, function in azure_machine.behind(_interfaces(machine)):
         up = function is not None and function.state == "up"
         yield Probe(
             check="sriov",
@@ -334,7 +435,7 @@ def measure(bench: Bench, machine: Machine | None = None) -> None:
 def look(bench: Bench, machine: Machine) -> None:
     """Everything that one machine says."""
     note(bench, machine)
-    skew.note(bench)
+    note_skew(bench)
     for one in LOOKS:
         if bench.sku.vendor in one.vendors:
             bench.note(*guarded(one, bench, machine))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tasks.formats.aznhc import read_aznhc
-from tasks.jobs.node.vendor_commands import Hangs
+from tasks.jobs.node.probes import Hangs
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import LOGS, Machine, Missing
 from tasks.qualification.aznhc_findings import probes_of

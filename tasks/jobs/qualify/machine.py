@@ -14,8 +14,7 @@ from pathlib import Path
 from tasks.formats import gpu_health, smi
 from tasks.formats import gpu_health as kernel_log
 from tasks.formats.gpu_health import Rules
-from tasks.jobs.node.probes import RULES
-from tasks.jobs.node.vendor_commands import ask, query_smi
+from tasks.jobs.node.probes import RULES, ask, query_smi
 
 # The logs of a machine since its start, in the form of `dmesg`: the kernel's own, and the file that syslog writes.
 #

@@ -18,12 +18,11 @@ from pathlib import Path
 import torch
 
 from tasks.formats import gpu_health, rocm
-from tasks.jobs.node.vendor_commands import Hangs, ask
+from tasks.jobs.node.probes import Hangs, ask
 from tasks.jobs.qualify import compute as gpus
-from tasks.jobs.qualify.bench import Bench
+from tasks.jobs.qualify.bench import Bench, Outcome, Rate, Together, tried
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, failure
-from tasks.jobs.qualify.rates import Outcome, Rate, Together, tried
 from tasks.qualification.measured import Probe
 
 # How hot a machine's parts are, as nvidia-smi, rocm-smi or Linux's thermal zones say it. What else they say is
@@ -70,14 +69,14 @@ def read_amd(text: str) -> dict[str, float]:
         return {}
     result = {}
     for card, output in cards.items():
-        degrees = [float(value) for key, value in output.items() if "Temperature" in key and _is_number(value)]
+        degrees = [
+            float(value)
+            for key, value in output.items()
+            if "Temperature" in key and re.fullmatch(r"\d+(\.\d+)?", value)
+        ]
         if degrees and card.startswith("card"):
             result[f"GPU {card.removeprefix('card')}"] = max(degrees)
     return result
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
 def _ask(command: tuple[str, ...]) -> str:

@@ -22,8 +22,7 @@ import torch
 from torch.distributed import DistStoreError
 
 from tasks.common.names import Collective
-from tasks.formats.nccl_log import transports
-from tasks.formats.nccl_run import TestRow
+from tasks.formats.nccl_run import TestRow, transports
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.plans import Answer, Found, Group, Outcome, Plan, Step, better
@@ -464,11 +463,9 @@ def _write(
                 "said": f"{silent} did not answer; {mine.said}" if silent else mine.said,
                 "transport": tuple(sorted(used)),
             }
-            _leave(bench, mine.model_copy(update=about))
-
-
-def _leave(bench: Bench, result: Sweep) -> None:
-    """Where there is only one machine, what it measured within itself is also what all machines measured together."""
-    bench.sweep(result)
-    if result.scope == "node" and bench.nodes == 1:
-        bench.sweep(result.model_copy(update={"scope": "all"}))
+            # Where there is only one machine, what it measured within itself is also what all machines measured
+            # together.
+            result = mine.model_copy(update=about)
+            bench.sweep(result)
+            if result.scope == "node" and bench.nodes == 1:
+                bench.sweep(result.model_copy(update={"scope": "all"}))

@@ -22,10 +22,8 @@ from typing import NamedTuple
 
 from tasks.common.errors import HeadwayError
 from tasks.jobs.node.runtime import Rank
-from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.rates import Together
-from tasks.jobs.qualify.workload_size import parameters
-from tasks.planning.size import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes
+from tasks.jobs.qualify.bench import Bench, Together, parameters
+from tasks.planning.checkpointing import OWN_ENGINE_BYTES, resumable_bytes
 from tasks.qualification.measured import Probe
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.transfer import STREAMS, check_stored, upload
@@ -279,7 +277,7 @@ def _small(folder: Path, seconds: float) -> list[Probe]:
 
 
 def _store(bench: Bench, seconds: float) -> list[Probe]:
-    whole = checkpoint_bytes(parameters(bench))
+    whole = resumable_bytes(parameters(bench))
     volume = max(LEAST_STORE, min(whole, MOST_STORE))
     if volume > _room(bench.rank.folder):
         free = shutil.disk_usage(bench.rank.folder).free
@@ -298,9 +296,9 @@ def _store(bench: Bench, seconds: float) -> list[Probe]:
 
 def checkpoint(parameters: int, moved: Moved) -> Probe:
     """One machine writes all of it, as this release's engine does, while the others write as well."""
-    whole, rate = checkpoint_bytes(parameters), moved.write_rate
+    whole, rate = resumable_bytes(parameters), moved.write_rate
     text = (
-        f"{whole / GIGA:.4g} GB ({CHECKPOINT_BYTES_PER_PARAMETER} bytes of each of {parameters:,} parameters), "
+        f"{whole / GIGA:.4g} GB ({OWN_ENGINE_BYTES} bytes of each of {parameters:,} parameters), "
         f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
     )
     return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=text)

@@ -22,7 +22,7 @@ from torch import Tensor, cuda, distributed
 
 from tasks.common.names import Collective
 from tasks.config.qualification import BenchmarkConfig
-from tasks.formats.nccl_log import transports
+from tasks.formats.nccl_run import transports
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.bench import Bench
 from tasks.qualification.measured import Row

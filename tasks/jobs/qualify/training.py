@@ -27,11 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tasks.config.training import TrainingConfig
 from tasks.jobs.data.samples import Batch, Mapped, Samples, Shares
 from tasks.jobs.qualify import compute
-from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.rates import Together
-from tasks.jobs.qualify.workload_size import flops_per_token, vocabulary
-from tasks.jobs.training.network import build_network, next_token_loss
-from tasks.jobs.training.optimizer import build_optimizer
+from tasks.jobs.qualify.bench import Bench, Together, flops_per_token, vocabulary
+from tasks.jobs.training.network import build_network, build_optimizer, next_token_loss
 from tasks.jobs.training.schedule import learning_rate
 from tasks.qualification.measured import Probe, TrainingPoint
 
@@ -245,7 +242,7 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 
 CONVENTION = "megatron"
-"""FLOPs as Megatron-LM counts them (tasks/planning/size.py): causal attention is half of the square, the output projection
+"""FLOPs as Megatron-LM counts them (tasks/planning/counts.py): causal attention is half of the square, the output projection
 counts, looking up embeddings and recomputation do not."""
 TERA = 1e12
 

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tasks.jobs.serving import memory
+from tasks.jobs.serving import runtime
 from tasks.jobs.serving.decoder import CHUNK
 from tasks.jobs.serving.generation import TextStream
 from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
@@ -61,7 +61,7 @@ class Batch:
         self._waiting: deque[_Answer] = deque()
         self._reading: _Answer | None = None
         self._rows: list[_Answer] = []
-        self._room = int(memory.available() * CACHE_SHARE) // self._decoder.token_bytes
+        self._room = int(runtime.available() * CACHE_SHARE) // self._decoder.token_bytes
         """Tokens that fit into memory."""
 
     @property
@@ -145,7 +145,11 @@ class Batch:
             messages.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
             answer.told = len(answer.tokens)
         if answer.text.stopped or last:
-            messages.append((answer.number, _ending(answer, "stop" if ended or answer.text.stopped else "length")))
+            reason: str = "stop" if ended or answer.text.stopped else "length"
+            mean = sum(answer.entropies) / len(answer.entropies) if answer.entropies else None
+            messages.append(
+                (answer.number, Ending(reason, len(answer.prompt), len(answer.tokens), tuple(answer.tokens), mean))
+            )
         return messages
 
     def _leave_ended(self) -> None:
@@ -162,8 +166,3 @@ class Batch:
         longest = max(answer.length, self._rows[last].length)
         self._rows.pop()
         self._decoder.leave(last, length=longest)
-
-
-def _ending(answer: _Answer, reason: str) -> Ending:
-    mean = sum(answer.entropies) / len(answer.entropies) if answer.entropies else None
-    return Ending(reason, len(answer.prompt), len(answer.tokens), tuple(answer.tokens), mean)

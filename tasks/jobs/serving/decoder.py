@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tasks.formats.onnx_data import require_own_data
-from tasks.jobs.serving.contents import Contents
+from tasks.jobs.serving.runtime import Contents
 from tasks.jobs.serving.sampling import Logits
 
 ROWS = 16

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import IntegrityError
-from tasks.jobs.serving import memory
 from tasks.jobs.serving.model_process import ProcessRuntime
-from tasks.jobs.serving.runtime import Golden, Gone, Runtime
+from tasks.jobs.serving.runtime import Golden, Gone, Runtime, available, resident
 from tasks.storage.manifest import FileEntry
 
 RungName = Literal["full", "previous", "smaller"]
@@ -200,7 +199,7 @@ class Ladder:
         )
         await floor.runtime.start(rung.folder, threads=self._threads)
         if floor is self._full and floor.runtime.pid:
-            held = memory.resident(floor.runtime.pid) - PROCESS_BYTES
+            held = resident(floor.runtime.pid) - PROCESS_BYTES
             self._factor = min(max(held / max(floor.bytes, 1), 1.0), UNMEASURED)
 
     def _golden(self, rung: Rung) -> Sequence[Golden]:
@@ -250,7 +249,7 @@ class Ladder:
 
     def _fits(self, floor: _Floor, *, times: float) -> bool:
         """Whether there is memory for a rung; while it is loaded, its files are held beside it."""
-        fits = (PROCESS_BYTES + floor.bytes * (self._factor + 1)) * times <= memory.available()
+        fits = (PROCESS_BYTES + floor.bytes * (self._factor + 1)) * times <= available()
         if not fits:
             log.warning("there is no memory for %s", floor.rung.model_ref)
         return fits

@@ -25,10 +25,9 @@ from typing import Any
 from tasks.common.errors import IntegrityError
 from tasks.common.process import die_with_parent
 from tasks.jobs.serving.batch import Batch, Said
-from tasks.jobs.serving.contents import Contents, read_contents
 from tasks.jobs.serving.decoder import ROWS
 from tasks.jobs.serving.generation import Generation
-from tasks.jobs.serving.runtime import Ask, Ending
+from tasks.jobs.serving.runtime import Ask, Contents, Ending, read_contents
 from tasks.storage.manifest import FileEntry
 
 Message = dict[str, Any]

@@ -126,21 +126,20 @@ class Link:
         with suppress(OSError):
             while line := await self._reader.readline():
                 self._heard, self._asked = time.monotonic(), False
-                self._heed(json.loads(line))
+                message = json.loads(line)
+                for number, kind, *rest in message.get("said", ()):
+                    self._deliver(number, kind, rest=rest)
+                if message.keys() & {"ready", "refused", "failed"} and not self._loaded.done():
+                    self._loaded.set_result(message)
         self.reason, self.ended_at = "the model's process ended", time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
         if self._process.returncode is None:
             self._process.kill()
-        self._give_up(_ended(await self._process.wait()))
+        code = await self._process.wait()
+        self._give_up(f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
         self._writer.close()
-
-    def _heed(self, message: dict[str, Any]) -> None:
-        for number, kind, *rest in message.get("said", ()):
-            self._deliver(number, kind, rest=rest)
-        if message.keys() & {"ready", "refused", "failed"} and not self._loaded.done():
-            self._loaded.set_result(message)
 
     def _deliver(self, number: int, kind: str, *, rest: list[Any]) -> None:
         box = self._boxes.get(number)
@@ -195,10 +194,6 @@ async def open_link(*, hang_seconds: float) -> Link:
         ours.close()  # a process that was started ends with it
         raise
     return Link(process, streams, hang_seconds=hang_seconds)
-
-
-def _ended(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 LOAD_SECONDS = 600.0

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hmac
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,7 +218,13 @@ class Program:
         try:
             async with asyncio.TaskGroup() as group:
                 server = self._server()
-                group.create_task(server.serve(sockets=[self._listener()]))
+                # Whoever started a private server may hold its port, without listening, so that nobody else is given
+                # it.
+                settings = self.settings
+                host = settings.access.host if settings.alone else HOST
+                group.create_task(
+                    server.serve(sockets=[http_server.listen(host, settings.port, shared=not settings.alone)])
+                )
                 loading = group.create_task(self._load())
                 await stopping.wait()
                 loading.cancel()
@@ -239,12 +244,6 @@ class Program:
         except IntegrityError:
             await asyncio.sleep(REFUSED_SECONDS)
             raise
-
-    def _listener(self) -> socket.socket:
-        """Whoever started a private server may hold its port, without listening, so that nobody else is given it."""
-        settings = self.settings
-        host = settings.access.host if settings.alone else HOST
-        return http_server.listen(host, settings.port, shared=not settings.alone)
 
     def _server(self) -> _Server:
         limits = self.settings.limits

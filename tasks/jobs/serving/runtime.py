@@ -6,10 +6,14 @@ servers themselves: remote.py. One suite of tests runs on all of them. HTTP does
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from tasks.common.errors import IntegrityError
+from tasks.storage.manifest import FileEntry, check
 
 
 @dataclass(frozen=True)
@@ -109,3 +113,73 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Give up what is under way, and free what it holds."""
+
+
+# Memory that this machine, or this container, would still give. See proc(5), and cgroup-v2.rst of Linux's
+# documentation.
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available(cgroup: Path = CGROUP) -> int:
+    """Bytes: what Linux calls available, and no more than the container's limit leaves."""
+    return min(_of_machine(), _of_container(cgroup))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 once it has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _of_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _of_container(cgroup: Path) -> int:
+    """Of cgroup v2: the limit less what cannot be given back; the cache of files can."""
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        payload = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(payload.get("inactive_file", 0)), 0)
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+# The files of a model's folder, read once into memory of this process and compared with their digests on the way.
+#
+# What is loaded is what was compared: the model is made from these bytes, no file is opened again. So a file that is
+# changed a moment after it was verified is not in the model, and is found at the next start. Costs the size of the
+# weights while the model is made (ONNX Runtime copies), none afterwards.
+
+
+Contents = Mapping[str, bytes | bytearray]
+"""Bytes of the files at a folder's root, by name."""
+
+
+def read_contents(folder: Path, files: Sequence[FileEntry] | None, *, named: str = "") -> dict[str, bytearray]:
+    """The files at the root of a folder. Raises IntegrityError when any byte below the folder is not what `files` says.
+
+    None for `files`: whoever mounted the folder has verified it. Raises ValueError when the folder is no folder.
+    """
+    if files is None:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder: name the one that was exported")
+        return {path.name: bytearray(path.read_bytes()) for path in sorted(folder.iterdir()) if path.is_file()}
+    contents = {entry.path: bytearray() for entry in files if "/" not in entry.path}
+    problems = check(folder, files, copies={path: kept.extend for path, kept in contents.items()})
+    if problems:
+        text = ", ".join(f"{problem.path} ({problem.problem})" for problem in problems[:5])
+        raise IntegrityError(
+            f"the files of {named or folder} are not what was deployed: {text}",
+            problems=[problem.model_dump() for problem in problems],
+        )
+    return contents

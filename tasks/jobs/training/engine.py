@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from tasks.config.engines.registry import ENGINES
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.pieces import Piece
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.pieces import Piece
 
 
 @dataclass(frozen=True)

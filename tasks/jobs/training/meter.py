@@ -1,7 +1,7 @@
 """Where a step's time goes: waiting for data, computing, communicating, standing still. One clock a rank.
 
 A step lasts from the end of the one before to its own, so every second of training is in one step. What is made of it (tokens/s,
-TFLOP/s, MFU) is metrics_logger.py; what is made of all steps of a run is tasks/planning/goodput.py.
+TFLOP/s, MFU) is metrics_logger.py; what is made of all steps of a run is tasks/planning/spent.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
 
-Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/goodput.py. Who
+Where a step's time goes is measured by meter.py; what the records of all attempts add up to is tasks/planning/spent.py. Who
 shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/orchestration/stage_context.py). See
 docs/training.md.
 """
@@ -18,18 +18,59 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from tasks.config.training import NetworkConfig, TrainingConfig
+from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.jobs.node.elastic import process_age
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter, Step
-from tasks.planning.goodput import goodput
-from tasks.planning.size import flops_per_token_6n, flops_per_token_megatron
+from tasks.planning.case import Network
+from tasks.planning.counts import model_flops_per_token
+from tasks.planning.spent import goodput
+
+# A profile of some steps by torch's profiler: `profile/` in the job's folder, of rank 0.
+#
+# `steps-A-B.json.gz` is a trace for https://ui.perfetto.dev or chrome://tracing, `steps-A-B.txt` the operations that
+# took longest. Steps that are profiled are slower. See docs/training.md.
+
+
+ROWS = 40
+
+
+class Profile:
+    """State: the profiler, while it records."""
+
+    def __init__(self, folder: Path, execution: ExecutionConfig, *, rank: int, cuda: bool) -> None:
+        self._folder, self._cuda = folder, cuda
+        self._first = None if rank else execution.profile_from
+        self._last = (execution.profile_from or 0) + execution.profile_steps - 1
+        self._at_work: profile | None = None
+        self._began = 0
+
+    def before(self, step: int) -> None:
+        """A step begins; a run that is resumed within the range records the rest of it."""
+        if self._first and self._first <= step <= self._last and not self._at_work:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
+            self._at_work, self._began = profile(activities=activities, profile_memory=True), step
+            self._at_work.start()
+
+    def after(self, step: int, *, over: bool) -> None:
+        """A step is done; `over`: none follows."""
+        if self._at_work and (step >= self._last or over):
+            self._at_work.stop()
+            name = f"steps-{self._began}-{step}"
+            self._folder.mkdir(exist_ok=True)
+            self._at_work.export_chrome_trace(str(self._folder / f"{name}.json.gz"))
+            order = "self_cuda_time_total" if self._cuda else "self_cpu_time_total"
+            table = self._at_work.key_averages().table(sort_by=order, row_limit=ROWS)
+            (self._folder / f"{name}.txt").write_text(table, encoding="utf-8")
+            self._at_work = None
+
 
 # How many floating-point operations a token costs the network that is trained, and by which convention they are
 # counted.
 #
-# The formulas are tasks/planning/size.py; "MFU" means little without the convention, so it is told beside it. See
+# The formulas are tasks/planning/counts.py; "MFU" means little without the convention, so it is told beside it. See
 # docs/training.md.
 
 
@@ -50,11 +91,11 @@ def flops_of(network: nn.Module, config: TrainingConfig, parameters: int) -> Flo
     """What a token of `config.sequence_length` costs; `parameters` are all of the network's."""
     shape = _shape(getattr(network, "config", None))
     if shape is None:
-        counted = Flops(flops_per_token_6n(parameters), "6n")
+        counted = Flops(6 * parameters, "6n")
     else:
         vocab_size = int(network.config.vocab_size)  # type: ignore[union-attr, arg-type]
-        length = config.sequence_length
-        counted = Flops(flops_per_token_megatron(shape, vocab_size, sequence_length=length), "megatron")
+        per_token = model_flops_per_token(Network.of_config(shape, vocab_size), config.sequence_length)
+        counted = Flops(per_token, "megatron")
     return Flops(counted.per_token * FROZEN, f"{counted.convention}, frozen base") if config.lora.rank else counted
 
 
@@ -182,9 +223,11 @@ class Teller:
         """One step's record, by rank 0; the next step begins."""
         done = meter.end()
         speed = self._speed(self._tokens, done.own, done.own * self._rank.world_size)
+        # On the first step of a process: how long it took to come so far.
+        first, self._first = self._first, False
         output = {
             **values,
-            **self._start(done),
+            **({"start_seconds": max(0.0, process_age() - done.all)} if first else {}),
             **speed,
             **_seconds(done),
             **self._beside_plan(done.own),
@@ -193,16 +236,19 @@ class Teller:
         self._rank.metrics(step=step, **output, seconds_left=seconds_left)
         if time.monotonic() - self._shown >= PROGRESS_SECONDS or step == self._steps:
             self._shown = time.monotonic()
-            self._rank.progress(step, self._steps, _in_words(output), seconds_left=seconds_left)
+            loss = f"loss {output['loss']:.3f}" if "loss" in output else "a batch left out"
+            words = [loss, f"{output['tokens_per_second']:,.0f} tokens/s"]
+            if "mfu" in output:
+                words.append(f"MFU {output['mfu']:.0%}")
+            if "plan_error" in output:
+                words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
+            if "heldout_bits_per_byte" in output:
+                words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
+            self._rank.progress(step, self._steps, ", ".join(words), seconds_left=seconds_left)
 
     def over(self) -> None:
         """The last checkpoint is there: what follows is publishing, and no part of training's time."""
         self._ended = time.time()
-
-    def _start(self, done: Step) -> dict[str, float]:
-        """On the first step of a process: how long it took to come so far."""
-        first, self._first = self._first, False
-        return {"start_seconds": max(0.0, process_age() - done.all)} if first else {}
 
     def _speed(self, tokens: float, seconds: float, rank_seconds: float) -> dict[str, float]:
         """Rates of so many tokens; `rank_seconds` is the sum over all ranks."""
@@ -253,15 +299,3 @@ class Teller:
 def _seconds(done: Step) -> dict[str, float]:
     parts = {f"{part}_seconds": round(seconds, DECIMALS) for part, seconds in done.parts.items()}
     return {"step_seconds": round(done.all, DECIMALS), **parts}
-
-
-def _in_words(output: Mapping[str, float]) -> str:
-    loss = f"loss {output['loss']:.3f}" if "loss" in output else "a batch left out"
-    words = [loss, f"{output['tokens_per_second']:,.0f} tokens/s"]
-    if "mfu" in output:
-        words.append(f"MFU {output['mfu']:.0%}")
-    if "plan_error" in output:
-        words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
-    if "heldout_bits_per_byte" in output:
-        words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
-    return ", ".join(words)

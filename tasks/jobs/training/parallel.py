@@ -1,7 +1,8 @@
 """One network on many ranks: the device of a rank, whole weights (DDP), divided ones (FSDP2), shared matrices (tensor parallel).
 
 Ranks that share matrices are neighbours and see the same samples: rank = data rank x tensor_parallel + place among them.
-What is computed is torch_engine.py; how divided tensors are saved is pieces.py and tasks/jobs/checkpoint/snapshot.py.
+What is computed is torch_engine.py; how divided tensors are saved is tasks/jobs/checkpoint/pieces.py and
+tasks/jobs/checkpoint/snapshot.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rank's eye on safety, as the loop uses it: bad steps, reasons to stop, stragglers, the probe for wrong machines.
 
-Bad steps are safety.py and safety.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
+Bad steps are stops.py and stops.py, reasons to stop stops.py. This file has the others, holds them together and makes ranks
 agree. See docs/training.md, "Safety".
 """
 
@@ -22,15 +22,14 @@ from torch import Tensor, nn
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.pieces import piece_of
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.elastic import Asked, Groups, fingerprint
 from tasks.jobs.node.runtime import Ended, Rank
 from tasks.jobs.training.engine import Engine
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.network import next_token_loss
-from tasks.jobs.training.pieces import piece_of
-from tasks.jobs.training.safety import Guard, Reaction, Verdict, losses_before, next_position, note, noted
-from tasks.jobs.training.stops import Held, Stops
+from tasks.jobs.training.stops import Guard, Held, Reaction, Stops, Verdict, losses_before, next_position, note, noted
 
 # What ranks tell each other beside gradients: one collective a step, and rank 0's word at a start.
 
@@ -242,7 +241,11 @@ class Watch:
 
     def unfit_to_save(self, engine: Engine, step: int) -> Verdict | None:
         """The verdict on weights that are no numbers, which one update too large makes of a finite gradient."""
-        if all_agree(_finite(engine), self.groups.steps):
+        # Whether this rank's part of the weights is finite: a sum reads each once, and keeps what is not.
+        # ZeRO 3 keeps this rank's part beside the weight, which is empty meanwhile
+        parts = [getattr(weight, "ds_tensor", weight) for weight in engine.network.parameters()]
+        sums = [piece_of(part).tensor.sum(dtype=torch.float32).to(engine.device) for part in parts]
+        if all_agree(bool(torch.stack(sums).isfinite().all()), self.groups.steps):
             return None
         asked = self.config.safety.not_finite
         kind = "rollback" if asked == "skip" else asked  # the update is done: its gradient cannot be left out any more
@@ -262,11 +265,3 @@ class Watch:
             "reactions": [asdict(reaction) for reaction in self.guard.reactions],
             "stragglers": self.stragglers.named(self.rank.folder),
         }
-
-
-def _finite(engine: Engine) -> bool:
-    """Whether this rank's part of the weights is finite: a sum reads each once, and keeps what is not."""
-    # ZeRO 3 keeps this rank's part beside the weight, which is empty meanwhile
-    parts = [getattr(weight, "ds_tensor", weight) for weight in engine.network.parameters()]
-    sums = [piece_of(part).tensor.sum(dtype=torch.float32).to(engine.device) for part in parts]
-    return bool(torch.stack(sums).isfinite().all())

@@ -2,6 +2,11 @@
 
 A region is asked for whole, and everything is written at once or not at all. Prices of regions that were not asked for stay, with
 their own date.
+
+https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices tells the fields: `$filter` in OData, in
+values the case counts since 2023-01-01-preview; NextPageLink leads on. What it does not tell: a reservation's price is of all its
+term though its unit says 1 Hour; Windows, Spot and Low Priority are told only by names; a meter may stand there twice; a price of
+0 is a gap. No account is needed, nothing about us is sent.
 """
 
 from __future__ import annotations
@@ -25,14 +30,6 @@ from tasks.config.planning import PriceKind
 from tasks.hardware.sku import plain_name
 from tasks.planning.money import HOURS_OF_MONTH, KINDS, Term, hour_of_term
 from tasks.planning.prices.book import FETCHED, Book, PriceList, as_plain, open_book, read_list
-
-# Azure's retail meters as prices. Pure: in go the items of the Retail Prices API, out come prices, and what was left
-# out.
-#
-# https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices tells the fields. What it does
-# not tell: a reservation's price is of its whole term though its unit says 1 Hour; Windows, Spot and Low Priority are
-# told only by names; a meter may stand there twice; a price of 0 is a gap.
-
 
 GB_OF_GIB = 1.073741824
 TERMS: Mapping[str, Term] = {"1 Year": "1y", "3 Years": "3y"}
@@ -90,8 +87,8 @@ def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, regio
     left_out: list[str] = []
     chosen = _chosen([meter for item in local for meter in _of_machine(item, wanted)], left_out)
     machines: dict[str, dict[PriceKind, float]] = {}
-    for size, kind in chosen:
-        machines.setdefault(size, {})[_known(kind)] = chosen[size, kind]
+    for (size, named), hour in chosen.items():
+        machines.setdefault(size, {})[next(kind for kind in KINDS if kind == named)] = hour
     for size, kinds in machines.items():
         left_out += _disbelieved(size, kinds)
     stored = _chosen([meter for item in local for meter in _of_storage(item)], left_out)
@@ -135,10 +132,6 @@ def _kind(item: Mapping[str, Any]) -> str | None:
         return None
     names = f"{item.get('skuName')} {item.get('meterName')}"
     return "spot" if "Spot" in names else "low-priority" if "Low Priority" in names else "on-demand"
-
-
-def _known(kind: str) -> PriceKind:
-    return next(known for known in KINDS if known == kind)
 
 
 def _of_storage(item: Mapping[str, Any]) -> Iterator[_Meter]:
@@ -193,12 +186,6 @@ def _price(item: Mapping[str, Any]) -> float | None:
 
 def _rank(item: Mapping[str, Any]) -> tuple[bool, str]:
     return bool(item.get("isPrimaryMeterRegion")), str(item.get("effectiveStartDate") or "")
-
-
-# Asks Azure's Retail Prices API: all pages of an answer, or none. No account, nothing about us is sent.
-#
-# https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices: `$filter` in OData, values
-# with their case as they are since 2023-01-01-preview; NextPageLink leads on.
 
 
 API_VERSION = "2023-01-01-preview"
@@ -335,8 +322,7 @@ def update(home: Path, url: str, *, regions: Sequence[str], sizes: Iterable[str]
         )
     path = home / FETCHED
     with locked(path.with_suffix(".lock")):
-        before = _before(path)
-        list_ = _on_top(before, result, url, today)
+        list_ = _on_top(read_list(path) if path.exists() else PriceList(), result, url, today)
         if path.exists():
             write_text(home / BEFORE, path.read_text(encoding="utf-8"))
         write_text(path, HEAD + yaml.safe_dump(as_plain(list_), sort_keys=True, allow_unicode=True, width=120))
@@ -363,7 +349,7 @@ def _region(retail: Retail, region: str, sizes: list[str], today: datetime.date)
     conditions = [
         f"serviceName eq 'Virtual Machines' and {local} and "
         f"({' or '.join(f'armSkuName eq {quoted(size)}' for size in some)})"
-        for some in _some(sizes)
+        for some in (sizes[start : start + SIZES_A_QUESTION] for start in range(0, len(sizes), SIZES_A_QUESTION))
     ]
     conditions += [
         f"serviceName eq 'Storage' and {local} and productName eq 'Blob Storage'",
@@ -373,14 +359,6 @@ def _region(retail: Retail, region: str, sizes: list[str], today: datetime.date)
     ]
     items = [item for condition in conditions for item in retail.ask(condition)]
     return prices_of(items, sizes, region=region, today=today)
-
-
-def _some(sizes: list[str]) -> list[list[str]]:
-    return [sizes[start : start + SIZES_A_QUESTION] for start in range(0, len(sizes), SIZES_A_QUESTION)]
-
-
-def _before(path: Path) -> PriceList:
-    return read_list(path) if path.exists() else PriceList()
 
 
 def _on_top(before: PriceList, result: dict[str, Found], url: str, today: datetime.date) -> PriceList:

@@ -16,8 +16,8 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.process import locked
 from tasks.registry import foreign
-from tasks.registry.backup import contents, snapshot
-from tasks.registry.backup.contents import KIND, Contents
+from tasks.registry.backup import snapshot
+from tasks.registry.backup.snapshot import KIND, Contents
 from tasks.registry.transfer import ancestry, beside_digests, bring, bring_beside, require_other, require_there
 from tasks.security.access import note_access
 from tasks.security.audit import audited
@@ -128,13 +128,13 @@ def prune(target: Store, keep: int) -> tuple[str, ...]:
     The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed. Raises
     IntegrityError, and removes nothing, when one that stays is damaged or lacks something.
     """
-    result = contents.backups(target)
+    result = snapshot.backups(target)
     kept, old = result[:keep], result[keep:]
     named = {ref for one in kept for ref in _whole(target, one)}
     for one in old:
         target.delete(one)
     for one in list(target.manifests()):
-        if one.content.kind != contents.KIND and one.ref not in named:
+        if one.content.kind != snapshot.KIND and one.ref not in named:
             target.delete(one)
     return tuple(one.provenance.created for one in old)
 
@@ -142,7 +142,7 @@ def prune(target: Store, keep: int) -> tuple[str, ...]:
 def _whole(target: Store, backup: Manifest) -> Iterable[str]:
     """The artifacts that a backup names, once every byte of it was read where it lies, and each of them is there."""
     problems = target.verify(backup)
-    output = {} if problems else contents.read(contents.fetch(target, backup)).artifacts
+    output = {} if problems else snapshot.read(snapshot.fetch(target, backup)).artifacts
     existing = {ref: target.manifest(*parse_ref(ref)) for ref in output}
     lost = [ref for ref, one in existing.items() if one is None or not target.present(one)]
     if problems or lost:
@@ -156,7 +156,7 @@ def _whole(target: Store, backup: Manifest) -> Iterable[str]:
 
 def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: bool, tell: Tell) -> Made:
     """Documents before artifacts: what a document names was published before it was written."""
-    at = contents.now()
+    at = snapshot.now()
     documents = snapshot.take_documents(store, folder)
     kept_out = snapshot.take_files(home, folder, with_keys=with_keys)
     chosen, left = selected(store, lambda one: _held(target, one))
@@ -166,13 +166,13 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
         at=at,
         origin=_origin(store),
         home=home.as_uri(),
-        headway=contents.headway_version(),
+        headway=snapshot.headway_version(),
         artifacts={one.ref: beside_digests(target, one) for one in chosen if one.ref not in damaged},
         documents=documents,
         damaged=tuple(damaged),
     )
-    contents.write(folder, listing)
-    (folder / contents.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
+    snapshot.write(folder, listing)
+    (folder / snapshot.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
     return Made(
         manifest=_publish(target, folder, chosen, listing),
         contents=listing,
@@ -237,5 +237,5 @@ def _send(
 
 def _publish(target: Store, folder: Path, chosen: list[Manifest], output: Contents) -> Manifest:
     inputs = tuple(one.version for one in chosen if one.ref in output.artifacts)
-    made = Provenance(name=contents.NAME, created=output.at, stage="backup")
-    return target.publish(folder, kind=contents.KIND, inputs=inputs, provenance=made)
+    made = Provenance(name=snapshot.NAME, created=output.at, stage="backup")
+    return target.publish(folder, kind=snapshot.KIND, inputs=inputs, provenance=made)

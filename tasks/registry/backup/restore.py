@@ -10,6 +10,8 @@ import hashlib
 import json
 import shutil
 import sqlite3
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,11 +25,11 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
 from tasks.registry import foreign
-from tasks.registry.backup import contents, snapshot
-from tasks.registry.backup.contents import FILES, MANIFESTS, Contents
+from tasks.registry.backup import snapshot
+from tasks.registry.backup.snapshot import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
 from tasks.registry.versions import note
-from tasks.security import trust
+from tasks.security import audit_chain, trust
 from tasks.security.audit import audit
 from tasks.signing.keys import load_public_key
 from tasks.storage.cache import require_room
@@ -73,7 +75,7 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
     """
     require_other(source, store)
     require_there(source)
-    backup = contents.choose(source, at)
+    backup = snapshot.choose(source, at)
     require_empty(home, store, backup.ref)
     write_json(home / MARK, {"backup": backup.ref, "from": source.uri})
     restored = rebuild(home, store, source, backup, tell=tell)
@@ -92,15 +94,16 @@ def restore(home: Path, store: Store, source: Store, *, at: str = "", tell: Tell
 
 def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: Tell = lambda *_: None) -> Restored:
     """Bring everything of a backup into a home and a store, without a word about it in the audit log."""
-    folder = contents.fetch(source, backup)
-    listing = contents.read(folder)
+    folder = snapshot.fetch(source, backup)
+    listing = snapshot.read(folder)
     manifests = [_named(source, ref) for ref in listing.artifacts]
     total, done = sum(one.bytes for one in manifests), 0
     if isinstance(store, LocalStore):
         require_room(home, total + backup.bytes, what=f"the backup of {listing.at}")
     for one in manifests:
         tell(done, total, one.ref.partition("@")[0])
-        if _arrived(store, one) is None:
+        existing = store.manifest(one.content.kind, one.provenance.name, one.version)
+        if existing is None or store.verify(existing):  # a restore that was killed may have brought it already
             bring(source, store, one)
         manifest = one
         digests = listing.artifacts[one.ref]
@@ -159,12 +162,6 @@ def _named(source: Store, ref: str) -> Manifest:
             remedy="Take an older backup with --at, or another copy of the store.",
         )
     return manifest
-
-
-def _arrived(store: Store, manifest: Manifest) -> Manifest | None:
-    """What a restore that was killed brought already, every byte of it checked."""
-    existing = store.manifest(manifest.content.kind, manifest.provenance.name, manifest.version)
-    return existing if existing and not store.verify(existing) else None
 
 
 def _write_documents(store: Store, folder: Path, output: Contents) -> None:
@@ -233,3 +230,86 @@ def _settle_key(home: Path) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+# The drill: the newest backup is restored into a scratch place, compared by hash with what it says, and removed again.
+#
+# How long that took is what a restore would take here (the RTO), the backup's age is what would be lost now (the RPO).
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What a drill proved."""
+
+    at: str
+    artifacts: int
+    documents: int
+    files: int
+    bytes: int
+    audit_entries: int
+    rto_seconds: float
+    """Of the restore alone; the comparison comes on top."""
+    rpo_seconds: float
+    seconds: float
+
+
+def drill(home: Path, source: Store, *, tell: Tell = lambda *_: None) -> Drill:
+    """Restore the newest backup of a store into a scratch place below the home, compare, remove it.
+
+    Raises IntegrityError that names everything that is not as it was backed up, Unknown when there is no backup, and Missing when
+    there is no room.
+    """
+    began = time.monotonic()
+    backup = snapshot.choose(source)
+    (home / "work").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home / "work", prefix="drill-") as scratch:
+        place = Path(scratch)
+        store = LocalStore(place / "store")
+        restored = rebuild(place, store, source, backup, tell=tell)
+        seconds = time.monotonic() - began
+        listing = restored.contents
+        wrong = [*_artifacts(store, listing), *_documents(store, listing), *_database(place / snapshot.MLFLOW)]
+        chain = audit_chain.check(store)
+        if chain.broken:
+            wrong.append({"path": f"audit/{chain.broken.number:08d}.json", "problem": "sha256"})
+        if wrong:
+            raise IntegrityError(
+                f"the backup of {listing.at} does not restore what it says: {', '.join(one['path'] for one in wrong[:5])}",
+                problems=wrong,
+                remedy="Make a new one, and look at the disk that it lies on.",
+            )
+        return Drill(
+            at=listing.at,
+            artifacts=len(listing.artifacts),
+            documents=len(listing.documents),
+            files=restored.files,
+            bytes=restored.bytes,
+            audit_entries=chain.entries,
+            rto_seconds=seconds,
+            rpo_seconds=listing.age_seconds,
+            seconds=time.monotonic() - began,
+        )
+
+
+def _artifacts(store: Store, output: Contents) -> Iterator[dict[str, str]]:
+    for ref, digests in output.artifacts.items():
+        manifest = store.manifest(*parse_ref(ref))
+        if manifest is None:
+            yield {"path": ref, "problem": "missing"}
+        elif store.verify(manifest) or beside_digests(store, manifest) != digests:
+            yield {"path": ref, "problem": "sha256"}
+
+
+def _documents(store: Store, output: Contents) -> Iterator[dict[str, str]]:
+    for key, expected in output.documents.items():
+        document = store.read(key)
+        if document is None or hashlib.sha256(document.data).hexdigest() != expected:
+            yield {"path": key, "problem": "missing" if document is None else "sha256"}
+
+
+def _database(path: Path) -> Iterator[dict[str, str]]:
+    if not path.is_file():
+        return
+    with closing(sqlite3.connect(path)) as connection:
+        if connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+            yield {"path": snapshot.MLFLOW, "problem": "format"}

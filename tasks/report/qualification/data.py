@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,9 +17,10 @@ from tasks.common.names import Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, Reason
+from tasks.report.data import number
 
 STYLES: dict[Verdict, str] = {"healthy": "good", "degraded": "warn", "failed": "bad", "unknown": "unknown"}
-SIGN: dict[Verdict, str] = {"healthy": "✓", "degraded": "■", "failed": "✕", "unknown": "?"}
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,31 @@ def by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def four(value: float) -> float:
-    """Four digits of it."""
-    return float(f"{value:.4g}")
+def brief(value: float | str) -> str:
+    """A number with four digits; words as they are."""
+    return number(float(f"{value:.4g}")) if isinstance(value, float) else number(value)
+
+
+def rate(value: float | None, unit: str = "", none: str = "N/A") -> str:
+    """What was measured, with four digits."""
+    return none if finite(value) is None else f"{brief(float(value or 0.0))}{unit}"
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 16 MB is 16 x 10^6."""
+    factor, unit = next((pair for pair in UNITS if size >= pair[0]), UNITS[-1])
+    return f"{number(round(size / factor, 3 - len(str(int(size / factor)))))} {unit}"
 
 
 def count(number: int, what: str, many: str = "") -> str:
     """`1 machine`, `512 machines`."""
     return f"{number:,} {what if number == 1 else many or f'{what}s'}"
+
+
+def people(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and how many more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def until(expires: str) -> str:

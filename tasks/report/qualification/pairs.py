@@ -8,15 +8,16 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from html import escape
+from typing import Any
+
+from markupsafe import Markup
 
 from tasks.qualification.limits import bandwidths
 from tasks.qualification.measured import Sweep
 from tasks.qualification.verdicts import PairVerdict
+from tasks.report.charts import drawing, words
 from tasks.report.data import number
-from tasks.report.markup import Html, folded, grid, join, tag
-from tasks.report.qualification.charts import size_text
-from tasks.report.qualification.data import SIGN, STYLES, Found, by_number, count, finite, four
+from tasks.report.qualification.data import Found, by_number, count, finite, people, rate, size_text
 
 # The map of pairs: the bus bandwidth between any two machines, as one picture at any number of machines.
 #
@@ -44,7 +45,7 @@ COLOURS = (
 HOLE = (0, 0, 0, 0)
 
 
-def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: float, marked: frozenset[str]) -> Html:
+def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: float, marked: frozenset[str]) -> Markup:
     """The map of machines in this order; `reference` is drawn as blue. Marked ones are named, up to MOST_MARKS of them."""
     count = len(names)
     place = {name: index for index, name in enumerate(names)}
@@ -64,22 +65,7 @@ def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: floa
     if count <= WRITTEN:
         shapes += _written(cells, cell, left)
     text = f"Bus bandwidth of {len(cells):,} pairs of {count:,} machines; blue is {number(reference)} GB/s"
-    size = f'viewBox="0 0 {left + side + 8:.0f} {side + 16}" style="max-width:{left + side + 8:.0f}px"'
-    head = (
-        f'<svg class="chart map" {size} role="img" aria-labelledby="pairs-t"><title id="pairs-t">{escape(text)}</title>'
-    )
-    return Html(f"{head}{''.join(shapes)}</svg>")
-
-
-def scale(reference: float) -> Html:
-    """What the colours mean."""
-    texts = [f"{number(float(f'{reference * share:.3g}'))} GB/s" for share, _ in COLOURS]
-    texts[0] += " and less"
-    items = (
-        tag("li", Html(f'<i style="background:rgb{colour}"></i>'), text)
-        for text, (_, colour) in zip(texts, COLOURS, strict=True)
-    )
-    return tag("ul", *items, tag("li", Html('<i class="hole"></i>'), "not measured"), class_="legend")
+    return drawing(text, (left + side + 8, side + 16), shapes, "map", most=left + side + 8)
 
 
 @lru_cache
@@ -115,9 +101,8 @@ def _names(named: Sequence[str], place: dict[str, int], cell: float, left: float
     for name in named:
         middle = 8 + (place[name] + 0.5) * cell
         last = text = max(middle, last + SMALLEST_ROW)
-        style = ' class="bad"' if name in marked else ""
-        x, y = f"{left - 10:.1f}", f"{text + 4:.1f}"
-        shapes.append(f'<text x="{x}" y="{y}" text-anchor="end"{style}>{escape(_fit(name))}</text>')
+        style = "bad" if name in marked else ""
+        shapes.append(words(left - 10, text + 4, _fit(name), "end", style))
         if name in marked:
             shapes.append(f'<path class="mark" d="M{left - 8:.1f},{text:.1f} L{left - 1:.1f},{middle:.1f}"/>')
     return shapes
@@ -125,9 +110,9 @@ def _names(named: Sequence[str], place: dict[str, int], cell: float, left: float
 
 def _written(cells: dict[tuple[int, int], float | None], cell: float, left: float) -> list[str]:
     return [
-        f'<text class="value" x="{left + (column + 0.5) * cell:.1f}" y="{8 + (row + 0.5) * cell + 5:.1f}" '
-        f'text-anchor="middle">{"–" if value is None else number(float(f"{value:.3g}"))}</text>'
+        words(left + (column + 0.5) * cell, 8 + (row + 0.5) * cell + 5, text, "middle", "value")
         for (a, b), value in cells.items()
+        for text in ("–" if value is None else number(float(f"{value:.3g}")),)
         for row, column in ((a, b), (b, a))
     ]
 
@@ -136,22 +121,28 @@ def _fit(name: str) -> str:
     return name if len(name) <= NAME_CHARACTERS else f"…{name[1 - NAME_CHARACTERS :]}"
 
 
-PAIRS_LISTED = 20
-NAMES_SHOWN = 8
-
-
-def pairs(result: Found) -> Html:
-    """The map, the pairs that are not healthy, and what the search for a fault measured."""
-    verdict = result.verdict.pairs
-    if not verdict:
-        return Html()
-    names = sorted({name for pair in verdict for name in (pair.a, pair.b)}, key=by_number)
-    blamed = {name for pair in verdict for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
+def pairs(result: Found) -> dict[str, Any]:
+    """The map, what its colours mean, the pairs that are not healthy, slowest first, and what the search for a fault measured."""
+    entries = result.verdict.pairs
+    if not entries:
+        return {}
+    names = sorted({name for pair in entries for name in (pair.a, pair.b)}, key=by_number)
+    blamed = {name for pair in entries for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
     marked = frozenset((blamed | set(result.verdict.named("failed", "unknown"))) & set(names))
-    output, reference = tag("p", _said(result, verdict)), _reference(result, verdict)
-    drawn = pair_map(names, verdict, reference, marked) if reference else Html()
-    meaning = scale(reference) if reference else Html()
-    return join(output, meaning, tag("div", drawn, class_="scroll"), _bad_pairs(verdict), _parts(result))
+    reference = _reference(result, entries)
+    bad = [pair for pair in entries if pair.verdict != "healthy"]
+    texts = [f"{number(float(f'{reference * share:.3g}'))} GB/s" for share, _ in COLOURS]
+    parts = sorted((sweep for sweep in result.measured.sweeps if sweep.scope == "part"), key=lambda sweep: sweep.round)
+    return {
+        "text": _summary(result, entries),
+        "map": pair_map(names, entries, reference, marked) if reference else Markup(),
+        "colours": [
+            (f"{texts[0]} and less", COLOURS[0][1]),
+            *zip(texts[1:], (rgb for _, rgb in COLOURS[1:]), strict=True),
+        ],
+        "bad": sorted(bad, key=lambda pair: finite(pair.busbw_gb_s) or -1.0),
+        "parts": [_part(sweep) for sweep in parts],
+    }
 
 
 def _reference(result: Found, entries: Sequence[PairVerdict]) -> float:
@@ -164,56 +155,18 @@ def _reference(result: Found, entries: Sequence[PairVerdict]) -> float:
     return max(norms) if norms else statistics.median(best.values())
 
 
-def _said(result: Found, entries: Sequence[PairVerdict]) -> str:
+def _summary(result: Found, entries: Sequence[PairVerdict]) -> str:
     known = [value for pair in entries if (value := finite(pair.busbw_gb_s)) is not None]
     bad = sum(pair.verdict != "healthy" for pair in entries)
     if not known:
         return f"None of {count(len(entries), 'pair')} has a value."
-    least, middle = number(four(min(known))), number(four(statistics.median(known)))
+    least, middle = rate(min(known)), rate(statistics.median(known))
     named = " Names are of machines that the verdict blames." if result.suspects else ""
     return f"{count(len(entries), 'pair')}, {len(entries) - bad:,} healthy. Median {middle} GB/s, least {least}.{named}"
 
 
-def _bad_pairs(entries: Sequence[PairVerdict]) -> Html:
-    """The slowest pairs that are not healthy."""
-    bad = sorted(
-        (pair for pair in entries if pair.verdict != "healthy"), key=lambda pair: finite(pair.busbw_gb_s) or -1.0
-    )
-    whose = {
-        "a": "the first machine",
-        "b": "the second machine",
-        "link": "the link between them",
-        "network": "the network",
-        "": "",
-    }
-    rows = [
-        (
-            pair.a,
-            pair.b,
-            "nothing measured" if finite(pair.busbw_gb_s) is None else f"{number(four(pair.busbw_gb_s or 0))} GB/s",
-            tag("span", f"{SIGN[pair.verdict]} {pair.verdict}", class_=STYLES[pair.verdict]),
-            join(tag("span", whose[pair.blamed]), tag("small", pair.said)),
-        )
-        for pair in bad[:PAIRS_LISTED]
-    ]
-    more = f", the first {PAIRS_LISTED} of {len(bad):,}" if len(bad) > PAIRS_LISTED else ""
-    heads = ("One", "Other", "Bus bandwidth", "Verdict", "Blamed")
-    return folded(f"Pairs that are not healthy{more}", grid(heads, rows))
-
-
-def _parts(result: Found) -> Html:
-    """Runs of the bisection, in their order."""
-    parts = sorted((sweep for sweep in result.measured.sweeps if sweep.scope == "part"), key=lambda sweep: sweep.round)
-    return folded("Search by bisection", grid(("Machines", "Collective", "Bus bandwidth"), [*map(_part, parts)]))
-
-
 def _part(sweep: Sweep) -> tuple[str, ...]:
-    more = f" and {len(sweep.nodes) - NAMES_SHOWN:,} more" if len(sweep.nodes) > NAMES_SHOWN else ""
+    """A run of the bisection."""
     last = max(sweep.rows, key=lambda row: row.bytes, default=None)
-    rate = finite(last.busbw) if last else None
-    text = (
-        f"{number(four(rate))} GB/s at {size_text(last.bytes)}"
-        if last and rate is not None
-        else sweep.said or sweep.status
-    )
-    return (", ".join(sweep.nodes[:NAMES_SHOWN]) + more, sweep.collective, text)
+    text = f"{rate(last.busbw)} GB/s at {size_text(last.bytes)}" if last and finite(last.busbw) is not None else ""
+    return people(sweep.nodes, 8), sweep.collective, text or sweep.said or sweep.status

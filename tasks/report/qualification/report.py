@@ -1,37 +1,71 @@
 """A qualification for people: its page and the same in short, both from `qualification.json`.
 
-The page itself is page.py; what `qualification.json` holds is data.py, and what the report of a
-run says of it short.py. Who measures and judges does not live here. See docs/qualification.md.
+What templates/qualification.html shows is worked out by curves.py, pairs.py and rates.py; what `qualification.json` holds is
+data.py, and what the report of a run says of it short.py. Who measures and judges does not live here. See docs/qualification.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from markupsafe import Markup
+
+from tasks.common.names import COLLECTIVES, Verdict
 from tasks.common.redaction import redact
-from tasks.report.data import duration
-from tasks.report.qualification.data import Found, count
-from tasks.report.qualification.data import found as read
-from tasks.report.qualification.page import MEANS, qualification_page, sentences
+from tasks.hardware.sku import BusBandwidth
+from tasks.qualification.limits import bandwidths
+from tasks.qualification.measured import TrainingPoint
+from tasks.qualification.sweeps import Merged, merged
+from tasks.qualification.verdicts import Reason
+from tasks.report.charts import Band, Line, drawing, legend, words
+from tasks.report.data import duration, number, percent
+from tasks.report.pages import SIGNS, render, write_page
+from tasks.report.qualification.curves import curves, limit_steps
+from tasks.report.qualification.data import (
+    STYLES,
+    Found,
+    brief,
+    by_number,
+    count,
+    finite,
+    found,
+    people,
+    rate,
+    size_text,
+    until,
+)
+from tasks.report.qualification.pairs import pairs
+from tasks.report.qualification.rates import missing, rates, said_in_words, versions
+from tasks.report.strips import stacked
 
 FILE = "qualification.html"
 SENTENCES_SHOWN = 20
+SCOPES = {"all": "All machines together", "node": "Within a machine", "pair": "Between two machines"}
+SHARES = {"compute": "compute_share", "communication": "communication_share", "data": "data_share"}
+TILES_FROM = 9
+TILE, TILES_A_ROW = 20, 48
+MEANS: dict[Verdict, str] = {
+    "healthy": "The machines that are used showed what their hardware must show. The gate is open.",
+    "degraded": "The machines that are used are slower than they should be, and above what is asked at least. The gate is open.",
+    "failed": "The machines that are left do not show what they must. The gate is closed: nothing is trained on them.",
+    "unknown": "Something that must be known is not known. Silence is not health: the gate is closed.",
+}
 
 
 def write_qualification(folder: Path, payload: Mapping[str, Any]) -> Path:
     """Write the page, whole or not at all. Raises ValueError when `payload` is no qualification."""
-    page = redact(qualification_page(read(payload)))
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{FILE}.new"
-    temporary.write_text(page, encoding="utf-8")
-    return temporary.replace(folder / FILE)
+    return write_page(folder / FILE, redact(qualification_page(found(payload))))
 
 
 def qualification_markdown(payload: Mapping[str, Any]) -> str:
     """The same in short, in Markdown, of at most 30 lines."""
-    return redact(_markdown(read(payload)))
+    return redact(_markdown(found(payload)))
 
 
 def _markdown(result: Found) -> str:
@@ -57,3 +91,216 @@ def _markdown(result: Found) -> str:
 def _plain(text: str) -> str:
     """On one line, and no markup."""
     return " ".join(text.split()).replace("<", "&lt;").replace("`", "'").replace("[", "\\[")
+
+
+def qualification_page(result: Found) -> str:
+    """The page as one HTML document, UTF-8; equal values give equal text."""
+    known = (point for point in result.measured.training if finite(point.tflops_per_rank))
+    training = sorted(known, key=lambda point: point.ranks)
+    machines = Counter(node.verdict for node in result.nodes)
+    machines["unknown"] += result.absent
+    return render(
+        "qualification",
+        title=f"Qualification of {result.name or 'a cluster'}",
+        about=_about(result),
+        verdict=result.verdict.verdict,
+        means=MEANS[result.verdict.verdict],
+        machines=machines,
+        held=[reason for reason in result.reasons if result.holds(reason)],
+        left_out=[reason for reason in result.reasons if not result.holds(reason)],
+        follows=sentences(result),
+        hosts={report.node: report.host for report in result.measured.ranks},
+        ranks=Counter(report.node for report in result.measured.ranks),
+        tiles=_tiles(result) if len(result.nodes) >= TILES_FROM else "",
+        bandwidth=_bandwidth(result),
+        pairs=pairs(result),
+        rates=rates(result),
+        training=training,
+        scaling=_scaling(training),
+        words=said_in_words(result),
+        versions=versions(result),
+        missing=missing(result),
+        **{
+            "result": result,
+            "STYLES": STYLES,
+            "count": count,
+            "brief": brief,
+            "rate": rate,
+            "size": size_text,
+            "finite": finite,
+        },
+        **{"value_of": _value, "evidence_of": _evidence, "shares_of": _shares, "stacked": stacked, "legend": legend},
+        indented=lambda body: json.dumps(body, indent=1),
+    )
+
+
+def _about(result: Found) -> str:
+    measured = result.measured
+    entries = (
+        f"judged as {result.sku.name}",
+        f"{result.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
+        measured.seconds and f"{duration(measured.seconds)} of measuring",
+        measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
+        result.expires and f"holds until {until(result.expires)}",
+    )
+    return " · ".join(part for part in entries if part)
+
+
+def _value(reason: Reason) -> str:
+    """What was measured, with its unit; where nothing was, what is said of that."""
+    if reason.measured is None:
+        return reason.said or "nothing was measured"
+    return f"{brief(reason.measured)} {reason.unit}".strip()
+
+
+def _evidence(result: Found, reason: Reason) -> str:
+    """The source of a limit, what is said of what was measured, and what to do."""
+    parts = (
+        f"({result.source(reason.source)})",
+        reason.said if reason.measured is not None else "",
+        reason.remedy,
+    )
+    return ". ".join(part.rstrip(".") for part in parts if part)
+
+
+def sentences(result: Found) -> list[str]:
+    """What was done with the machines."""
+    entries = []
+    if result.usable and result.open:
+        entries.append(f"Jobs run on {count(len(result.usable), 'machine')}: {named(result.usable)}.")
+    if result.excluded:
+        entries.append(f"Left out of the jobs to come: {named(result.excluded)}.")
+    if done := [node for node, done, _ in result.drained if done]:
+        entries.append(f"Drained, until headway qualify --resume puts them back: {named(done)}.")
+    entries += [f"{node} was not drained: {why}." for node, done, why in result.drained if not done]
+    return entries
+
+
+def named(names: Iterable[str]) -> str:
+    """The first of them by their numbers, and how many more."""
+    return people(sorted(names, key=by_number), 24)
+
+
+def _tiles(result: Found) -> Markup:
+    """A square a machine, in the order of names; a sign in those that are not healthy."""
+    shapes = []
+    for place, node in enumerate(sorted(result.nodes, key=lambda node: by_number(node.name))):
+        x, y = TILE * (place % TILES_A_ROW), TILE * (place // TILES_A_ROW)
+        sign = SIGNS[STYLES[node.verdict]] if node.verdict != "healthy" else ""
+        text = words(x + TILE / 2 - 1, y + 14, sign, "middle") if sign else ""
+        square = f'<rect x="{x}" y="{y}" width="{TILE - 2}" height="{TILE - 2}" rx="3"/>'
+        title = f"<title>{escape(node.name)}: {node.verdict}</title>"
+        shapes.append(f'<g class="{STYLES[node.verdict]}">{title}{square}{text}</g>')
+    wide, rows = min(len(result.nodes), TILES_A_ROW) * TILE, -(-len(result.nodes) // TILES_A_ROW)
+    return drawing("Verdicts of machines", (wide, rows * TILE), shapes, "tiles", most=wide)
+
+
+def _bandwidth(result: Found) -> dict[str, list[tuple[Markup, str, str]]]:
+    """A figure a collective, by the words for a scope: drawing, heading, caption."""
+    merges, parts = _merged(result), dict[str, list[tuple[Markup, str, str]]]()
+    for scope, heading in SCOPES.items():
+        if scope == "node" and parts and len(merges["all", COLLECTIVES[0]][0].nodes) == 1:
+            continue  # the same as all machines together
+        figures = [_figure(result, sweeps) for one in COLLECTIVES if (sweeps := merges[scope, one])]
+        if any(drawing for drawing, *_ in figures):
+            parts[heading] = figures
+    return parts
+
+
+def _figure(result: Found, sweeps: Sequence[Merged]) -> tuple[Markup, str, str]:
+    """Of one collective and scope: the median of all, where they lie, and the slowest one that is blamed."""
+    first = sweeps[0]
+    limits = bandwidths(result.sku, first.collective, first.scope, len(first.nodes))
+    until = max(point.bytes for sweep in sweeps for point in sweep.points)
+    lines = [
+        Line(kind, limit_steps([(one.bytes, value) for one in limits if (value := getattr(one, kind))], until))
+        for kind in ("norm", "warn", "fail")
+    ]
+    slow, middle = _slowest(result, sweeps), _middle(sweeps, "busbw")
+    lines += [Line("slow", _points(slow, "busbw"))] if slow else []
+    lines += [Line("in", _middle(sweeps, "in_place")), Line("out", middle)]
+    label = f"{first.collective}, {first.scope}: bus bandwidth in GB/s"
+    return curves(label, lines, _band(sweeps)), first.collective, _caption(sweeps, middle, limits, slow)
+
+
+def _caption(
+    sweeps: Sequence[Merged], middle: Sequence[tuple[float, float]], limits: Sequence[BusBandwidth], slow: Merged | None
+) -> str:
+    """The largest message in numbers, for on a logarithm 5% are not seen."""
+    parts = []
+    if middle:
+        of = "" if len(sweeps) == 1 else f"median of {len(sweeps):,}: "
+        parts.append(f"{of}{rate(middle[-1][1])} GB/s at {size_text(middle[-1][0])}")
+    if slow:
+        parts.append(f"{', '.join(slow.nodes[:2])}: {rate(_points(slow, 'busbw')[-1][1])}")
+    if limits:
+        last = max(limits, key=lambda limit: limit.bytes)
+        entries = [f"{kind} {number(value)}" for kind in ("norm", "warn", "fail") if (value := getattr(last, kind))]
+        parts.append(f"from {size_text(last.bytes)}: {', '.join(entries)}")
+    if used := sorted({name for sweep in sweeps for name in sweep.transport}):
+        parts.append(f"by {', '.join(used[:4])}")
+    wrong = sum(sweep.wrong for sweep in sweeps)
+    return "; ".join([*parts, f"{wrong:,} WRONG elements"] if wrong else parts)
+
+
+def _merged(result: Found) -> dict[tuple[str, str], list[Merged]]:
+    """Best rounds by scope and collective. Of runs over several numbers of machines, the one over those that are used."""
+    kept: dict[tuple[str, str], list[Merged]] = defaultdict(list)
+    for sweep in merged(result.measured.sweeps):
+        if sweep.points:
+            kept[sweep.scope, sweep.collective].append(sweep)
+    used = set(result.usable)
+    for key, several in kept.items():
+        if key[0] == "all":
+            kept[key] = [max(several, key=lambda sweep: (set(sweep.nodes) <= used, len(sweep.nodes)))]
+    return kept
+
+
+def _slowest(result: Found, sweeps: Sequence[Merged]) -> Merged | None:
+    """Of several sweeps the one with the least at the end, where the verdict blames a machine of it."""
+    suspects = [sweep for sweep in sweeps if result.suspects & set(sweep.nodes) and _points(sweep, "busbw")]
+    return min(suspects, key=lambda sweep: _points(sweep, "busbw")[-1][1]) if suspects and len(sweeps) > 1 else None
+
+
+def _points(sweep: Merged, which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
+    points = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
+    return tuple((float(size), value) for size, value in points if value is not None)
+
+
+def _by_size(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> dict[float, list[float]]:
+    result: dict[float, list[float]] = defaultdict(list)
+    for sweep in sweeps:
+        for size, value in _points(sweep, which):
+            result[size].append(value)
+    return dict(sorted(result.items()))
+
+
+def _middle(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
+    return tuple((size, statistics.median(all_)) for size, all_ in _by_size(sweeps, which).items())
+
+
+def _band(sweeps: Sequence[Merged]) -> Band | None:
+    if len(sweeps) < 2:
+        return None
+    return Band("band", tuple((size, min(all_), max(all_)) for size, all_ in _by_size(sweeps, "busbw").items()))
+
+
+def _scaling(points: Sequence[TrainingPoint]) -> tuple[Markup, str, str] | None:
+    """Drawing, heading and caption of the training rate by machines, where there are several sizes."""
+    if len(points) < 2:
+        return None
+    first, last = points[0], points[-1]
+    most, least = last.tflops_per_rank or 0.0, first.tflops_per_rank or 1.0
+    lines = [
+        Line("ideal", tuple((float(len(point.nodes)), least * point.ranks) for point in points)),
+        Line("out", tuple((float(len(p.nodes)), (p.tflops_per_rank or 0.0) * p.ranks) for p in points), dots=True),
+    ]
+    kept = f"{percent(most / least)} at {len(last.nodes):,}"
+    caption = f"TFLOP/s of all ranks by machines; dashed: as many times the first. {kept}"
+    return curves(f"Training rate on up to {len(last.nodes):,} machines", lines, bytes_=False), "Scaling", caption
+
+
+def _shares(point: TrainingPoint) -> dict[str, float]:
+    """What a step's time went to, as far as it was measured."""
+    known = {name: finite(getattr(point, field)) for name, field in SHARES.items()}
+    return {name: share for name, share in known.items() if share is not None}

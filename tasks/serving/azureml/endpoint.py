@@ -25,7 +25,7 @@ from tasks.serving.azureml.render import Rendering, model_name, model_prefix, re
 from tasks.serving.azureml.rollout import AzureTraffic, Record, online_of
 from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.serving.journal import Journal as Changes
-from tasks.serving.local.rollback import ask_for_traffic_back
+from tasks.serving.local.rollout import ask_for_traffic_back
 from tasks.serving.refused import remember_refused
 from tasks.serving.rollout import finish, give_back, roll_out, settle
 from tasks.serving.servers import ask_back

@@ -2,7 +2,7 @@
 
 `ROOT/NAME/endpoint.json` names the model in service; `routes.json` says who gets which share of the requests, `journal.jsonl`
 what is being changed. How servers run is tasks/serving/servers.py; how a model takes the traffic, tasks/serving/rollout.py and
-rollout.py; going back, rollback.py; requests are in tasks/serving/client.py. Deploys of one endpoint at a time are the caller's
+rollout.py; going back, rollout.py; requests are in tasks/serving/client.py. Deploys of one endpoint at a time are the caller's
 business.
 """
 
@@ -25,8 +25,7 @@ from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, serve
 from tasks.serving.gateway import Gateway
 from tasks.serving.journal import Journal as Changes
 from tasks.serving.keys import require_guarded
-from tasks.serving.local.rollback import ask_for_traffic_back, go_back
-from tasks.serving.local.rollout import LocalTraffic, Record
+from tasks.serving.local.rollout import LocalTraffic, Record, ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import COLOURS, other
 from tasks.serving.protocol.secret import make_secret
 from tasks.serving.rollout import give_back, roll_out, settle, take_over

@@ -3,7 +3,7 @@
 Only measures are compared (tasks/formats/answers.py); there is no text. The reference is what the same endpoint answered with
 the same model before, at the window's time of day, or the `reference.json` of the model. Two things must agree on an anomaly:
 random splits of all answers, in blocks of those that hang together (tasks/serving/monitor/blocks.py), by which the false-alarm
-rate is kept over all columns together (tasks/data/drift/family.py); and stretches of the past as long as the window, by their
+rate is kept over all columns together (tasks/data/drift/splits.py); and stretches of the past as long as the window, by their
 most unusual column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/serving/monitor/accuracy.py. Who
 asks, and what is done then, does not live here. See docs/watch.md.
 """
@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from tasks.common.process import read_json
 from tasks.config.revalidation import ServiceConfig
-from tasks.data.drift.family import judge
 from tasks.data.drift.histograms import moved
-from tasks.data.drift.splits import Splits, Values, greatest_step
+from tasks.data.drift.splits import Splits, Values, greatest_step, judge
 from tasks.formats.answers import Answer, Label
-from tasks.formats.model_folder import FEWEST
+from tasks.formats.model_folder import FEWEST, FILE, quantiles_of
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.accuracy import SHARE, accuracy_column, judged
 from tasks.serving.monitor.blocks import DAY, Run, block_length, cut, orders, same_time_of_day, without_hour
@@ -44,7 +43,40 @@ from tasks.serving.monitor.measures import (
     present,
     read,
 )
-from tasks.serving.monitor.reference import answers_of_reference
+
+# The answers that a model's own `reference.json` stands for: what the export measured on prompts of its own.
+#
+# Users ask other things, so only what depends little on the question is taken of it: no lengths, no times, no ends. The
+# file's form is tasks/formats/model_folder.py.
+
+
+COMPARABLE = ("entropy", "odd")
+MOST = 500
+REFERENCE_SEED = 77
+
+
+def answers_of_reference(folder: Path) -> list[Answer]:
+    """As many answers as were measured, drawn evenly from the quantiles of each measure; none without the file."""
+    payload = read_json(folder / FILE) if (folder / FILE).is_file() else None
+    quantiles = quantiles_of(payload)
+    if payload is None or not any(quantiles.get(name) for name in COMPARABLE):
+        return []
+    count = min(int(payload["count"]), MOST)
+    entropy, odd = (_reference_drawn(quantiles.get(name, ()), count, place) for place, name in enumerate(COMPARABLE))
+    return [
+        Answer(time=0.0, seconds=0.0, max_tokens=0, entropy=one, odd=other)
+        for one, other in zip(entropy, odd, strict=True)
+    ]
+
+
+def _reference_drawn(points: Sequence[float], count: int, place: int) -> Sequence[float | None]:
+    """Values whose quantiles at even distances are these, in no order: how measures hang together is not known."""
+    if not points:
+        return [None] * count
+    levels = (np.arange(count) + 0.5) / count
+    values = np.interp(levels, np.linspace(0, 1, len(points)), points)
+    return [float(value) for value in np.random.default_rng([REFERENCE_SEED, place]).permutation(values)]
+
 
 T = TypeVar("T")
 MOST_ANSWERS, RUNS = 2000, 20

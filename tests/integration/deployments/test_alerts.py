@@ -22,7 +22,7 @@ from deployments.telemetry.alert_rules import RULES, Seen
 from deployments.watch.alert_events import CLEARED, FIRED
 from deployments.watch.alerts import Alerts, Sources, firing
 from tasks.common import process
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.security.access import Access, accesses

@@ -27,8 +27,8 @@ from deployments.services import bridge, prefect_server
 from deployments.services.parts import PARTS
 from tasks.common import process
 from tasks.events import batches
+from tasks.events.batches import Now, told
 from tasks.events.ledger import Ledger
-from tasks.events.listing import Now, told
 
 KEY = "a key of this test, and of nothing else"
 AT_ONCE = 20

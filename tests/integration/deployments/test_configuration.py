@@ -14,7 +14,8 @@ from deployments.configuration.files import SHIPPED, load, load_cluster
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig, current_settings, kept
 from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
 from tasks.config.flows import RetrainConfig
-from tasks.planning.size import parameter_count
+from tasks.planning.case import Network
+from tasks.planning.counts import parameter_count
 
 pytestmark = pytest.mark.unit
 
@@ -63,7 +64,8 @@ def test_codeparrot_is_of_the_published_size():
     """Hugging Face's page: 110 million parameters, 29.5 billion tokens, micro batches of 12 on eight GPUs."""
     config = load("codeparrot", [])
     training = config.training
-    assert 0.1e9 < parameter_count(training.network, config.preprocessing.tokenizer.vocab_size, positions=1024) < 0.12e9
+    network = Network.of_config(training.network, config.preprocessing.tokenizer.vocab_size)
+    assert 0.1e9 < parameter_count(network, 1024) < 0.12e9
     assert training.steps * training.global_batch_size * training.sequence_length == 29_491_200_000
     assert training.global_batch_size // (training.micro_batch_size * config.cluster.world_size) == 2
 

@@ -27,9 +27,9 @@ from deployments.configuration.platform import PlatformConfig
 from deployments.services import prefect_server
 from tasks.common import process
 from tasks.events import batches
+from tasks.events.batches import Now, told
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.events.listing import Now, told
 
 
 @pytest.fixture(scope="module")

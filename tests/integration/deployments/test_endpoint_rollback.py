@@ -17,7 +17,7 @@ from tasks.config.flows import RetrainConfig
 from tasks.config.serving import DeploymentConfig
 from tasks.deploy import deploy as deploy_stage
 from tasks.orchestration.run import lifecycle
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.audit import account, entries
 from tasks.security.signatures import sign
 from tasks.serving.known import endpoint_of, require_accepted, settle_all

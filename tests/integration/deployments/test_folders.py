@@ -18,7 +18,7 @@ from deployments.publishing.datasets import make_dataset
 from tasks.common import process
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.registry.rollback import roll_back, way_back
+from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.versions import note
 from tasks.storage import open_store
 

@@ -23,11 +23,11 @@ from tasks.common.process import read_json, write_json
 from tasks.config.base import digest
 from tasks.events.ledger import Ledger
 from tasks.formats.answers import line
-from tasks.registry.journal import StoreJournal
 from tasks.registry.model_integrity import act_on, findings, problems_where_served, standing, take_out_of_service
-from tasks.registry.publishing import publish
+from tasks.registry.records import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
+from tasks.registry.versions import publish
 from tasks.security.audit import entries
 from tasks.security.signatures import sign
 from tasks.security.trust import add_key, revoke_key

@@ -14,7 +14,7 @@ from waiting import limit
 from tasks.common.process import write_json
 from tasks.config.environment import environment, installed, sku, surroundings
 from tasks.report.data import Edge, Lineage, Node
-from tasks.report.lineage.graph import BOXES, condensed, lineage_graph
+from tasks.report.lineage import BOXES, condensed, lineage_graph
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

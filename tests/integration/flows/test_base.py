@@ -20,7 +20,8 @@ from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.plan import reckon
-from tasks.planning.size import adapter_parameters
+from tasks.planning.case import Network
+from tasks.planning.counts import adapter_parameters
 from tasks.security.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find
@@ -62,9 +63,9 @@ def test_weights_settings_tokenizer_and_license_are_taken_and_no_code(published,
 def test_a_run_encodes_with_the_tokenizer_of_its_base(published):
     home, made = published
     store = open_store(home)
-    (found,) = base_of(store, config())
+    found = base_of(store, config())
     assert found.ref == made.checkpoint.ref and tokenizer_of_base(store, config()).ref == made.tokenizer.ref
-    assert base_of(store, config(base="")) == () and tokenizer_of_base(store, config(base="")) is None
+    assert base_of(store, config(base="")) is None and tokenizer_of_base(store, config(base="")) is None
     with pytest.raises(Unknown, match="checkpoint/none"):
         base_of(store, config(base="checkpoint/none"))
 
@@ -117,11 +118,15 @@ def test_the_plan_reckons_with_the_bases_size_and_with_what_is_trained_of_it(bas
     on = unqualified(RetrainConfig().cluster).model_copy(
         update={"matmul_gflops_per_rank": 1.0, "allreduce_gigabytes_per_second": 1.0}
     )
-    full = reckon(training, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
+    full = reckon(
+        training, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000, home=base
+    )
     assert full.parameters == found.parameters and found.vocab_size == ROWS
     tuned = training.model_copy(update={"lora": LoraConfig(rank=2)})
-    lora = reckon(tuned, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000)
-    adapters = adapter_parameters(training.network, 2)
+    lora = reckon(
+        tuned, PlanningConfig(), ExecutionConfig(), on, vocab_size=found.vocab_size, train_tokens=1000, home=base
+    )
+    adapters = adapter_parameters(Network.of_config(training.network, ROWS), 2)
     assert full.memory_per_rank - lora.memory_per_rank == 16 * full.parameters - 16 * adapters - 4 * full.parameters
     assert lora.checkpoint < full.checkpoint
 
@@ -137,7 +142,7 @@ def test_adapters_are_as_many_as_peft_makes(base):
             made = TrainingConfig.model_validate(said)
             tuned = add_adapters(build_network(made, vocab_size=64, eod=63), made)
             counted = sum(each.numel() for each in tuned.parameters() if each.requires_grad)
-            assert counted == adapter_parameters(made.network, 3, targets), (network, targets)
+            assert counted == adapter_parameters(Network.of_config(made.network, 1), 3, targets), (network, targets)
 
 
 def cut(folder):

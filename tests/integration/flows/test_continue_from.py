@@ -13,8 +13,8 @@ import pytest
 from support import publish_tiny
 from waiting import limit
 
-from flows.support.agreement import _terms
-from flows.support.continuing import require_possible, start_of
+from flows.support.agreement import training_terms
+from flows.support.continuing import Start, require_possible, start_of
 from tasks.artifacts import Tokens
 from tasks.common.errors import Refused
 from tasks.compute.job import Job
@@ -25,7 +25,7 @@ from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
 from tasks.orchestration.run import lifecycle
 from tasks.registry.approvals import asked_about
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.audit import acting
 from tasks.security.policy import add_person
 from tasks.storage import open_store
@@ -38,10 +38,10 @@ def test_who_agreed_to_a_training_agreed_to_what_it_begins_with():
     """The plan does not hold it: from another run's weights, or with other tokens beside its own, it is another training."""
     origin = Origin(job="train-1", step=5, sha256="a" * 64)
     others = (Tokens(name="other", version="b" * 64, uri=""),)
-    asked = [(), (None, ()), (None, (), origin), (None, (), origin.model_copy(update={"step": 6})), (None, others)]
-    places = [asked_about("train", f"plan/tiny@{'c' * 64}", _terms(beside)) for beside in asked]
-    assert places[0] == places[1], "what was agreed to before this was asked goes on counting"
-    assert len(set(places)) == 4
+    later = origin.model_copy(update={"step": 6})
+    asked = [training_terms(*beside) for beside in (((), None), ((), origin), ((), later), (others, None))]
+    assert asked[0] == {}, "what was agreed to before this was asked goes on counting"
+    assert len({asked_about("train", f"plan/tiny@{'c' * 64}", terms) for terms in asked}) == 4
 
 
 def test_a_job_that_there_is_not(fresh):
@@ -117,7 +117,8 @@ def begun(job, tokens, *, dry=False, steps=100, **asked):
     config, ask = RetrainConfig(training=TrainingConfig(steps=steps)), ContinueFrom(job=str(job), **asked)
     with lifecycle("retrain", config, subject="m", stages=("train",), dry=dry) as run:
         require_possible(run.home, run.store, ask, config)
-        return start_of(ask, config, tokens=tokens, base=(), mixed=())
+        origin, taking = start_of(ask, config, tokens=tokens, base=None, mixed=())
+        return Start(origin=origin, taking=taking)
 
 
 def marks(job):

@@ -2,14 +2,13 @@
 
 import pytest
 
-from flows.support.evaluated import with_suites
 from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Dataset, Tokens
 from tasks.config.evaluation import EvaluationConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.evaluate import evaluate
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
@@ -42,7 +41,7 @@ def test_the_job_is_handed_every_corpus_and_every_file_by_its_name(home):
 
 
 def key(mixed, files):
-    return evaluate._call((SUBJECT, OWN, EvaluationConfig(), *with_suites(mixed, files)), {"on": None})
+    return evaluate._call((SUBJECT, OWN, EvaluationConfig(), mixed, files), {"on": None})
 
 
 def test_what_is_handed_is_in_the_key_and_changes_no_other_key():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.registry import chained
+from tasks.registry import verification
 from tasks.registry.verification import everything
 from tasks.serving.protocol.secret import make_secret, read_secret
 from tasks.storage import open_store
@@ -19,7 +19,7 @@ MADE_ANEW = ("gateway.secret",)
 
 @pytest.fixture(autouse=True)
 def nobody_else_works_here(monkeypatch):
-    monkeypatch.setattr(chained, "ANOTHER_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(verification, "ANOTHER_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from prefect.utilities.callables import parameter_schema
 from deployments.catalogue.flows import FORMS, parameters
 from flows.backup import backup
 from flows.qualify import qualify
-from flows.retrain import STAGES, retrain
+from flows.retrain import retrain
 from flows.revalidate import revalidate
 from flows.support.inputs import checked
 from flows.validate import validate
 from tasks.common.errors import Unknown
-from tasks.config.flows import RetrainConfig
+from tasks.config.flows import STAGES, RetrainConfig
 
 FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qualify": qualify, "backup": backup}
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from flows.support.inputs import beside, mixed_in, others
+from flows.support.inputs import mixed_in, others
 from flows.support.planned_jobs import planned_job
 from tasks.artifacts import Checkpoint, Tokens
 from tasks.common.errors import Unknown
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.train import train
@@ -73,12 +73,12 @@ def test_the_job_is_handed_every_corpus_by_its_name(home, monkeypatch):
 
 def key(base, mixed):
     around = {"how": ExecutionConfig(), "under": None, "on": None}
-    return train._call((OWN, TrainingConfig(), *beside(base, mixed)), around)
+    return train._call((OWN, TrainingConfig(), base, mixed), around)
 
 
 def test_what_is_mixed_in_is_in_the_key_and_in_the_lineage_and_changes_no_other_key():
-    assert list(key((), ()).arguments["arguments"]) == ["tokens", "config"]
-    assert list(key((BASE,), ()).arguments["arguments"]) == ["tokens", "config", "base"]
-    assert key((), (OTHER,)).handed == [OWN, OTHER] and key((BASE,), (OTHER,)).handed == [OWN, BASE, OTHER]
+    assert list(key(None, ()).arguments["arguments"]) == ["tokens", "config"]
+    assert list(key(BASE, ()).arguments["arguments"]) == ["tokens", "config", "base"]
+    assert key(None, (OTHER,)).handed == [OWN, OTHER] and key(BASE, (OTHER,)).handed == [OWN, BASE, OTHER]
     newer = OTHER.model_copy(update={"version": "3" * 64})
-    assert len({key(*given).key for given in [((), ()), ((), (OTHER,)), ((), (newer,)), ((BASE,), (OTHER,))]}) == 4
+    assert len({key(*given).key for given in [(None, ()), (None, (OTHER,)), (None, (newer,)), (BASE, (OTHER,))]}) == 4

@@ -8,8 +8,7 @@ import pytest
 
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus.profile import profile
-from tasks.data.corpus.profiled import Profile
-from tasks.data.corpus.quarantine import write
+from tasks.data.corpus.quarantine import Profile, write
 from tasks.data.verdict import verdict
 from tasks.validate import judge
 

@@ -17,8 +17,9 @@ from tasks.evaluate import compare
 from tasks.export import parity_checks
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, working
-from tasks.plan import GIB, reckon, share_of_state
+from tasks.plan import GIB, reckon
 from tasks.plan import judge as judge_plan
+from tasks.planning.configured import share_of_state
 from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit
@@ -101,9 +102,9 @@ TRAINING = TrainingConfig(
 
 def plan_checks(run, *, training=TRAINING, cluster=CLUSTER, **limits):
     limits = PlanningConfig(**limits)
-    numbers = reckon(training, limits, ExecutionConfig(), cluster, vocab_size=320, train_tokens=10_000)
+    numbers = reckon(training, limits, ExecutionConfig(), cluster, vocab_size=320, train_tokens=10_000, home=run.home)
     with working(Work("plan", "k", run, "", handed=[], context=[])):
-        return numbers, judge_plan(numbers, limits, cluster)
+        return numbers, judge_plan(numbers, limits)
 
 
 def test_a_small_plan_fits_and_its_numbers_agree(run):

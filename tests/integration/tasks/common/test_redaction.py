@@ -25,8 +25,9 @@ from tasks.common.redaction import MARK, clean_logs, redact, redact_value, redac
 from tasks.lineage.spool import Spool
 from tasks.orchestration.observers import Outcome
 from tasks.orchestration.prefect_artifacts import new_artifact
+from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog
-from tasks.report.gather import write_report
+from tasks.report.page import write_report
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
@@ -291,7 +292,7 @@ def test_the_log_of_a_run_is_clean(tmp_path, monkeypatch):
     log.waiting("approval", "canary-1f2e3d4c?", 1.0, "promote", "0123456789ab")
     log.ended(Outcome("train", why="canary-1f2e3d4c"))
     error = ValueError("canary-1f2e3d4c")
-    log.closed(SimpleNamespace(error=error, stopped_at="train", results={}, status="failed", seconds=1.0))
+    log.closed(SimpleNamespace(error=error, stopped_at="train", result=RunResult(), status="failed", seconds=1.0))
     text = (log.folder / "events.jsonl").read_text()
     assert "canary" not in text and text.count(MARK) == 4
 

@@ -4,9 +4,9 @@ import datetime
 
 import pytest
 
-from tasks.formats import azure_machine, gpu_health, links, smi
+from tasks.formats import azure_machine, gpu_health, smi
 from tasks.formats import gpu_health as kernel_log
-from tasks.formats.links import Interface
+from tasks.formats.azure_machine import Interface
 from tasks.formats.smi import Links
 
 DOWN = "GPU 1: NVIDIA A100 80GB PCIe (UUID: GPU-2)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"
@@ -72,17 +72,21 @@ def test_what_was_logged_before_the_machine_started_is_left_out():
 
 
 def test_rates_and_flaps_of_links():
-    assert [links.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [400.0, 2.5, None]
-    assert links.per_day(6, 3600.0) == 6.0
-    assert links.per_day(6, 3 * links.DAY) == 2.0
+    assert [azure_machine.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [
+        400.0,
+        2.5,
+        None,
+    ]
+    assert azure_machine.per_day(6, 3600.0) == 6.0
+    assert azure_machine.per_day(6, 3 * azure_machine.DAY) == 2.0
 
 
 def test_the_virtual_function_has_the_address_of_hyper_vs_interface():
     eth0, other = Interface("eth0", "hv_netvsc", "aa", "up"), Interface("enP1s1", "mlx5_core", "aa", "up")
     ib0 = Interface("ib0", "mlx5_core", "bb", "up")
-    assert links.behind([eth0, other, ib0]) == [(eth0, other)]
-    assert links.behind([eth0, ib0]) == [(eth0, None)]
-    assert links.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
+    assert azure_machine.behind([eth0, other, ib0]) == [(eth0, other)]
+    assert azure_machine.behind([eth0, ib0]) == [(eth0, None)]
+    assert azure_machine.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
 
 
 def test_what_an_azure_machine_says_of_itself():

@@ -1,5 +1,6 @@
 """A stage whose gate closes inside of it: what it measured is judged once, and the next run measures anew. With a real job."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tasks.orchestration.job_spec import Program
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import run_job
-from tasks.report.gather import write_report
+from tasks.report.page import write_report
 from tasks.serving.known import require_accepted
 from tasks.serving.refused import remember_refused
 
@@ -59,14 +60,13 @@ def test_what_closed_a_gate_is_measured_again_by_the_next_run_with_other_threads
 
 
 def page_of(run):
-    """As flows/support/closing.py writes it, which also tells Prefect."""
+    """As flows/support/prefect_page.py writes it, which also tells Prefect."""
     about = {"title": "retrain", "status": run.status, "started": "2026-01-31T00:00:00+00:00", "seconds": 1.0}
     about |= dict.fromkeys(("commit", "dirty", "flow_run", "error", "endpoint", "champion"))
     about |= {"dataset": "", "config_digest": "1", "config": {}, "samples": []}
     stages = [outcome.plain() for outcome in run.outcomes.values()]
-    run.results["report"] = str(
-        write_report(run.home / "reports", "one", store=run.store, stages=stages, parts={}, run=about)
-    )
+    path = write_report(run.home / "reports", "one", store=run.store, stages=stages, parts={}, run=about)
+    run.result = replace(run.result, report=str(path))
 
 
 def test_a_model_that_was_rolled_back_ends_the_run_with_a_closed_gate_and_a_page(tmp_path, monkeypatch):
@@ -80,4 +80,4 @@ def test_a_model_that_was_rolled_back_ends_the_run_with_a_closed_gate_and_a_page
         run.outcome_for("deploy")
         require_accepted(tmp_path, "tiny", model)
     assert caught.value.exit_code == 3
-    assert "promoted again by a person" in Path(run.results["report"]).read_text()
+    assert "promoted again by a person" in Path(run.result.report).read_text()

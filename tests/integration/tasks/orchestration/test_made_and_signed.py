@@ -11,7 +11,7 @@ from tasks.config.flows import RetrainConfig
 from tasks.orchestration.promotion import sign
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, publish, working
-from tasks.registry.publishing import publish as publish_artifact
+from tasks.registry.versions import publish as publish_artifact
 from tasks.security.signatures import lineage_digest, require_signed
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance, manifest_bytes

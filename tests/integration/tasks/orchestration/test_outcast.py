@@ -30,9 +30,8 @@ from tasks.orchestration.node_exclusion import (
 )
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, intended_nodes, run_again, working
-from tasks.qualification.gate import as_told, gate_checks
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
-from tasks.qualification.remaining import Remaining
+from tasks.qualification.remaining import Remaining, as_told, gate_checks
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
 from tasks.registry.records import Record
 

@@ -1,13 +1,17 @@
-"""Before anybody is asked: whether a stage's result is recorded, also while its surroundings are not known yet."""
+"""Whether a stage's result is recorded, also while its surroundings are not known yet; and who is asked only where it is not."""
+
+import json
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from deployments.cli.retrain import _at_work
 from tasks.artifacts import Cluster, Pending, Value
+from tasks.common.errors import GateFailed
 from tasks.common.process import write_json
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.run import lifecycle
-from tasks.orchestration.stage import recorded, stage
+from tasks.orchestration.stage import stage
 
 HERE = Cluster(name="here", backend="local", nodes=1, ranks_per_node=1, threads_per_rank=1)
 
@@ -38,8 +42,8 @@ def made(tmp_path, monkeypatch):
     return run
 
 
-def dry():
-    return lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), dry=True)
+def dry(**more):
+    return lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), dry=True, **more)
 
 
 def test_a_stage_that_ran_for_the_first_time_says_why_in_words_that_are_true_after_it(made):
@@ -48,10 +52,43 @@ def test_a_stage_that_ran_for_the_first_time_says_why_in_words_that_are_true_aft
         assert (outcome.status, outcome.why) == ("ran", "nothing like it is recorded")
 
 
-def test_what_is_recorded_is_known_before_it_runs():
-    with lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train")):
-        assert recorded(told, 7, on=HERE) and not recorded(told, 8, on=HERE)
-        assert not recorded(told, Pending(stage="plan"), on=HERE)
+def test_a_person_is_asked_before_what_is_not_recorded_and_what_they_reject_does_not_run():
+    @contextmanager
+    def reject(seed, *, on):
+        raise GateFailed(f"seed {seed} on {on.name}: no", stage="approve", checks=[])
+        yield
+
+    asks = {"train": reject}
+    with lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), approvals=asks) as run:
+        with told._approval(run, told._call((7,), {"on": HERE})):
+            pass
+        with pytest.raises(GateFailed, match="seed 8 on here: no"):
+            told(8, on=HERE)
+        assert run.outcomes["train"].status == "not_run"
+
+
+def test_a_dry_run_says_who_would_be_asked():
+    with dry(approvals={"train": nullcontext, "plan": nullcontext}) as run:
+        told(7, on=HERE)
+        assert "approval" not in run.outcomes["train"].why
+        of_its_place(Pending(stage="validate"), on=HERE)
+        assert run.outcomes["plan"].why == "an earlier stage runs first; approval required"
+    with dry(approvals={"train": nullcontext}) as run:
+        told(8, on=HERE)
+        assert run.outcomes["train"].why.endswith("; approval required")
+
+
+@stage(version=1)
+def grown(seed: int, other: int | None = None, more: tuple[int, ...] = ()) -> Told:
+    """A stage that learnt to take more."""
+    return Told(seed=seed)
+
+
+def test_a_stage_that_learns_to_take_more_keeps_its_keys():
+    calls = [(7,), (7, None), (7, None, ())]
+    assert {json.dumps(grown._call(call, {}).arguments["arguments"]) for call in calls} == {'{"seed": 7}'}
+    assert list(grown._call((7, None, (1,)), {}).arguments["arguments"]) == ["seed", "other", "more"]
+    assert list(grown._call((7, 1, ()), {}).arguments["arguments"]) == ["seed", "other"]
 
 
 def test_a_new_qualification_trains_nothing_again_but_plans_again():

@@ -7,9 +7,9 @@ from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.orchestration.run import lifecycle
-from tasks.orchestration.stage_context import Work, noted, working
+from tasks.orchestration.stage_context import Work, home_folder, noted, working
 from tasks.plan import judge, reckon
-from tasks.planning.correction import measured_on
+from tasks.planning.spent import measured_on
 from tasks.train import remember
 
 ON = Cluster(
@@ -35,8 +35,8 @@ def run(tmp_path, monkeypatch):
 
 def planned(how):
     past = noted(measured_on(ON.name), 50)
-    numbers = reckon(TRAINING, LIMITS, how, ON, vocab_size=320, train_tokens=10_000, past=past)
-    return numbers, {check.name: check for check in judge(numbers, LIMITS, ON)}
+    numbers = reckon(TRAINING, LIMITS, how, ON, vocab_size=320, train_tokens=10_000, home=home_folder(""), past=past)
+    return numbers, {check.name: check for check in judge(numbers, LIMITS)}
 
 
 def plan_of(numbers):

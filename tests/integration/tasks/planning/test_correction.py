@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.planning.correction import ALIKE, DIVISION, LATEST, MOST, Correction, Kind, correction, measured
+from tasks.planning.spent import ALIKE, DIVISION, LATEST, MOST, Correction, Kind, correction, measured
 
 KIND = Kind(
     engine="torch",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.planning.goodput import goodput
+from tasks.planning.spent import goodput
 
 
 def record(step, time, *, attempt=1, took=10.0, **more):

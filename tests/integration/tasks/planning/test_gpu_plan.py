@@ -10,7 +10,6 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, working
 from tasks.plan import judge, mean_seconds_between_failures, reckon, seconds_between_failures
-from tasks.planning.gpu_plan import plan_on_gpus
 
 H100 = "Standard_ND96isr_H100_v5"
 LLAMA_8B = {
@@ -53,9 +52,8 @@ def training(network=LLAMA_8B, **more):
 
 def planned(tmp_path, on, how, **more):
     asked = training(**more)
-    gpus = plan_on_gpus(asked, LIMITS, how, on, vocab_size=VOCAB, home=tmp_path)
-    numbers = reckon(asked, LIMITS, how, on, vocab_size=VOCAB, train_tokens=10**9, gpus=gpus)
-    return gpus, numbers
+    numbers = reckon(asked, LIMITS, how, on, vocab_size=VOCAB, train_tokens=10**9, home=tmp_path)
+    return numbers.rank, numbers
 
 
 @pytest.fixture
@@ -63,10 +61,10 @@ def memory_check(tmp_path, monkeypatch):
     """The check of memory, judged as in the stage."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
 
-    def check(numbers, on, gpus):
+    def check(numbers):
         opened = lifecycle("retrain", Settings(), subject="m", stages=["plan"], dry=True)
         with opened as run, working(Work("plan", "k", run, "", handed=[], context=[])):
-            (found,) = [each for each in judge(numbers, LIMITS, on, gpus) if each.name.startswith("memory")]
+            (found,) = [each for each in judge(numbers, LIMITS) if each.name.startswith("memory")]
         return found
 
     return check
@@ -75,23 +73,23 @@ def memory_check(tmp_path, monkeypatch):
 def test_what_fits_is_planned_with_the_gpus_memory_and_rate(tmp_path, memory_check):
     how = ExecutionConfig(parallel="fsdp", recompute="full")
     gpus, numbers = planned(tmp_path, cluster(), how)
-    assert gpus.fits and gpus.nearest == "" and 70 < gpus.usable / 2**30 < 80
+    assert gpus.predicted and gpus.nearest == "" and 70 < gpus.usable / 2**30 < 80
     assert numbers.memory_per_rank == round(gpus.memory) and numbers.step_seconds == gpus.step_seconds
     tflops = numbers.flops / numbers.seconds / 16 / 1e12
     assert 200 < tflops < 794
-    check = memory_check(numbers, cluster(), gpus)
+    check = memory_check(numbers)
     assert check.passed and check.measured == pytest.approx(gpus.memory / 2**30)
 
 
 def test_what_does_not_fit_closes_the_gate_and_names_the_nearest_that_does(tmp_path, memory_check):
     on, how = cluster(), ExecutionConfig(parallel="ddp")
     gpus, numbers = planned(tmp_path, on, how, network=LLAMA_70B)
-    check = memory_check(numbers, on, gpus)
-    assert not gpus.fits and not check.passed and check.measured > 80
+    check = memory_check(numbers)
+    assert gpus.nearest and gpus.nearest in check.remedy and not check.passed and check.measured > 80
     fits, _ = planned(
         tmp_path, cluster(nodes=16), ExecutionConfig(parallel="fsdp", recompute="full"), network=LLAMA_70B
     )
-    assert fits.fits
+    assert fits.predicted and fits.nearest == ""
 
 
 def test_the_network_that_was_measured_counts(tmp_path):
@@ -104,11 +102,11 @@ def test_the_network_that_was_measured_counts(tmp_path):
     "on", [cluster(gpus=0), cluster(sku=""), cluster(sku="local-gpu"), cluster(sku="nobody-knows")]
 )
 def test_machines_of_which_too_little_is_known_are_reckoned_by_what_was_measured(tmp_path, on):
-    assert planned(tmp_path, on, ExecutionConfig(parallel="fsdp"))[0] is None
+    assert not planned(tmp_path, on, ExecutionConfig(parallel="fsdp"))[0].predicted
 
 
 def test_adapters_are_reckoned_and_what_cannot_be_divided_is_named(tmp_path):
-    assert planned(tmp_path, cluster(), ExecutionConfig(), lora={"rank": 8}, base="checkpoint/x")[0] is None
+    assert not planned(tmp_path, cluster(), ExecutionConfig(), lora={"rank": 8}, base="checkpoint/x")[0].predicted
     with pytest.raises(ValueError, match="heads 30 do not divide by tp 4"):
         odd = {**LLAMA_8B, "hidden_size": 3840, "heads": 30, "kv_heads": 30}
         planned(tmp_path, cluster(), ExecutionConfig(parallel="fsdp", tensor_parallel=4), network=odd)
@@ -122,10 +120,10 @@ def test_ranks_that_are_not_the_size_s_gpus_and_precisions_without_a_rate_block_
     six = cluster(
         nodes=2, ranks_per_node=6, config=ClusterConfig(backend="slurm", nodes=2, ranks_per_node=6, gpus_per_node=6)
     )
-    assert planned(tmp_path, four, how)[0].fits
+    assert planned(tmp_path, four, how)[0].nearest == ""
     assert planned(tmp_path, six, how, global_batch_size=120)[0].step_seconds > 0
     nvl = cluster(nodes=2, sku="Standard_NC80adis_H100_v5")
-    assert planned(tmp_path, nvl, how, precision="fp32")[0] is None  # its file has no rate of fp32
+    assert not planned(tmp_path, nvl, how, precision="fp32")[0].predicted  # its file has no rate of fp32
 
 
 def test_goodput_is_that_of_an_asynchronous_save(tmp_path):

@@ -7,8 +7,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.jobs.training.network import build_network
-from tasks.planning import checkpointing, size
-from tasks.planning import size as steptime
+from tasks.planning import checkpointing
+from tasks.planning.case import Network
+from tasks.planning.checkpointing import resumable_bytes
+from tasks.planning.counts import model_flops_per_token, parameter_count
+from tasks.planning.memory import memory_of_cpu_rank
+from tasks.planning.prediction import Divided, Division
+from tasks.planning.steps import step_time_measured
 
 SHAPES = [
     (NetworkConfig(), 512),
@@ -59,6 +64,16 @@ def gpt2(network, vocab_size, sequence_length):
     return build_network(TrainingConfig(network=network, sequence_length=sequence_length), vocab_size=vocab_size, eod=0)
 
 
+def of(network, vocab_size, *, sequence_length=64, micro_batch_size=2):
+    division = Division(engine="torch", precision="fp32", micro=micro_batch_size)
+    return Divided(Network.of_config(network, vocab_size), division, sequence_length)
+
+
+def activations(network, vocab_size, **batch):
+    """Bytes of a rank that are no state."""
+    return memory_of_cpu_rank(of(network, vocab_size, **batch), trained=0, frozen=0, share=1.0)
+
+
 def saved_bytes(model, vocab_size, *, sequence_length, micro_batch_size):
     """Bytes of the distinct storages that autograd keeps for backward, parameters left out."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -74,9 +89,17 @@ def saved_bytes(model, vocab_size, *, sequence_length, micro_batch_size):
     return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
 
 
+def measured(flops, gradient_bytes=1, **more):
+    """Two ranks of 10 GFLOP/s, unless said otherwise."""
+    rates = {"ranks": 2, "gflops_per_rank": 10, "bus_gigabytes_per_second": 1.0}
+    return step_time_measured(flops, gradient_bytes, **{**rates, **more})
+
+
 @pytest.mark.parametrize(("network", "vocab_size"), SHAPES)
 def test_parameters_equal_the_real_network(network, vocab_size):
-    assert size.parameter_count(network, vocab_size) == sum(p.numel() for p in llama(network, vocab_size).parameters())
+    assert parameter_count(Network.of_config(network, vocab_size), 1) == sum(
+        p.numel() for p in llama(network, vocab_size).parameters()
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -90,11 +113,12 @@ def test_parameters_equal_published_counts(name):
         intermediate_size=intermediate,
         tie_embeddings=tied,
     )
-    assert size.parameter_count(network, vocab_size) == parameters
+    assert parameter_count(Network.of_config(network, vocab_size), 1) == parameters
 
 
 def test_training_memory_of_the_zero_paper():
-    assert size.training_memory_bytes(7_500_000_000) == 120e9  # Rajbhandari et al. 2020, figure 1: 7.5 B, baseline
+    whole = memory_of_cpu_rank(of(*SHAPES[0]), trained=7_500_000_000, frozen=0, share=1.0)
+    assert whole - activations(*SHAPES[0]) == 120e9  # Rajbhandari et al. 2020, figure 1: 7.5 B, baseline
 
 
 @pytest.mark.parametrize(("network", "vocab_size"), SHAPES)
@@ -104,23 +128,23 @@ def test_activations_are_what_autograd_keeps_and_three_copies_of_the_logits(netw
     kept = saved_bytes(
         llama(network, vocab_size), vocab_size, **batch
     )  # one of the four copies, the log-softmax, is here
-    assert size.activation_bytes(network, vocab_size, **batch) - 3 * logits == pytest.approx(kept, rel=0.04)
+    assert activations(network, vocab_size, **batch) - 3 * logits == pytest.approx(kept, rel=0.04)
 
 
 @pytest.mark.parametrize("network", GPT2)
 def test_a_gpt2_is_as_large_as_the_real_one(network):
     batch = {"sequence_length": 64, "micro_batch_size": 2}
     real = gpt2(network, 301, 64)
-    assert size.parameter_count(network, 301, positions=64) == sum(p.numel() for p in real.parameters())
+    assert parameter_count(Network.of_config(network, 301), 64) == sum(p.numel() for p in real.parameters())
     kept = saved_bytes(real, 301, **batch)
-    assert size.activation_bytes(network, 301, **batch) - 3 * 4 * 64 * 2 * 301 == pytest.approx(kept, rel=0.04)
+    assert activations(network, 301, **batch) - 3 * 4 * 64 * 2 * 301 == pytest.approx(kept, rel=0.04)
 
 
 def test_the_published_gpt2_has_124_million_parameters():
     network = NetworkConfig(
         architecture="gpt2", layers=12, hidden_size=768, heads=12, kv_heads=12, intermediate_size=3072
     )
-    assert size.parameter_count(network, 50257, positions=1024) == 124_439_808
+    assert parameter_count(Network.of_config(network, 50257), 1024) == 124_439_808
 
 
 def test_checkpoint_holds_weights_and_two_moments():
@@ -130,7 +154,7 @@ def test_checkpoint_holds_weights_and_two_moments():
     optimizer.step()
     moments = sum(s[name].nbytes for s in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
     tensors = moments + sum(p.nbytes for p in network.parameters())
-    estimate = size.checkpoint_bytes(size.parameter_count(*SHAPES[0]))
+    estimate = resumable_bytes(parameter_count(Network.of_config(*SHAPES[0]), 1))
     assert tensors < estimate < tensors + 2_000_000
 
 
@@ -140,47 +164,48 @@ def test_operations_reproduce_published_utilisation(heads, hidden, layers, gpus,
     network = NetworkConfig(
         layers=layers, hidden_size=hidden, heads=heads, kv_heads=heads, intermediate_size=round(8 * hidden / 3)
     )
-    causal = size.flops_per_token_megatron(network, 51200, sequence_length=2048)
+    causal = model_flops_per_token(Network.of_config(network, 51200), 2048)
     token = causal + 6 * layers * hidden * 2048
     assert 100 * token * batch * 2048 / (seconds * gpus * 312e12) == pytest.approx(mfu, abs=0.3)
 
 
 def test_both_conventions_agree_where_attention_is_small():
-    network, vocab_size = NetworkConfig(layers=8, hidden_size=512, heads=8, kv_heads=8, intermediate_size=1408), 1024
-    simple = size.flops_per_token_6n(size.parameter_count(network, vocab_size))
-    assert size.flops_per_token_megatron(network, vocab_size, sequence_length=1) == pytest.approx(simple, rel=0.001)
-    long = size.flops_per_token_megatron(network, vocab_size, sequence_length=4096)
+    config = NetworkConfig(layers=8, hidden_size=512, heads=8, kv_heads=8, intermediate_size=1408)
+    network = Network.of_config(config, 1024)
+    simple = 6 * parameter_count(network, 1)
+    assert model_flops_per_token(network, 1) == pytest.approx(simple, rel=0.001)
+    long = model_flops_per_token(network, 4096)
     assert long - simple == pytest.approx(6 * 8 * 512 * 4096, rel=0.001)
 
 
 @pytest.mark.parametrize(("parameters", "tokens", "gpus", "teraflops", "days"), NARAYANAN)
 def test_days_of_training_as_published(parameters, tokens, gpus, teraflops, days):
-    flops = size.flops_per_token_6n(parameters) * tokens * 4 / 3  # they compute every forward pass twice
-    seconds = steptime.compute_seconds(flops / gpus, teraflops * 1000, efficiency=1.0)
+    flops = 6 * parameters * tokens * 4 / 3  # they compute every forward pass twice
+    seconds = measured(flops, ranks=gpus, gflops_per_rank=teraflops * 1000, efficiency=1.0).matmul
     assert seconds / 86400 == pytest.approx(days, abs=0.5)
 
 
 def test_allreduce_inverts_bus_bandwidth():
     # Eight H100 with NVLS: bus bandwidth about 480, algorithm bandwidth about 275 GB/s (nccl-tests, issue 212).
-    seconds = steptime.allreduce_seconds(8 * 2**30, 8, bus_gigabytes_per_second=480)
+    seconds = measured(1, 8 * 2**30, ranks=8, bus_gigabytes_per_second=480).data_parallel
     assert 8 * 2**30 / seconds / 1e9 == pytest.approx(275, rel=0.01)
-    assert steptime.allreduce_seconds(1e9, 1, bus_gigabytes_per_second=0.0) == 0.0
+    assert measured(1, 1e9, ranks=1, bus_gigabytes_per_second=0.0).data_parallel == 0.0
 
 
 def test_a_step_is_the_slowest_rank_and_one_allreduce():
-    step = steptime.step_seconds(4e9, 2e6, ranks=2, gflops_per_rank=10, bus_gigabytes_per_second=0.5, efficiency=0.4)
-    assert step == pytest.approx(2e9 / 4e9 + 2e6 / 0.5e9)
+    step = measured(4e9, 2e6, bus_gigabytes_per_second=0.5, efficiency=0.4)
+    assert step.total == pytest.approx(2e9 / 4e9 + 2e6 / 0.5e9)
 
 
 @pytest.mark.parametrize(("gflops", "efficiency"), [(0.0, 0.5), (10.0, 0.0), (10.0, 1.5)])
 def test_impossible_rates_are_refused(gflops, efficiency):
     with pytest.raises(ValueError, match="GFLOP/s"):
-        steptime.compute_seconds(1e9, gflops, efficiency=efficiency)
+        measured(1e9, gflops_per_rank=gflops, efficiency=efficiency)
 
 
 def test_no_bandwidth_between_ranks_is_refused():
     with pytest.raises(ValueError, match="GB/s over 2 ranks"):
-        steptime.allreduce_seconds(1e6, 2, bus_gigabytes_per_second=0.0)
+        measured(1e9, 1e6, bus_gigabytes_per_second=0.0)
 
 
 def test_young_as_in_the_worked_example():

@@ -11,8 +11,7 @@ import pytest
 from waiting import limit
 
 from tasks.common.errors import HeadwayError
-from tasks.registry.ancestry import walk
-from tasks.registry.lineage_index import SCHEMA, LineageIndex, ask
+from tasks.registry.ancestry import SCHEMA, LineageIndex, ask, walk
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

@@ -21,9 +21,8 @@ from tasks.config.access import AccessConfig
 from tasks.jobs.serving.keys import Door
 from tasks.registry.ancestry import walk
 from tasks.registry.backup.backup import back_up, prune
-from tasks.registry.backup.contents import backups
-from tasks.registry.backup.drill import drill
-from tasks.registry.backup.restore import MARK, restore
+from tasks.registry.backup.restore import MARK, drill, restore
+from tasks.registry.backup.snapshot import backups
 from tasks.registry.refs import read_ref
 from tasks.security import audit_chain
 from tasks.security.audit import entries

@@ -8,10 +8,9 @@ from made_versions import make, make_many
 from waiting import limit
 
 from tasks.common.errors import Conflict, IntegrityError, Unknown
-from tasks.registry.promoting import compared_with, promote, would_promote
+from tasks.registry.promoting import compared_with, promote, roll_back, way_back, would_promote
 from tasks.registry.refs import aliases, move_ref, place_of, read_ref
 from tasks.registry.retention import Rule, judge
-from tasks.registry.rollback import roll_back, way_back
 from tasks.security.audit import entries
 from tasks.security.signatures import sign
 from tasks.security.trust import OWN, add_key, revoke_key

@@ -13,8 +13,7 @@ from tasks.common.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
 from tasks.registry import records
 from tasks.registry.ancestry import walk
-from tasks.registry.journal import StoreJournal
-from tasks.registry.records import Record
+from tasks.registry.records import Record, StoreJournal
 from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of
 from tasks.security.audit import audit

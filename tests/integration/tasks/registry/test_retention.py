@@ -8,10 +8,10 @@ from made_versions import backdate, forget_history, make, make_many
 from waiting import limit
 
 from tasks.common.errors import Unknown
-from tasks.registry.journal import StoreJournal
+from tasks.registry.promoting import roll_back, way_back
+from tasks.registry.records import StoreJournal
 from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
-from tasks.registry.rollback import roll_back, way_back
 from tasks.security.audit import entries
 from tasks.storage import open_store
 from tasks.storage.history import changes

@@ -9,8 +9,8 @@ from made_versions import make, make_many
 from waiting import limit
 
 from tasks.common.errors import Conflict, IntegrityError, Unknown
+from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.refs import made_from, move_ref, read_ref
-from tasks.registry.rollback import roll_back, way_back
 from tasks.security.audit import entries
 from tasks.security.signatures import sign
 from tasks.security.trust import OWN, add_key, revoke_key

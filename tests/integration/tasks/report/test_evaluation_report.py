@@ -3,12 +3,11 @@
 import pytest
 from html_page import Page
 
+from tasks.report.comparison import comparison_markdown, draw_comparison
 from tasks.report.data import RunReport
-from tasks.report.evaluation.charts import losses_chart, positions_chart, reliability_chart, slices_chart
-from tasks.report.evaluation.data import Calibration, ComparisonReport, SliceScore
-from tasks.report.evaluation.messages import comparison_markdown
-from tasks.report.evaluation.pictures import draw_comparison
 from tasks.report.page import render_page
+from tasks.report.published import Calibration, ComparisonReport, SliceScore
+from tasks.report.run_charts import losses_chart, positions_chart, reliability_chart, slices_chart
 
 EVALUATION = {
     **{"documents": 36, "bytes": 612_345, "tokens": 255_100, "perplexity": 24.9, "bits_per_byte": 1.934},
@@ -99,7 +98,7 @@ def test_the_page_tells_slices_calibration_suites_and_the_champion():
     assert "memorisation.train_share" in page.text and "did not end within evaluation.suite_seconds" in page.text
     assert "+1.0% (\u22126.0% to \u22124.7%)" in page.text and "2.0000" in page.text
     assert "<b>source</b>" not in text and text.count("Loss to the champion") == 1
-    labels = [found["aria-label"] for name, found in page.elements if name == "svg"]
+    labels = [found["aria-label"] for name, found in page.elements if name == "svg" and "aria-label" in found]
     assert "Bits a token by position: 4.85 up to 16, 3.85 up to 24" in labels
     assert any(label.startswith("Reliability curve; expected calibration error 0.05") for label in labels)
     ids = page.all("id")

@@ -13,9 +13,10 @@ from html_page import Page
 from qualification_material import SKU, sample
 
 from tasks.qualification.verdicts import PairVerdict
+from tasks.report.charts import Line
 from tasks.report.published import QualificationReport
-from tasks.report.qualification.charts import Line, chart, size_text, steps
-from tasks.report.qualification.data import by_number
+from tasks.report.qualification.curves import curves, limit_steps
+from tasks.report.qualification.data import by_number, size_text
 from tasks.report.qualification.pairs import colour, pair_map
 from tasks.report.qualification.report import qualification_markdown, write_qualification
 
@@ -162,15 +163,15 @@ def test_a_colour_says_how_far_below():
 
 def test_a_curve_that_collapses_is_drawn_down_to_the_bottom():
     points = tuple((10.0**power, 0.001 if power == 6 else 100.0) for power in range(3, 10))
-    svg = chart("c", "label", [Line("out", points), Line("fail", steps([(1e6, 80.0)], 1e9))])
+    svg = curves("label", [Line("out", points), Line("fail", limit_steps([(1e6, 80.0)], 1e9))])
     drawn = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", re.search(r'line out" d="M([^"]+)"', svg)[1])]
     assert drawn.index(max(drawn)) == 3 and max(drawn) - min(drawn) > 150
-    assert chart("c", "label", [Line("fail", ((1.0, 1.0), (2.0, 1.0)))]) == ""
+    assert curves("label", [Line("fail", ((1.0, 1.0), (2.0, 1.0)))]) == ""
 
 
 def test_a_limit_holds_from_its_size_to_the_next():
-    assert steps([(8e9, 430.0), (1e6, 10.0)], 1.6e10) == ((1e6, 10.0), (8e9, 10.0), (8e9, 430.0), (1.6e10, 430.0))
-    assert steps([], 1e9) == ()
+    assert limit_steps([(8e9, 430.0), (1e6, 10.0)], 1.6e10) == ((1e6, 10.0), (8e9, 10.0), (8e9, 430.0), (1.6e10, 430.0))
+    assert limit_steps([], 1e9) == ()
     assert [size_text(size) for size in (8, 16e6, 2**30, 2**33)] == ["8 B", "16 MB", "1.07 GB", "8.59 GB"]
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tasks.report.scaling import FELL_BY, Trained, curves, trained
-from tasks.report.scaling_picture import draw_scaling, size
+from tasks.report.scaling import FELL_BY, Trained, curves, draw_scaling, size, trained
 from tasks.storage.manifest import Content, Manifest, Provenance
 
 

@@ -11,8 +11,8 @@ import pytest
 from waiting import limit
 
 from tasks.common.errors import Conflict
-from tasks.registry.publishing import publish
 from tasks.registry.refs import move_ref, read_ref
+from tasks.registry.versions import publish
 from tasks.security import audit_chain
 from tasks.security.audit import acting, audit, audited, entries
 from tasks.security.audit_chain import HEAD, Link, append, check, newest

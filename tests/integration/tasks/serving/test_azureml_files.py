@@ -10,9 +10,18 @@ from typer.testing import CliRunner
 from deployments.cli.serving.endpoint import app
 from tasks.azure import arm_client
 from tasks.config.serving import DeploymentConfig
-from tasks.serving.azureml.files import autoscale, diagnostics, files_of, policy, require_loadable, require_policy
 from tasks.serving.azureml.probes import counted, metrics_query
-from tasks.serving.azureml.render import LONGEST_NAME, Rendering, azure_name
+from tasks.serving.azureml.render import (
+    LONGEST_NAME,
+    Rendering,
+    autoscale,
+    azure_name,
+    diagnostics,
+    files_of,
+    policy,
+    require_loadable,
+    require_policy,
+)
 
 REF = f"model/tiny@{'1' * 64}"
 FILES = [{"path": "model.onnx", "size": 1000, "sha256": "0" * 64}]

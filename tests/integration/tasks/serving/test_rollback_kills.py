@@ -20,7 +20,7 @@ import os, signal, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from pathlib import Path
 from tasks.serving.journal import Journal
-from tasks.serving.local.rollback import go_back
+from tasks.serving.local.rollout import go_back
 folder, at, after = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "after"
 fsync, count = os.fsync, 0
 def dying(descriptor):

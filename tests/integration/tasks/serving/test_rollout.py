@@ -19,7 +19,7 @@ from tasks.common import process
 from tasks.common.errors import GateFailed, JobFailed
 from tasks.config.serving import RolloutConfig
 from tasks.serving.journal import Journal
-from tasks.serving.local.rollback import ask_for_traffic_back, go_back
+from tasks.serving.local.rollout import ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import read_routes
 from tasks.serving.refused import accept, refused_models
 from tasks.serving.rollout import roll_out, settle, steps_of

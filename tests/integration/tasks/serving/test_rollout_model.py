@@ -19,9 +19,8 @@ from tasks.common.errors import GateFailed, JobFailed, Missing
 from tasks.common.process import boot_id, process_started, read_json, write_json
 from tasks.config.serving import RolloutConfig
 from tasks.serving.journal import Journal
-from tasks.serving.local import rollback, rollout
-from tasks.serving.local.rollback import ask_for_traffic_back, go_back
-from tasks.serving.local.rollout import LocalTraffic
+from tasks.serving.local import rollout
+from tasks.serving.local.rollout import LocalTraffic, ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import read_routes, write_routes
 from tasks.serving.refused import refused_models
 from tasks.serving.rollout import AFTER, roll_out, settle, steps_of, take_over
@@ -232,15 +231,14 @@ class Rollouts(RuleBasedStateMachine):
             world.stop(folder)
             world.tick()
 
-        for module in (rollout, rollback):
-            put(module, "write_json", told)
-            put(module, "runs", lambda folder: folder.name in world.running)
+        put(rollout, "write_json", told)
+        put(rollout, "runs", lambda folder: folder.name in world.running)
         put(rollout, "Gateway", Ours)
         put(rollout, "stop_server", stop)
         put(rollout, "_me", dict)
         put(os, "fsync", lambda descriptor: None)
-        put(rollback.process, "start", self._start_again)
-        put(rollback, "await_ready", self._proves_itself)
+        put(rollout.process, "start", self._start_again)
+        put(rollout, "await_ready", self._proves_itself)
 
     def _start_again(self, folder, spec):
         self.world.tick()

@@ -19,7 +19,7 @@ from tasks.common import process
 from tasks.common.errors import GateFailed, IntegrityError
 from tasks.config.flows import RetrainConfig
 from tasks.config.serving import RolloutConfig
-from tasks.jobs.serving.contents import read_contents
+from tasks.jobs.serving.runtime import read_contents
 from tasks.orchestration.promotion import challenge
 from tasks.orchestration.run import lifecycle
 from tasks.registry.refs import aliases
@@ -227,10 +227,10 @@ def test_what_nobody_trusted_signed_is_not_registered(tmp_path, monkeypatch, sig
     made = [make(store, tmp_path / n, "model/tiny", {"onnx": n}) for n in ("sound", "bad")]
     sign(store, home, made[0])
     with lifecycle("retrain", RetrainConfig(), subject="tiny", stages=("export",)) as run:
-        challenge(run, Model(name="tiny", version=made[0].version, uri=""))
+        challenge(Model(name="tiny", version=made[0].version, uri=""))
         signed(store, home, made[1])
         with pytest.raises(IntegrityError):
-            challenge(run, Model(name="tiny", version=made[1].version, uri=""))
+            challenge(Model(name="tiny", version=made[1].version, uri=""))
         told = [json.loads(line) for line in (run.spool.folder / "events.jsonl").read_text().splitlines()]
     assert aliases(store, "tiny") == {"challenger": made[0].ref}
     assert [event["uri"] for event in told if event["event"] == "register"] == [store.uri_of(made[0])]

@@ -11,7 +11,7 @@ from key_vault import SECRET, TENANT, TOKEN, VERSION, Identity, Vault, serving
 from support import Home
 
 from tasks.common.errors import IntegrityError, Missing
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.signatures import require_signed, sign
 from tasks.security.trust import add_key, signer_of
 from tasks.signing.bundle import SIGNATURE, sign_files, signed_files

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.seal import opened, sealed
-from tasks.registry.publishing import publish
 from tasks.registry.verification import problems_of
+from tasks.registry.versions import publish
 from tasks.security.signatures import require_signed, sign
 from tasks.signing.bundle import SIGNATURE, sign_files, sign_folder, signed_files
 from tasks.signing.keys import LocalKey, ensure_key, key_id, load_public_key, pem_of, public_key_of

@@ -12,7 +12,7 @@ from waiting import limit
 
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.seal import opened, sealed
-from tasks.registry import publishing
+from tasks.registry.versions import publish
 from tasks.storage import open_named
 from tasks.storage.blob import lease
 from tasks.storage.history import changes
@@ -59,11 +59,11 @@ def test_two_writers_of_one_name_both_have_their_version_and_the_history_has_bot
     sources = [fill(tmp_path / f"w{n}", a=b"%d" % n * 5000, same=b"same") for n in range(2)]
     meet = fork.Barrier(2)
 
-    def publish(folder):
+    def publish_one(folder):
         meet.wait(limit(30))
-        publishing.publish(stand.open(), folder, kind="model", inputs=(), provenance=Provenance(name="m"))
+        publish(stand.open(), folder, kind="model", inputs=(), provenance=Provenance(name="m"))
 
-    writers = [fork.Process(target=publish, args=(folder,)) for folder in sources]
+    writers = [fork.Process(target=publish_one, args=(folder,)) for folder in sources]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -342,7 +342,7 @@ def test_clocks_that_differ_a_little_do_not_change_which_version_is_the_newest(s
             monkeypatch.setenv(SECRET, service.endpoint.connection_string)
             store = elsewhere(stand, tmp_path)
             fill(source, **{"a.bin": b"%d" % number, "b.bin": b"%d" % number, "c.bin": b"%d" % number})
-            made.append(publishing.publish(store, source, kind="model", inputs=(), provenance=Provenance(name="m")))
+            made.append(publish(store, source, kind="model", inputs=(), provenance=Provenance(name="m")))
             assert find(store, "model", "m").version == made[-1].version
     assert [change.version for change in changes(store, "model", "m")] == [manifest.version for manifest in made]
 

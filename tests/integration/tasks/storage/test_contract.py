@@ -16,7 +16,7 @@ from store_stand import contents, entry, fill, put
 from waiting import limit
 
 from tasks.common.errors import IntegrityError, Unknown
-from tasks.registry import publishing
+from tasks.registry import versions
 from tasks.storage.history import changes, note_change
 from tasks.storage.manifest import Provenance, describe
 from tasks.storage.store import find
@@ -339,7 +339,7 @@ def test_a_name_means_what_was_published_last_or_rolled_back_to(stand, folder):
 
 
 def publish_as_the_registry(store, folder):
-    return publishing.publish(store, folder, kind="dataset", inputs=(), provenance=Provenance(name="corpus"))
+    return versions.publish(store, folder, kind="dataset", inputs=(), provenance=Provenance(name="corpus"))
 
 
 def test_history_of_writers_at_once_has_every_change_once(stand):

@@ -4,8 +4,8 @@ import pytest
 from made_versions import backdate, make
 from store_stand import contents
 
+from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.retention import Rule, judge, prune
-from tasks.registry.rollback import roll_back, way_back
 from tasks.registry.versions import past
 from tasks.storage.blob.layout import files_folder
 from tasks.storage.store import find

@@ -17,8 +17,7 @@ from waiting import limit
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.registry.ancestry import walk
-from tasks.registry.sharing import share_model
-from tasks.registry.transfer import copy_artifact
+from tasks.registry.transfer import copy_artifact, share_model
 from tasks.security.audit import entries
 from tasks.security.signatures import require_signed
 from tasks.signing.bundle import SIGNATURE

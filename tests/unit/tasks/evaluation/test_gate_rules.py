@@ -161,7 +161,7 @@ def test_a_slice_may_not_pay_for_the_others(run):
     rule = {"metric": "bits_per_byte", "max_loss_to_champion": 0.05, "slices": ["script *"]}
     [(name, value)] = failed(scores, rule, champion=champion)
     assert "of the slice script cyrillic" in name and value == pytest.approx(0.17, abs=0.02)
-    told = run.results["comparison"]
+    told = run.result.comparison
     rows = {row["slice"]: row for row in told["rows"]}
     assert rows["script cyrillic"]["loss"]["high"] == value > 0 > rows["all documents"]["loss"]["high"]
     assert rows["all documents"]["candidate"] == scores.metrics["bits_per_byte"]
@@ -197,7 +197,7 @@ def test_the_champion_itself_passes_and_so_does_a_first_model(run):
     rules = [{"metric": name, "max_loss_to_champion": -0.5} for name in ("bits_per_byte", "accuracy", "s.leaks")]
     assert failed(scores, *rules, champion=scores) == []
     assert failed(scores, *rules) == []
-    assert "comparison" not in run.results
+    assert run.result.comparison is None
 
 
 def without(*path):

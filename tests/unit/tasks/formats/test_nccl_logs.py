@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.formats.log_text import lines, text_of
-from tasks.formats.nccl_log import read_log, transports
-from tasks.formats.nccl_run import collective_of, environment_of, read_nccl_json
+from tasks.formats.nccl_run import collective_of, environment_of, read_log, read_nccl_json, transports
 from tasks.formats.nccl_tests import read_nccl_tests
 
 pytestmark = pytest.mark.unit

@@ -14,13 +14,11 @@ from tasks.planning.checkpointing import (
     expected_goodput,
     goodput_range,
     plan_checkpoints,
-    saving,
     snapshot_seconds,
     write_seconds,
 )
-from tasks.planning.failures import Range
-from tasks.planning.storages import CHOICES, STORAGES, capacity_for, storage_named
-from tasks.planning.storing import Need, choose_storage
+from tasks.planning.failures import Range, failure_rates
+from tasks.planning.storages import CHOICES, STORAGES, Need, capacity_for, choose_storage, storage_named
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +40,11 @@ H100 = Machine(
     vcpus=96,
 )
 NOBODY = Recovery(0, 0)
+
+
+def plan(parameters, gpus, machine=H100, *, storage="", **more):
+    rates = failure_rates(machine.gpu, gpus, per_machine=machine.gpus, **more)
+    return plan_checkpoints(checkpoint_bytes(int(parameters)), machine, rates, storage=storage)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,8 @@ def test_file_systems_are_ordered_in_their_steps():
 
 
 def test_only_the_snapshot_stalls_where_writing_goes_on_beside():
-    assert saving(6, 300) == Saving(6, 300) and saving(6, 300, asynchronous=False) == Saving(300)
+    found = plan(70e9, 512)
+    assert found.cost == Saving(snapshot_seconds(found.bytes, H100, 512), found.write_seconds)
     # 14 B a parameter of 70 G over 512 GPUs at 50 GB/s, beside the overhead
     assert snapshot_seconds(980e9, H100, 512, overhead=0) == pytest.approx(0.0383, rel=0.01)
 
@@ -179,23 +183,23 @@ def test_more_of_anything_bad_is_never_better():
 
 def test_a_plan_orders_bandwidth_where_failures_are_frequent():
     """70 B on 512 GPUs does with Blob; Llama 3's 405 B on 16,384, hit every two hours, needs a fast file system."""
-    small, large = (plan_checkpoints(int(n), H100, gpus=gpus) for n, gpus in ((70e9, 512), (405e9, 16384)))
+    small, large = (plan(n, gpus) for n, gpus in ((70e9, 512), (405e9, 16384)))
     assert small.storage.name == "blob-hot" and small.gib == pytest.approx(913, abs=1) and small.goodput.low > 0.97
     assert large.storage.name.startswith("lustre") and large.write_seconds < 120
     assert 0.75 < large.goodput.low < large.goodput.mid < large.goodput.high < 0.95
-    slow = plan_checkpoints(int(405e9), H100, gpus=16384, storage="blob-hot")
+    slow = plan(405e9, 16384, storage="blob-hot")
     assert slow.goodput.mid < large.goodput.mid - 0.1 and slow.interval.formula == "writer"
     assert large.rates.together.low < large.rates.together.mid
 
 
 def test_a_plan_warns_of_what_goes_with_its_machines():
-    spot = plan_checkpoints(int(70e9), H100, gpus=64, storage="local-nvme", spot=True, spot_class="0-5")
+    spot = plan(70e9, 64, storage="local-nvme", spot=True, spot_class="0-5")
     assert any("goes with its machine" in warning for warning in spot.warnings)
     diskless = Machine(**{**H100.__dict__, "nvme_write_bandwidth": 0.0})
     with pytest.raises(ValueError, match="local-nvme.*cannot write"):
-        plan_checkpoints(int(70e9), diskless, gpus=64, storage="local-nvme")
+        plan(70e9, 64, diskless, storage="local-nvme")
     with pytest.raises(ValueError, match="cannot be had"):
-        plan_checkpoints(int(1e15), H100, gpus=64, storage="lustre-500")
+        plan(1e15, 64, storage="lustre-500")
 
 
 PRICES = {"blob-hot": 0.018, "lustre-40": 0.083, "lustre-500": 0.34, "netapp-ultra": 0.39}

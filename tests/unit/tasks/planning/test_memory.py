@@ -23,7 +23,7 @@ from tasks.planning.memory import (
     states,
     warnings,
 )
-from tasks.planning.prediction import GIB, Division, Memory
+from tasks.planning.prediction import GIB, Divided, Division, Memory
 
 pytestmark = pytest.mark.unit
 
@@ -61,7 +61,7 @@ def machine(gpu: str = "A100-80GB", *, gpus: int = 8, host_gib: float = 1900) ->
 
 
 def of(network: Network, division: Division, *, batch: int = 1, sequence: int = 2048, gpu: str = "A100-80GB") -> Memory:
-    return memory(network, division, sequence=sequence, global_batch=batch, machine=machine(gpu))
+    return memory(Divided(network, division, sequence, batch), machine(gpu))
 
 
 def fit(network: Network, division: Division, *, batch: int, sequence: int = 2048, gpu: str = "A100-80GB") -> str:
@@ -76,7 +76,7 @@ def test_a_layer_keeps_what_korthikanti_counts(tp: int) -> None:
 
     def kept(flash_attention: bool = False, **more: Any) -> float:
         division = replace(Division(tp=tp, micro=b), **more)
-        return layer(GPT_22B, division, sequence=s, flash_attention=flash_attention).kept / sbh
+        return layer(Divided(GPT_22B, division, s, flash_attention=flash_attention)).kept / sbh
 
     assert kept() == pytest.approx(10 + 24 / tp + square / tp)
     assert kept(sequence_parallel=True) == pytest.approx((34 + square) / tp)
@@ -156,14 +156,9 @@ def test_published_peaks_are_met(row: dict) -> None:  # type: ignore[type-arg]
         precision=row["precision"],
         recompute=row["recompute"],
     )
-    how = {
-        "sequence": row["sequence"],
-        "global_batch": row["batch"]["global"],
-        "machine": machine(row["gpu"]),
-        "flash_attention": row.get("flash_attention", True),
-    }
-    at = row.get("stage")
-    found = memory(network, division, **how) if at is None else memory_of_stage(network, division, stage=at, **how)
+    split = Divided(network, division, row["sequence"], row["batch"]["global"], row.get("flash_attention", True))
+    at, gpus = row.get("stage"), machine(row["gpu"])
+    found = memory(split, gpus) if at is None else memory_of_stage(split, gpus, stage=at)
     assert found.total / GIB == pytest.approx(row["gib"], rel=0.1)
 
 
@@ -205,7 +200,7 @@ def test_narayanans_runs_fit(
     """Narayanan et al. 2021, table 1, on A100 of 80 GB: fp16, full recomputation, optimizer state whole."""
     network = Network(layers=layers, hidden=hidden, heads=heads, vocab=51200)
     division = Division(tp=tp, pp=pp, dp=gpus // (tp * pp), micro=micro, recompute="full", precision="fp16")
-    found = memory(network, division, sequence=2048, global_batch=batch, machine=machine(), flash_attention=False)
+    found = memory(Divided(network, division, 2048, batch, flash_attention=False), machine())
     assert judged(found, machine()) != "does not fit"
 
 
@@ -228,8 +223,7 @@ def test_korthikantis_runs_fit_and_need_their_method(
     )
     plain = replace(theirs, recompute="none", sequence_parallel=False)
     with_it, without = (
-        memory(network, one, sequence=2048, global_batch=batch, machine=machine(), flash_attention=False)
-        for one in (theirs, plain)
+        memory(Divided(network, one, 2048, batch, flash_attention=False), machine()) for one in (theirs, plain)
     )
     assert judged(with_it, machine()) != "does not fit"
     assert judged(without, machine()) == "does not fit"
@@ -354,9 +348,7 @@ def test_ten_billion_on_one_v100_need_offloading() -> None:
     """DeepSpeed's tutorial of ZeRO-Offload: 50 layers of 4,096, batch 10, one V100 of 32 GB (docs/_tutorials/zero-offload.md)."""
     network = Network(layers=50, hidden=4096, heads=32, vocab=50304)
     division = Division(zero=2, offload="cpu", micro=10, recompute="full", precision="fp16", engine="deepspeed")
-    found = memory(
-        network, division, sequence=1024, global_batch=10, machine=machine("V100-32GB"), flash_attention=False
-    )
+    found = memory(Divided(network, division, 1024, 10, flash_attention=False), machine("V100-32GB"))
     assert judged(found, machine("V100-32GB")) != "does not fit"
     assert found.host == pytest.approx(16 * parameters(network, 1024).total)
     assert fit(network, replace(division, offload="none"), batch=10, sequence=1024, gpu="V100-32GB") == "does not fit"
@@ -368,7 +360,7 @@ def test_a_batch_that_ran_out_of_memory_does_not_fit() -> None:
     room = replace(machine("H100"), usable_memory_bytes=95 * GIB)
     division = Division(tp=8, dp=4, zero=3, sequence_parallel=True, micro=64, recompute="full", engine="torch")
     network = Network.model_validate(row["network"])
-    found = memory(network, division, sequence=4096, global_batch=256, machine=room)
+    found = memory(Divided(network, division, 4096, 256), room)
     assert judged(found, room) == "does not fit"
 
 
@@ -390,14 +382,7 @@ def test_the_seeds_runs_with_offloading_fit(
     division = Division(
         dp=gpus, zero=3, offload="cpu", micro=micro, recompute="full", precision="fp16", engine="deepspeed"
     )
-    found = memory(
-        network,
-        division,
-        sequence=sequence,
-        global_batch=micro * gpus,
-        machine=machine(),
-        flash_attention=False,
-    )
+    found = memory(Divided(network, division, sequence, micro * gpus, flash_attention=False), machine())
     assert judged(found, machine()) != "does not fit"
     assert judged(found, machine(host_gib=20)) == "does not fit", "the host holds what the GPU does not"
     assert found.weights == found.optimizer == 0
@@ -420,7 +405,7 @@ def test_runs_of_bigscience_that_ran_out_of_memory_do_not_fit(
     division = Division(
         tp=tp, pp=pp, dp=dp, zero=1, micro=micro, recompute="full", precision=precision, engine="deepspeed"
     )
-    found = memory(network, division, sequence=2048, global_batch=2048, machine=machine(), flash_attention=False)
+    found = memory(Divided(network, division, 2048, 2048, flash_attention=False), machine())
     assert judged(found, machine()) == "does not fit"
 
 
@@ -452,19 +437,16 @@ def test_what_takes_more() -> None:
 def test_the_fullest_stage_is_found() -> None:
     division = Division(tp=8, pp=16, dp=8, zero=1, sequence_parallel=True)
     network = Network(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, gated=True, tied=False)
-    how = {"sequence": 8192, "global_batch": 2048, "machine": machine("H100")}
-    every = [memory_of_stage(network, division, stage=stage, **how) for stage in range(16)]  # type: ignore[arg-type]
-    assert memory(network, division, **how) == max(every, key=lambda one: one.total)  # type: ignore[arg-type]
+    split = Divided(network, division, 8192, 2048)
+    every = [memory_of_stage(split, machine("H100"), stage=stage) for stage in range(16)]
+    assert memory(split, machine("H100")) == max(every, key=lambda one: one.total)
 
 
 def test_experts_keep_what_their_tokens_need() -> None:
     dense = LLAMA3_8B.model_copy(update={"vocab": 32000})
     two, four = (dense.model_copy(update={"experts": Experts(count=8, active=active)}) for active in (2, 4))
     division = Division(dp=8, ep=8, zero=1, recompute="none")
-    kept = [
-        stage_activations(one, division, sequence=4096, micro_batches=1, flash_attention=True, stage=0).kept
-        for one in (dense, two, four)
-    ]
+    kept = [stage_activations(Divided(one, division, 4096, 8), stage=0).kept for one in (dense, two, four)]
     assert kept[0] < kept[1] < kept[2]
     assert of(two, replace(division, ep=1), batch=8).total > of(two, division, batch=8).total
 

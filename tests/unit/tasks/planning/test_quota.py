@@ -5,8 +5,7 @@ import datetime
 import pytest
 
 from tasks.hardware.sku import load_sku
-from tasks.planning.prices.limits import keep_limits, read_limits
-from tasks.planning.quota import Limits, Request, judge, of_usages, plain_family
+from tasks.planning.quota import Limits, Request, judge, keep_limits, of_usages, plain_family, read_limits
 
 pytestmark = pytest.mark.unit
 

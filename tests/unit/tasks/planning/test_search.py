@@ -10,6 +10,7 @@ from waiting import limit
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.case import Case
 from tasks.planning.predict import predict, require_possible
+from tasks.planning.prediction import Divided
 from tasks.planning.search import DEEPER, divisions, divisors, layouts, search
 
 pytestmark = pytest.mark.unit
@@ -63,7 +64,7 @@ def test_every_division_is_whole_and_can_be_run():
         machine, seen = machine_of_gpu(one.cluster.gpu), set()
         for division in divisions(one, machine, one.cluster.gpus):
             assert division.gpus == one.cluster.gpus and division not in seen
-            assert division.micro_batches(one.batch.global_) * division.dp * division.micro == one.batch.global_
+            assert Divided.of_case(one, division).micro_batches * division.dp * division.micro == one.batch.global_
             seen.add(division)
         able = [each for each in seen if runs(one, each, machine)]
         assert len(able) > 0.5 * len(seen) > 5

@@ -10,9 +10,8 @@ from plan_machines import A100, H100, V100
 
 from tasks.hardware.machine import Machine
 from tasks.planning.case import Experts, Network
-from tasks.planning.constants import DEFAULT, Constants
 from tasks.planning.counts import flops
-from tasks.planning.prediction import Division, StepTime
+from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
 from tasks.planning.steps import step_time
 
 pytestmark = pytest.mark.unit
@@ -58,15 +57,7 @@ def step(
     flash: bool = True,
     constants: Constants = DEFAULT,
 ) -> StepTime:
-    return step_time(
-        network,
-        division,
-        sequence=sequence,
-        global_batch=batch,
-        machine=machine,
-        flash_attention=flash,
-        constants=constants,
-    )
+    return step_time(Divided(network, division, sequence, batch, flash), machine, constants)
 
 
 def test_matmuls_at_the_achievable_rate_are_the_operations_counted_by_hand() -> None:

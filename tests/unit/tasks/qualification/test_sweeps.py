@@ -5,7 +5,7 @@ from made_measurements import BARE, CPU, GPU, complete, config, curve, found, na
 
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Row
-from tasks.qualification.merged import size
+from tasks.qualification.sweeps import size
 
 pytestmark = pytest.mark.unit
 

@@ -9,10 +9,10 @@ import pytest
 from made_versions import make
 
 from tasks.common.seal import opened, sealed
-from tasks.registry import approvals, chained, records
+from tasks.registry import approvals, records, verification
+from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
-from tasks.registry.rollback import roll_back, way_back
 from tasks.registry.transfer import copy_artifact
 from tasks.registry.verification import everything
 from tasks.security.signatures import sign
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A home with two signed models, the second champion, a record, and an approval of one of two questions."""
-    monkeypatch.setattr(chained, "ANOTHER_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(verification, "ANOTHER_LOOK_SECONDS", 0.0)
     home = tmp_path / "home"
     store = open_store(home)
     for number in "12":
@@ -168,7 +168,7 @@ def test_what_is_done_by_commands_is_sound(home, tmp_path):
         )
     )
     assert damaged(home) == {}
-    assert dict(chained.chained(target)) == {}
+    assert dict(verification.chained(target)) == {}
 
 
 def test_a_change_that_was_killed_and_made_again_is_sound(home, tmp_path, monkeypatch):
@@ -193,5 +193,5 @@ def test_what_was_written_before_there_were_seals_is_sound_without(home):
     assert {name.partition("/")[0] for name in damaged(home)} <= {"audit log", "history", "journal", "model"}, (
         "edited hashes only"
     )
-    assert chained.read_chain(open_store(home)).sealing[1] == float("inf")
+    assert verification.read_chain(open_store(home)).sealing[1] == float("inf")
     assert not any(found.actual == "no seal" for found in damaged(home).values())

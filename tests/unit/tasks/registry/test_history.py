@@ -4,8 +4,7 @@ import pytest
 from made_versions import forget_history, make, make_many
 
 from tasks.common.errors import Unknown
-from tasks.registry.difference import difference
-from tasks.registry.versions import kind_of, past
+from tasks.registry.versions import difference, kind_of, past
 from tasks.storage import open_store
 from tasks.storage.history import note_change
 

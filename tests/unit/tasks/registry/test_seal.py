@@ -10,8 +10,8 @@ from store_stand import fill, put
 from tasks.common.errors import IntegrityError
 from tasks.common.seal import opened, opened_lines, sealed
 from tasks.registry import records, refs
-from tasks.registry.publishing import publish
 from tasks.registry.verification import everything, problems_of
+from tasks.registry.versions import publish
 from tasks.security import audit_chain
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance

@@ -10,7 +10,7 @@ import evidence_material as material
 import pytest
 from html_page import Page
 
-from tasks.report.revalidation.charts import ticks
+from tasks.report.charts import round_ticks
 from tasks.report.revalidation.report import evidence_markdown, figures, write_evidence
 
 pytestmark = pytest.mark.unit
@@ -211,7 +211,7 @@ def test_equal_values_give_equal_pages(tmp_path):
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.04, 0.37), (1.363, 1.787), (0.0, 1e-6), (-5e8, 5e8)])
 def test_ticks_are_few_round_and_inside(low, high):
-    found = ticks(low, high)
+    found = round_ticks(low, high)
     assert 2 <= len(found) <= 6 and all(low <= tick <= high for tick in found)
     digits = {f"{tick:.6g}" for tick in found}
     assert all(math.isclose(float(f"{tick:.3g}"), tick, abs_tol=1e-12 * (high - low)) for tick in found), digits

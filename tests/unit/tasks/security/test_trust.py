@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tasks.common.errors import IntegrityError, Refused, Unknown
-from tasks.registry.publishing import publish
+from tasks.registry.versions import publish
 from tasks.security.signatures import require_signed, require_signer, sign
 from tasks.security.trust import add_key, held_keys, revoke_key, signer_of, trusted_key
 from tasks.signing.keys import LocalKey, ensure_key, key_id, parse_public_key, pem_of

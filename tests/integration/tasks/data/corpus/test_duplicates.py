@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 from waiting import limit
 
-from tasks.data.corpus import near
-from tasks.data.corpus.duplicates import RECORD, Spill, groups, mark_exact
+from tasks.data.corpus import duplicates
+from tasks.data.corpus.duplicates import (
+    RECORD,
+    Spill,
+    band_records,
+    groups,
+    mark_exact,
+    mark_near,
+    rows_per_band,
+    signatures,
+)
 from tasks.data.corpus.measures import Texts, content_hashes
-from tasks.data.corpus.near import band_records, mark_near, rows_per_band, signatures
 from tasks.data.corpus.tokens import ngrams, read_words
 
 
@@ -62,7 +70,7 @@ def words_of(texts):
 
 
 def jaccard(one, other):
-    found = ngrams(words_of([one, other]), near.SHINGLE)
+    found = ngrams(words_of([one, other]), duplicates.SHINGLE)
     left, right = (set(found.hashes[found.bounds[i] : found.bounds[i + 1]].tolist()) for i in (0, 1))
     return len(left & right) / len(left | right)
 

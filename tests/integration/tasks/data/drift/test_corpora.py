@@ -10,8 +10,7 @@ import pytest
 
 from tasks.config.revalidation import DriftConfig
 from tasks.data.corpus.inputs import find_shards
-from tasks.data.drift.comparison import COLUMNS
-from tasks.data.drift.corpora import Corpus, drift_of
+from tasks.data.drift.comparison import COLUMNS, Corpus, drift_of
 
 WORDS = [
     f"{a}{b}{c}" for a in ("ba", "to", "ri", "mu", "le") for b in ("n", "st", "rk", "l") for c in ("e", "o", "ing", "a")

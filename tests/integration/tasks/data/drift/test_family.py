@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from tasks.data.drift.family import corrected, judge
+from tasks.data.drift.splits import corrected, judge
 
 RATE, TRIALS = 0.05, 400
 

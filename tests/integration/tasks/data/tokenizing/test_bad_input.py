@@ -11,7 +11,7 @@ import sys
 import pytest
 from token_material import make_tokenizer, words, write_documents
 
-from tasks.data.corpus import json_lines
+from tasks.data.corpus import reading
 from tasks.data.tokenizing import units as units_module
 from tasks.data.tokenizing.run import plan, preprocess
 from tasks.data.tokenizing.splits import Splits
@@ -72,7 +72,7 @@ def test_a_cut_gzip_is_named(tokenizer, tmp_path):
 
 
 def test_a_line_over_the_limit_is_named(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(reading, "LINE_LIMIT", 1 << 20)
     long = json.dumps({"text": "x" * (2 << 20)}).encode()
     (tmp_path / "shard.jsonl").write_bytes(b"\n".join([*GOOD, long, *GOOD]))
     _refused(tokenizer, tmp_path, [tmp_path / "shard.jsonl"], r"shard\.jsonl:21: a line of more than 1 MiB")

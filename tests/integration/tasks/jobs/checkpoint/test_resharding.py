@@ -109,7 +109,7 @@ def test_an_own_disk_that_one_rank_has_lost_does_not_count(forks, tokens, tmp_pa
 
 FULL = """
 import resource, sys
-from tasks.jobs.training.saves import Saves
+from tasks.jobs.training.checkpoints import Saves
 save = Saves.save
 def limited(self, tier, *, step, consumed_samples):
     self.saver.wait()  # a save that is due while the one before is written is skipped

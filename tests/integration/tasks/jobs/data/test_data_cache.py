@@ -8,10 +8,9 @@ import pytest
 from tasks.common.errors import IntegrityError
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, map_tokens
-from tasks.jobs.data import cache
-from tasks.jobs.data.cache import Cached, FileRanges, Place, open_cached
+from tasks.jobs.data import sources
 from tasks.jobs.data.samples import TRAIN, Mapped, open_samples
-from tasks.jobs.data.sources import open_source
+from tasks.jobs.data.sources import Cached, FileRanges, Place, open_cached, open_source
 
 PIECE = 64
 TOKENS = 500
@@ -20,7 +19,7 @@ CONFIG = TrainingConfig(sequence_length=9)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(cache, "PIECE", PIECE)
+    monkeypatch.setattr(sources, "PIECE", PIECE)
 
 
 @pytest.fixture

@@ -20,10 +20,8 @@ from tasks.evaluation import scores
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
-from tasks.jobs.evaluation.loading import load_model
-from tasks.jobs.evaluation.positions import ends
 from tasks.jobs.evaluation.scoring import batches as in_batches
-from tasks.jobs.evaluation.scoring import score, windows
+from tasks.jobs.evaluation.scoring import ends, load_model, score, windows
 from tasks.jobs.node.runtime import Rank
 
 EOD = "<|endoftext|>"

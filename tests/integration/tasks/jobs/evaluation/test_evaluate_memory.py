@@ -15,12 +15,11 @@ from suite_material import suite_bench, tiny_measured
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from tasks.config.evaluation import EvaluationConfig, LabelledFile
-from tasks.jobs.evaluation import logits
+from tasks.jobs.evaluation import generating
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.evaluation.labelled import label_scores
-from tasks.jobs.evaluation.loading import load_measured, load_model, require_room, weight_bytes
-from tasks.jobs.evaluation.scoring import score
+from tasks.jobs.evaluation.scoring import load_measured, load_model, require_room, score, weight_bytes
 
 VOCABULARY = tiny_model.VOCABULARY
 GIB = 1 << 30
@@ -84,8 +83,8 @@ def in_parts(monkeypatch):
     """Windows of more than 30 positions are large, and are looked at 7 positions at a time."""
 
     def begin():
-        monkeypatch.setattr(logits, "WHOLE_LOGITS", 30 * VOCABULARY)
-        monkeypatch.setattr(logits, "PART_LOGITS", 7 * VOCABULARY)
+        monkeypatch.setattr(generating, "WHOLE_LOGITS", 30 * VOCABULARY)
+        monkeypatch.setattr(generating, "PART_LOGITS", 7 * VOCABULARY)
 
     return begin
 

@@ -14,8 +14,7 @@ from waiting import limit
 from tasks.common.process import read_json
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
-from tasks.jobs.evaluation.loading import load_model
-from tasks.jobs.evaluation.scoring import score
+from tasks.jobs.evaluation.scoring import load_model, score
 from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.model_process import ProcessRuntime
 from tasks.jobs.serving.runtime import Ask, Ending

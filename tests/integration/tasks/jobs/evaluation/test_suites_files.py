@@ -14,10 +14,9 @@ from waiting import limit
 from tasks.common.errors import Missing
 from tasks.config.evaluation import SHIPPED, EvaluationConfig, LabelledFile
 from tasks.jobs.evaluation import lm_eval_suite
-from tasks.jobs.evaluation.given_files import digest_of
 from tasks.jobs.evaluation.labelled import figures_of, label_scores, labelled
 from tasks.jobs.evaluation.lm_eval_suite import gather, lm_eval, suite_of
-from tasks.jobs.evaluation.suites import run_suites
+from tasks.jobs.evaluation.suites import digest_of, run_suites
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ def test_the_artifact_says_how_a_completion_ends(exported):
 
 def test_the_reference_is_what_an_endpoint_would_have_measured(exported):
     from tasks.formats.model_folder import LEVELS, quantiles_of
-    from tasks.serving.monitor.reference import answers_of_reference
+    from tasks.serving.monitor.anomalies import answers_of_reference
 
     told = read_json(exported[0].output / "reference.json")
     assert told["count"] == 22 and set(told["measures"]) == {"length", "entropy", "repetition", "odd"}
@@ -255,14 +255,14 @@ def test_a_model_that_is_another_one_or_slower_is_refused():
 
 
 def test_the_interval_of_a_median_is_that_of_the_sign_test():
-    from tasks.jobs.exporting.speed import outside
+    from tasks.jobs.exporting.variants import outside
 
     assert [outside(pairs) for pairs in (1, 5, 6, 8, 9, 11, 15)] == [0, 0, 0, 0, 1, 1, 3]
 
 
 def test_a_slow_side_is_found_though_the_machine_is_busy():
     """One side takes 1.5 times the other's time; every other pair is held up by something else, on either side."""
-    from tasks.jobs.exporting.speed import Race
+    from tasks.jobs.exporting.variants import Race
 
     noise = np.random.default_rng(1).choice([1.0, 1.0, 6.0], size=(40, 2, 15))
     slow = [Race(tuple(0.015 * a), tuple(0.010 * b)).told() for a, b in noise]
@@ -274,7 +274,7 @@ def test_a_slow_side_is_found_though_the_machine_is_busy():
 
 
 def test_both_sides_run_in_turns():
-    from tasks.jobs.exporting.speed import FEWEST_PAIRS, race
+    from tasks.jobs.exporting.variants import FEWEST_PAIRS, race
 
     order = []
     sides = SimpleNamespace(onnx=lambda: order.append("o") or 3, torch=lambda: order.append("t") or 3)

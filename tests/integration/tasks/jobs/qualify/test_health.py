@@ -9,7 +9,7 @@ from machine_material import A100, V100, RecordedMachine, bench_of, load_sku, nv
 from tasks.hardware.files import known_skus
 from tasks.jobs.qualify import health
 from tasks.jobs.qualify.machine import Machine
-from tasks.qualification.probes import of_probe
+from tasks.qualification.limits import of_probe
 from tasks.qualification.remaining import HEALTH
 
 FELL_OFF = "NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

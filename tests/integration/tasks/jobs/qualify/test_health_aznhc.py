@@ -6,7 +6,7 @@ import pytest
 from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
 from tasks.jobs.qualify import health, health_aznhc
-from tasks.qualification.probes import of_probe
+from tasks.qualification.limits import of_probe
 
 META = """------ VM Meta Data ------
 VM NAME: ndv5-7

@@ -10,10 +10,9 @@ import pytest
 import torch
 from bench_stand import bench, measured, probes
 
-from tasks.jobs.qualify import compute, memory, soak
-from tasks.jobs.qualify.bench import switch_of
+from tasks.jobs.qualify import compute, soak
+from tasks.jobs.qualify.bench import Outcome, Rate, Together, any_behind, switch_of
 from tasks.jobs.qualify.compute import matmul_windows
-from tasks.jobs.qualify.rates import Outcome, Rate, Together, any_behind
 
 
 @pytest.fixture(autouse=True)
@@ -135,17 +134,17 @@ def test_who_is_behind_its_peers():
 
 def test_arrays_are_beyond_the_caches_and_within_the_memory(tmp_path):
     (tmp_path / "size").write_text("32768K\n")
-    assert memory.array_bytes(1, tmp_path / "size") == 128 << 20
-    assert memory.array_bytes(4, tmp_path / "size") == memory.LEAST_ARRAY
-    assert memory.array_bytes(1, tmp_path / "none") == memory.LEAST_ARRAY
+    assert compute.array_bytes(1, tmp_path / "size") == 128 << 20
+    assert compute.array_bytes(4, tmp_path / "size") == compute.LEAST_ARRAY
+    assert compute.array_bytes(1, tmp_path / "none") == compute.LEAST_ARRAY
     (tmp_path / "size").write_text("99999999K\n")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 8 * 3 * memory.array_bytes(8, tmp_path / "size") <= total / 20
+    assert 8 * 3 * compute.array_bytes(8, tmp_path / "size") <= total / 20
 
 
 def test_a_triad_counts_three_arrays_and_a_copy_two():
     """Both move bytes at the memory's rate, so they agree; counted alike they would be apart by half."""
-    triad, copy = known(all, lambda: memory.triad_and_copy(64 << 20, 1.0))
+    triad, copy = known(all, lambda: compute.triad_and_copy(64 << 20, 1.0))
     assert 0.3 < triad.on_core / copy.on_core < 3
 
 

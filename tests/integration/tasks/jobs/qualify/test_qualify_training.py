@@ -12,7 +12,7 @@ from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import TrainingConfig
 from tasks.hardware.sku import load_sku
 from tasks.jobs.qualify import training
-from tasks.jobs.qualify.workload_size import VOCABULARY, flops_per_token, vocabulary
+from tasks.jobs.qualify.bench import VOCABULARY, flops_per_token, vocabulary
 from tasks.qualification.judge import judge
 
 CONFIG = TrainingConfig.model_validate(TRAINING)

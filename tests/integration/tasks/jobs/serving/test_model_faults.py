@@ -17,10 +17,9 @@ from waiting import limit
 from tasks.common.errors import IntegrityError
 from tasks.common.process import descendants, process_started
 from tasks.jobs.serving import fallback_models as rungs
-from tasks.jobs.serving import memory
 from tasks.jobs.serving.fallback_models import Ladder, Rung
 from tasks.jobs.serving.model_process import ProcessRuntime
-from tasks.jobs.serving.runtime import Ask, Golden, Gone
+from tasks.jobs.serving.runtime import Ask, Golden, Gone, available
 from tasks.storage.manifest import describe
 
 
@@ -310,9 +309,9 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
         ("memory.stat", "anon 500\ninactive_file 200\n"),
     ):
         (tmp_path / name).write_text(said)
-    assert memory.available(tmp_path) == 500
+    assert available(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max")
-    assert memory.available(tmp_path) > 1 << 20
+    assert available(tmp_path) > 1 << 20
 
 
 def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_again(model, tmp_path):

@@ -19,7 +19,8 @@ from tasks.jobs.training import meter, metrics_logger
 from tasks.jobs.training.heldout import Heldout
 from tasks.jobs.training.meter import Meter
 from tasks.jobs.training.metrics_logger import MachineUse, flops_of
-from tasks.planning.size import flops_per_token_megatron
+from tasks.planning.case import Network
+from tasks.planning.counts import model_flops_per_token
 
 CPU = torch.device("cpu")
 SAMPLES, EVERY = 5, 16
@@ -116,7 +117,7 @@ def test_rates_are_of_a_step_without_its_standstills_and_of_one_rank(told):
         own = line["step_seconds"] - still
         assert line["tokens_per_second"] == pytest.approx(8 * 32 / own, rel=0.01)
         assert line["tokens_per_second_per_rank"] == line["tokens_per_second"] / 2
-        flops = flops_per_token_megatron(CONFIG.network, 64, sequence_length=32)
+        flops = model_flops_per_token(Network.of_config(CONFIG.network, 64), 32)
         assert line["tflops_per_rank"] == pytest.approx(line["tokens_per_second"] * flops / 2e12)
         assert line["mfu"] == pytest.approx(line["tflops_per_rank"] / PEAK["tflops"])
     said = result(told)
@@ -163,7 +164,10 @@ def test_divided_weights_are_saved_after_a_measurement(forks, tokens, tmp_path):
 def test_ranks_save_at_the_same_steps_whatever_their_clocks_say(forks, tokens, tmp_path):
     """The interval is corrected by what saving takes, which differs between ranks by much."""
     job = write_job(tmp_path / "clocks", tokens, every=2, seconds_between_failures=1000.0)
-    own = "import os, tasks.jobs.training.saves as s; s.corrected_every_steps = lambda *a, **k: 7 + 4 * int(os.environ['RANK'])"
+    own = (
+        "import os, tasks.jobs.training.checkpoints as s\n"
+        "s.corrected_every_steps = lambda *a, **k: 7 + 4 * int(os.environ['RANK'])"
+    )
     assert forks(job, fault=own) == [0, 0], said_by(job)
     assert result(job)["checkpoint_every_steps"] == 7
 
@@ -210,7 +214,7 @@ def llama(**more):
 
 def test_flops_name_their_convention():
     found = flops_of(llama(tie_word_embeddings=True), CONFIG, 1000)
-    assert found == (flops_per_token_megatron(CONFIG.network, 64, sequence_length=32), "megatron")
+    assert found == (model_flops_per_token(Network.of_config(CONFIG.network, 64), 32), "megatron")
     adapted = CONFIG.model_copy(update={"base": "checkpoint/base", "lora": LoraConfig(rank=4)})
     assert flops_of(llama(), adapted, 1000) == (found.per_token * 2 / 3, "megatron, frozen base")
     assert flops_of(nn.Linear(2, 2), CONFIG, 1000) == (6000, "6n")

@@ -32,8 +32,7 @@ from tasks.common.process import write_json
 from tasks.config.training import ExecutionConfig, LimitsConfig
 from tasks.jobs.data.samples import open_samples
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, process_age
-from tasks.jobs.training.safety import Guard, Reaction, next_position
-from tasks.jobs.training.stops import Held, reached
+from tasks.jobs.training.stops import Guard, Held, Reaction, next_position, reached
 from tasks.jobs.training.watch import WINDOW, Stragglers, bits
 
 BAD_STEP = 22

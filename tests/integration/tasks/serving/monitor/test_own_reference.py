@@ -11,8 +11,7 @@ from watched import Watched
 from tasks.common.process import write_json
 from tasks.config.revalidation import ServiceConfig
 from tasks.formats.model_folder import FEWEST, FILE, summary
-from tasks.serving.monitor.anomalies import anomalies, compare
-from tasks.serving.monitor.reference import answers_of_reference
+from tasks.serving.monitor.anomalies import anomalies, answers_of_reference, compare
 from tasks.serving.monitor.watch import Followed, look, next_followed
 
 CONFIG = ServiceConfig()

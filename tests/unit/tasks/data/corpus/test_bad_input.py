@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.data.corpus import json_lines, reading
+from tasks.data.corpus import reading
 from tasks.data.corpus.inputs import cut, find_shards, line_of
 from tasks.data.corpus.reading import documents, read_strictly, read_unit
 
@@ -114,8 +114,8 @@ def test_a_message_does_not_grow_with_the_line(tmp_path):
 @pytest.mark.parametrize("unit_bytes", [1, 2500, 1 << 20])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_line_over_the_limit_is_told_and_passed_over(tmp_path, monkeypatch, name, unit_bytes, block_bytes):
-    monkeypatch.setattr(json_lines, "LINE_LIMIT", 1000)
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(reading, "LINE_LIMIT", 1000)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block_bytes)
     exact = json.dumps({"text": "x" * 988}).encode()
     assert len(exact) == 1000
     body = GOOD + exact + b"\n" + exact + b" \n" + GOOD + json.dumps({"text": "y" * 7000}).encode() + b"\n" + GOOD
@@ -291,7 +291,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_while_it_is_read_is_told_as_that(tmp_path, monkeypatch, name, change):
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1000)
     path = tmp_path / name
     pack = {"gz": gzip.compress, "st": zstd}.get(name[-2:], lambda data: data)
     if name.endswith("parquet"):

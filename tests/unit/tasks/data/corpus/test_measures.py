@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tasks.data.corpus import histograms
+from tasks.data.corpus import measures
 from tasks.data.corpus.measures import (
     CLASSES,
     Texts,
@@ -121,6 +121,6 @@ def test_runs_of_words_do_not_cross_documents(n):
 
 
 def test_bins_hold_their_lower_edge():
-    assert histograms.count(np.array([-1.0, 0, 0.5, 1, 2, 9]), (0, 1, 2)).tolist() == [3, 1, 2]
-    for edges in histograms.EDGES.values():
+    assert measures.count(np.array([-1.0, 0, 0.5, 1, 2, 9]), (0, 1, 2)).tolist() == [3, 1, 2]
+    for edges in measures.EDGES.values():
         assert list(edges) == sorted(set(edges)) and edges[0] in (0, 1)

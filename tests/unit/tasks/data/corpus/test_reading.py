@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.data.corpus import json_lines, reading
+from tasks.data.corpus import reading
 from tasks.data.corpus.inputs import cut, find_shards
 from tasks.data.corpus.reading import documents, read_strictly, read_unit
 
@@ -75,7 +75,7 @@ def test_json_lines_are_read_however_they_were_laid_out(tmp_path, name):
 @pytest.mark.parametrize("seed", range(40))
 def test_every_line_comes_once_in_order_with_its_number_wherever_a_file_is_cut(tmp_path, monkeypatch, seed):
     dice = random.Random(seed)
-    monkeypatch.setattr(json_lines, "BLOCK_BYTES", dice.choice([1, 50, 1000, 8 << 20]))
+    monkeypatch.setattr(reading, "BLOCK_BYTES", dice.choice([1, 50, 1000, 8 << 20]))
     end = dice.choice([b"\n", b"\r\n"])
     expected = {}
     for number in range(dice.randint(1, 3)):
@@ -142,8 +142,7 @@ def test_batches_of_a_row_group_are_bounded_and_add_up(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"])
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
-    for module in (json_lines, reading):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 18)
     pack = {"z": partial(gzip.compress, compresslevel=1), "t": zstandard.compress}.get(name[-1], lambda data: data)
     (tmp_path / name).write_bytes(pack(lines(*(random.Random(n).randbytes(10_000).hex() for n in range(800)))))
     (unit,) = cut(find_shards([tmp_path]), 1 << 30)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tasks.data.corpus.rewriting import rewrite, set_aside
+from tasks.data.corpus.quarantine import rewrite, set_aside
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,335 @@
+"""When training is saved, to which tier, what is done when saving is slow or fails, and what a later run goes on from.
+
+Who writes is the engine's saver (engine.Saving). A save that is due while one is being written is left out and counted: storage
+that is slow costs checkpoints, not steps and not memory. One that fails is told and counted; so many in a row end the run.
+The interval is the plan's; where the plan chose it, it is corrected by what saving takes here (tasks/planning/checkpointing.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tasks.common.process import own_folder, read_json
+from tasks.config.training import ExecutionConfig
+from tasks.jobs.checkpoint.choice import choose, good_ones
+from tasks.jobs.checkpoint.files import (
+    Manifest,
+    claim_attempt,
+    create_only,
+    manifests,
+    place_of,
+    quarantine,
+    quarantined,
+    read_manifest,
+)
+from tasks.jobs.checkpoint.origins import take_over
+from tasks.jobs.checkpoint.pieces import read_into, shards_of
+from tasks.jobs.checkpoint.retention import PIN, clean
+from tasks.jobs.checkpoint.snapshot import Pieces, set_generators
+from tasks.jobs.checkpoint.writer import LOCAL_KEEP
+from tasks.jobs.node.runtime import Rank
+from tasks.jobs.training.engine import Saving
+from tasks.jobs.training.records import all_records, mend
+from tasks.planning.checkpointing import corrected_every_steps
+
+# A checkpoint that verifies, and that starts die of nevertheless: after the second one it is quarantined.
+#
+# A start died of it when it had chosen it, recorded no step, and a rank's error says that it broke by itself: not a
+# user's mistake, no memory, nor a neighbour that was gone. Kills and evictions leave no error, so they never count. The
+# last good one stays in any case: then the rule of starts without progress ends the job (tasks/common/process.py). Only
+# rank 0 decides. Standard library only.
+
+
+FAILED = "failed-"
+STARTS = 2
+"""Of which a checkpoint is given up."""
+NEIGHBOURS = ("closed by peer", "connection reset", "connection refused", "timed out", "timeout")
+"""What a rank says that another one has left alone; in lower case."""
+
+
+def give_up_what_starts_die_of(job: Path, root: Path) -> None:
+    """Look at the newest start before this one; quarantine what it went on from when it is the second to die of it."""
+    result = _newest_pin(root)
+    if not result:
+        return
+    folder, pin, attempt = result
+    if any(record.get("attempt") == attempt for record in all_records(job / "metrics.jsonl")):
+        return
+    if output := _own_error(job, since=pin.stat().st_mtime):
+        create_only(folder / f"{FAILED}{attempt}", {"message": output})
+    failed = sorted(folder.glob(f"{FAILED}*"))
+    others = [path for path in manifests(root) if path.parent != folder and not quarantined(path.parent)]
+    if len(failed) >= STARTS and others:
+        reason = f"{len(failed)} starts died of {folder} before their first step, the last one of: {output}"
+        print(f"quarantined: {reason}", file=sys.stderr, flush=True)
+        quarantine(folder, reason)
+
+
+def _newest_pin(root: Path) -> tuple[Path, Path, int] | None:
+    """The checkpoint that the newest start before this one went on from, its mark, and that start's attempt."""
+    pins = [(int(path.name.removeprefix(PIN)), path) for path in root.glob(f"step-*/attempt-*/{PIN}*")]
+    if not pins:
+        return None
+    attempt, pin = max(pins)
+    return (pin.parent, pin, attempt) if (pin.parent / "manifest.json").exists() else None
+
+
+def _own_error(job: Path, *, since: float) -> str:
+    """What a rank broke of after a time; empty: of nothing of its own."""
+    for path in sorted((job / "errors").glob("rank-*.json")):
+        payload: dict[str, Any] = read_json(path) or {}
+        message = f"{payload.get('type')}: {payload.get('message')}"
+        alone = not any(words in message.lower() for words in NEIGHBOURS)
+        if path.stat().st_mtime >= since and payload.get("class") == "infrastructure" and alone:
+            return message
+    return ""
+
+
+FAILURES_AT_MOST = 3
+"""Saves that may fail in a row: then there is no checkpoint to go on from worth the name."""
+POLL_SECONDS = 0.02
+STORE, LOCAL = "store", "local"
+
+
+class Saves:
+    """State: the saver of this attempt, and what saving took and came to in this process."""
+
+    def __init__(self, settings: Mapping[str, Any], *, steps: int, local_every: int | None, group: Any) -> None:
+        self.every, self.local_every, self.steps, self.group = (
+            int(settings["checkpoint_every_steps"]),
+            local_every,
+            steps,
+            group,
+        )
+        self._wanted = self.every
+        """By this rank's clocks. Rank 0's counts, from when ranks next speak to each other."""
+        self._written, self.last = 0.0, ""
+        """Seconds that the store's last save took to be written; the tier of the last save."""
+        self._mean_seconds: float | None = settings.get("seconds_between_failures")
+        """Mean time between failures, where the interval is to be corrected."""
+        self._stalls: list[float] = []
+        self._began, self._first = time.monotonic(), 0
+        self.stalled = 0.0
+        """Seconds that training stood still for checkpoints; the wait for the last one after training is not among them."""
+        self.saved = self.saved_locally = self.skipped = self.failed = self.failed_in_a_row = 0
+
+    def open(self, saver: Saving, step: int) -> None:
+        """A new attempt goes on from a step."""
+        self.saver, self._began, self._first = saver, time.monotonic(), step
+
+    def look(self) -> None:
+        """Raises OSError when a newer attempt has taken this job over."""
+        self.saver.busy()
+
+    def due(self, step: int) -> str:
+        """The tier that a step is saved to; empty: none."""
+        if step % self.every == 0:
+            return STORE
+        return LOCAL if self.local_every and step % self.local_every == 0 else ""
+
+    def room(self, *, wait: bool = False) -> bool:
+        """Whether a save may begin: none is in flight on any rank. When it may not, one is left out and counted."""
+        began = time.monotonic()
+        free = self._settle(wait=wait)
+        self.skipped += not free
+        self.stalled += time.monotonic() - began
+        return free
+
+    def save(self, tier: str, *, step: int, consumed_samples: int) -> None:
+        """Begin a save; ranks have agreed that there is room."""
+        began, self.last = time.monotonic(), tier
+        if tier == LOCAL:
+            self.saver.save(step=step, consumed_samples=consumed_samples, local=True)
+            self.saved_locally += 1
+        else:
+            self.saver.save(step=step, consumed_samples=consumed_samples)
+            self.saved += 1
+        self._stalls.append(time.monotonic() - began)
+        self.stalled += self._stalls[-1]
+        # Rank 0's clocks decide; the last save that was written says how long that takes.
+        if self._mean_seconds is None or not self._written or step == self._first:
+            return
+        wanted = corrected_every_steps(
+            self.steps,
+            (time.monotonic() - self._began) / (step - self._first),
+            stall_seconds=max(self._stalls[-1], 1e-6),
+            write_seconds=self._written,
+            mean_seconds_between_failures=self._mean_seconds,
+        )
+        self._wanted = wanted
+
+    def close(self) -> None:
+        """Wait for the last save of an attempt, then end its writer."""
+        self._settle(wait=True)
+        self.saver.close()
+
+    def say(self) -> None:
+        """Of a run that ends early: its last save did not come to be."""
+        if self.failed_in_a_row:
+            print("the last save failed: the next start goes on from the one before", file=sys.stderr, flush=True)
+
+    def _settle(self, *, wait: bool) -> bool:
+        """Learn from all ranks whether the last save is over, and whether it failed anywhere; whether nothing is in flight."""
+        while True:
+            busy, failed = self._all(int(self.saver.busy()), int(bool(self.saver.failure)))
+            if failed:
+                self.saver.abandon()  # ranks that wait for the one that failed wait for nothing
+                self.saver.failure, why = "", self.saver.failure
+                self.failed += 1
+                self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
+                if self.failed_in_a_row >= FAILURES_AT_MOST:
+                    raise OSError(
+                        errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {why or 'another rank says why'}"
+                    )
+                return True
+            if not busy:
+                if self.last == STORE:
+                    self.failed_in_a_row, self._written = 0, self.saver.seconds
+                return True
+            if not wait:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def _all(self, *numbers: int) -> list[int]:
+        """The largest of every rank's numbers; the interval is rank 0's."""
+        own = self._wanted if dist.get_rank() == 0 else 0
+        word = torch.tensor([own, *numbers])
+        dist.all_reduce(word, op=dist.ReduceOp.MAX, group=self.group)
+        self.every, *largest = (int(number) for number in word)
+        return largest
+
+    def told(self) -> dict[str, Any]:
+        """What the result of the job says of it."""
+        return {
+            "checkpoint_stall_seconds": self.stalled,
+            "checkpoints": self.saved,
+            "checkpoints_local": self.saved_locally,
+            "checkpoints_skipped": self.skipped,
+            "checkpoints_failed": self.failed,
+            "checkpoint_every_steps": self.every,
+        }
+
+
+# What a run goes on from: the newest good checkpoint of two tiers, agreed on by all ranks, as a new attempt.
+#
+#     JOB/checkpoints/...                                        the store: rank 0 chooses, all read what they need of
+# all shards     DISK/headway-checkpoints-JOB/RANKS/rank-K/checkpoints      the machine's own disk: rank K's own shard,
+# a checkpoint by itself
+#
+# One of the second tier counts when every rank has it, of the same step and attempt, whole. What is verified, and how:
+# tasks/jobs/checkpoint/choice.py. See docs/training.md, "Checkpoints".
+
+
+Place = tuple[int, int]
+"""Step and attempt of a checkpoint."""
+NONE: Place = (-1, -1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ranks agreed on."""
+
+    attempt: int
+    """As claimed: it rises over machines and submissions."""
+    manifest: Manifest | None
+    """None: from the start."""
+    local: bool = False
+    """Whether it is of the machines' own disks."""
+
+
+def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
+    """This rank's folder on its machine's own disk; its name has how many ranks there are and how they divide the network."""
+    if execution.local_every_steps is None:
+        return None
+    disk = Path(os.environ.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
+    job = hashlib.sha256(str(rank.folder.absolute()).encode()).hexdigest()[:16]
+    ranks = f"{rank.world_size}-{execution.parallel}-{execution.tensor_parallel}"
+    folder = own_folder(disk / f"headway-checkpoints-{job}", remedy="leave execution.local_every_steps empty")
+    return folder / ranks / f"rank-{rank.rank}" / "checkpoints"
+
+
+def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:
+    """Rank 0 claims an attempt and chooses of the store; then all look whether their own disks have a newer one."""
+    word, manifest = torch.tensor([0, *NONE]), None
+    if rank.rank == 0:
+        mend(rank.folder / "metrics.jsonl")
+        attempt = claim_attempt(root, rank.attempt)
+        clean(root, attempt)
+        give_up_what_starts_die_of(rank.folder, root)
+        manifest = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
+        word = torch.tensor([attempt, *((manifest.step, manifest.attempt) if manifest else NONE)])
+    dist.broadcast(word, src=0, group=group)
+    attempt, step, of_attempt = (int(number) for number in word)
+    if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
+        return Found(attempt, own, local=True)
+    if step >= 0 and not manifest:
+        manifest = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
+    return Found(attempt, manifest)
+
+
+def forget(local: Path | None) -> None:
+    """Delete what this rank has on its machine's disk: the run is over, and the store has its last checkpoint."""
+    if local is None:
+        return
+    shutil.rmtree(local.parent, ignore_errors=True)
+    for folder in local.parents[1:3]:
+        with suppress(OSError):  # another rank's is still there
+            folder.rmdir()
+
+
+def _own_good(local: Path, root: Path, attempt: int, wanted: Mapping[str, Any]) -> dict[Place, Manifest]:
+    """The good ones of this machine's disk, of attempts that the store knows: without them somebody began anew."""
+    try:
+        create_only(local / "attempts" / str(attempt), {})
+        clean(local, attempt)
+        good = good_ones(local, wanted)
+    except OSError as error:
+        print(f"checkpoints on this machine's own disk cannot be used: {error}", file=sys.stderr, flush=True)
+        return {}
+    return {place: one for place, one in good.items() if (root / "attempts" / str(place[1])).exists()}
+
+
+def _newer(
+    local: Path, root: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any
+) -> Manifest | None:
+    """The newest that is good on every rank's disk, when it is newer than the store's and not of an attempt before that."""
+    good = _own_good(local, root, attempt, wanted)
+    every = [set(places) for places in _told_by_all(sorted(good, reverse=True), group)]
+    common = [place for place in set.intersection(*every) if place[0] > than[0] and place[1] >= than[1]]
+    return good[max(common)] if common else None
+
+
+def _told_by_all(places: list[Place], group: Any) -> list[list[Place]]:
+    """Every rank's newest places."""
+    kept = LOCAL_KEEP + 1  # one more than is kept: it is deleted after the next one is committed
+    mine = torch.tensor([*places, *[NONE] * kept][:kept])
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    return [[(int(step), int(attempt)) for step, attempt in each if step >= 0] for each in every]
+
+
+def restore_own(root: Path, result: Manifest, pieces: Pieces, *, group: Any) -> None:
+    """Take over this rank's own checkpoint of its machine's disk; what all ranks have whole, only rank 0's has."""
+    shard = next(shards_of(root, result))
+    first = dist.get_rank() == 0
+    own = {name: piece for name, piece in pieces.items() if (first or piece.divided) and piece.tensor.numel()}
+    where = str(place_of(root, result.step, result.attempt))
+    read_into(own, [[saved for saved in shard if not saved.name.startswith("rng.")]], where=where)
+    for name in sorted(pieces):
+        if not pieces[name].divided:
+            dist.broadcast(pieces[name].tensor, src=0, group=group)
+    set_generators(shard)

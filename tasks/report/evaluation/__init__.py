@@ -1,1 +1,0 @@
-"""The part of a run's page about its evaluation."""

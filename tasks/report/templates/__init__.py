@@ -1,0 +1,1 @@
+"""The templates of pages, and their style; pages.py fills them in."""
