@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md out of tasks/config/flows.py and deployments/configuration/platform.py: `python
-docs/make_configuration.py`.
+"""Writes docs/configuration.md out of tasks/config/flows.py and deployments/configuration/platform.py, and the table of
+docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
 What surrounds the tables is the text below. Which files and options set these values: deployments/configuration/files.py.
@@ -8,14 +8,16 @@ What surrounds the tables is the text below. Which files and options set these v
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from deployments.configuration.platform import PlatformConfig
+from tasks.config.cluster import elasticity_table
 from tasks.config.flows import BackupConfig, RetrainConfig
 
-PAGE = Path(__file__).parent / "configuration.md"
+PAGE, ELASTIC = Path(__file__).parent / "configuration.md", Path(__file__).parent / "elastic.md"
 TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 NOTHING = "empty"
@@ -89,6 +91,8 @@ out. [platform.md](platform.md) shows an example. A name with `[]` is a list of 
 
 def main() -> None:
     PAGE.write_text(render(), encoding="utf-8")
+    rows = re.compile(r"^\| backend \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
+    ELASTIC.write_text(rows.sub(elasticity_table() + "\n", ELASTIC.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def render() -> str:

@@ -19,8 +19,8 @@ from typing import Any
 from tasks.artifacts import Cluster, Qualification
 from tasks.common.errors import JobFailed
 from tasks.common.home import home
-from tasks.compute.marks import read_mark
-from tasks.compute.usable import usable_nodes
+from tasks.compute import machines_of
+from tasks.compute.nodes import read_mark
 from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
@@ -75,7 +75,7 @@ class Proof:
 
 def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
     """What the cluster's machines are judged as. Raises ValueError when nothing is known of them."""
-    name = config.sku or cluster.slurm.sku or cluster.azureml.size or ("" if cluster.gpus_per_node else "local-cpu")
+    name = config.sku or cluster.size or ("" if cluster.gpus_per_node else "local-cpu")
     if not name:
         raise ValueError(
             f"cluster {cluster.name} has GPUs and names no VM size: set benchmark.sku; `headway hardware` lists them"
@@ -86,7 +86,7 @@ def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
 def too_old(record: Record, args: tuple[Any, ...]) -> bool:
     """A qualification holds for its time, its machines and its baseline."""
     cluster, config = args
-    reachable = cluster.backend != "local" or socket.gethostname() in record.value["hosts"]
+    reachable = not cluster.capabilities.this_machine or socket.gethostname() in record.value["hosts"]
     same = record.value["baseline"] == sku_digest(hardware_of(cluster, config))
     return age_hours(record) > config.max_age_hours or not reachable or not same or _condemned_since(record, cluster)
 
@@ -134,7 +134,7 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: Trai
     work.context += [one.manifest.ref for one in results]
     before = past(results)
     asked = program(cluster, config, training)
-    first = machines(cluster, config, existing=intended_nodes() or usable_nodes(cluster, config.nodes))
+    first = machines(cluster, config, existing=intended_nodes() or machines_of(cluster).count(config.nodes))
     proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
         rest = proof.unproven

@@ -13,8 +13,8 @@ from typing import Any
 
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
 from tasks.config.continue_from import Origin, TakeOver
+from tasks.config.engines.registry import ENGINES
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.ds_config import ds_config
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
@@ -25,14 +25,6 @@ from tasks.planning.spent import kind_of, measured, measured_on
 from tasks.report.training import draw_training
 
 log = logging.getLogger("headway.train")
-
-PROGRAMS = {
-    "torch": "tasks.jobs.train",
-    "deepspeed": "tasks.jobs.train",
-    "megatron": "tasks.jobs.train_megatron",
-}
-"""By `training.engine`: Megatron-LM has a loop of its own."""
-
 
 RESULTS = ("loss", "heldout_bits_per_byte", "tokens_per_second", "mfu", "goodput")
 
@@ -121,16 +113,17 @@ def program(
     run it takes over (tasks/jobs/checkpoint/origins.py)."""
     inputs: dict[str, Artifact] = {"tokens": tokens, **({"base": base} if base else {})}
     inputs |= {f"tokens-{other.name}": other for other in mixed}
+    engine = ENGINES[config.engine]
     settings = {
         "training": config.model_dump(mode="json"),
         "execution": how.model_dump(mode="json"),
         **limits,
         "peak": peak,
         "made_from": {name: artifact.ref for name, artifact in inputs.items()},
-        **({"deepspeed": ds_config(config, how)} if config.engine == "deepspeed" else {}),
+        **engine.job_settings(config, how),
         **({"continue_from": continue_from} if continue_from else {}),
     }
-    return Program(PROGRAMS[config.engine], settings, inputs, progress="checkpoints/LATEST")
+    return Program(engine.program, settings, inputs, progress="checkpoints/LATEST")
 
 
 def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:

@@ -19,6 +19,7 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
+from tasks.config.cluster import on_this_machine
 from tasks.config.flows import RevalidateConfig
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
@@ -110,7 +111,7 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
         raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
     made_with = _made_with(store, ref)
     backend = (made_with.get("cluster") or {}).get("backend", "local")
-    if backend != "local" and not any(one.startswith("cluster.backend=") for one in overrides):
+    if not on_this_machine(backend) and not any(one.startswith("cluster.backend=") for one in overrides):
         raise ValueError(
             f"{ref[:-52]} was made on the backend {backend}; how that is reached and what runs there is not taken from a record: "
             f"name the configuration, `headway revalidate {model} -c CONFIG`, or measure it here with --set cluster.backend=local"

@@ -19,6 +19,7 @@ from tasks.common.errors import HeadwayError
 from tasks.common.home import stopped_mark
 from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
+from tasks.config.cluster import on_this_machine
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
@@ -78,7 +79,7 @@ def going_on(home: Path) -> list[str]:
         open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
     except HeadwayError as error:  # the platform stops, also while its store is away
         return [f"jobs are not known: {error.message}"]
-    return [f"{job.id} on {job.backend}" for job in open_ones if job.backend not in ("", "local")]
+    return [f"{job.id} on {job.backend}" for job in open_ones if job.backend and not on_this_machine(job.backend)]
 
 
 def _stop(home: Path, part: str) -> str:

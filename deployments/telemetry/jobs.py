@@ -18,6 +18,7 @@ from deployments.telemetry.trace_builder import Log
 from tasks.common import process
 from tasks.common.redaction import redact
 from tasks.compute.logs import tail_of_failure
+from tasks.config.cluster import on_this_machine
 
 RECENT_SECONDS = 600.0
 """A job that ended is shown for so long."""
@@ -139,7 +140,7 @@ def _end(folder: Path) -> dict[str, Any]:
 
 def _runs(folder: Path, attempt: dict[str, Any], end: dict[str, Any]) -> bool:
     """Whether the job is at work. A pid says that only of this machine's jobs; of others the marks in the folder do."""
-    if (read_object(folder / "cluster.json").get("backend") or "local") == "local":
+    if on_this_machine(read_object(folder / "cluster.json").get("backend") or "local"):
         return process.alive(read_object(folder / "handle.json"))
     return bool(attempt) and not end
 

@@ -32,6 +32,7 @@ from tasks.config.continue_from import (
     position,
     tokens_until,
 )
+from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.run import Lifecycle, current
 from tasks.registry.records import StoreJournal
@@ -41,7 +42,6 @@ from tasks.storage import open_folder
 from tasks.storage.store import Store, find
 
 TOKENIZER = "tokenizer/tokenizer.json"
-PROGRAM = "tasks.jobs.train"
 
 
 class Start(Settings):
@@ -188,10 +188,12 @@ def _words(origin: Origin) -> str:
 def _look(home: Path, store: Store, name: str) -> _Seen:
     folder = _folder(home, store, name)
     job, root = job_of(folder), folder / "checkpoints"
-    if job.program != PROGRAM:
-        why = "Megatron-LM's checkpoints cannot be gone on from" if "megatron" in job.program else "it trains nothing"
+    able = {engine: one for engine, one in ENGINES.items() if not one.cannot_continue}
+    if job.program not in {one.program for one in able.values()}:
+        whys = (one.cannot_continue for one in ENGINES.values() if one.program == job.program)
         raise ValueError(
-            f"--continue-from {name}: {job.id} runs {job.program}, and {why}: name a job of the engine torch or deepspeed"
+            f"--continue-from {name}: {job.id} runs {job.program}, and {next(whys, 'it trains nothing')}: name a job of the "
+            f"engine {' or '.join(able)}"
         )
     if not root.is_dir():
         raise ValueError(
@@ -250,7 +252,7 @@ def _differences(seen: _Seen, ours: Mapping[str, Any], *, only: tuple[str, ...] 
 def _require(differences: list[Difference], seen: _Seen, ask: ContinueFrom, config: RetrainConfig) -> None:
     cluster = config.cluster
     never = impossible(differences, config.training, seen.step)
-    if cluster.backend == "azureml" or cluster.slurm.shared:
+    if not cluster.section.jobs_see_home:
         never.append(f"machines of the backend {cluster.backend} do not see {seen.root}")
     if never:
         raise ValueError(f"cannot go on from {seen}, also not with --force: {'; '.join(never)}")

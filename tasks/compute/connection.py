@@ -22,7 +22,7 @@ import asyncssh
 
 from tasks.common.errors import Missing
 from tasks.common.file_names import require_inside
-from tasks.config.cluster import SshConfig
+from tasks.config.backends.ssh import SshConfig
 
 # Files on machines reached through SSH: write, and bring a folder there or here by what changed.
 #

@@ -18,7 +18,7 @@ from tasks.common.errors import IntegrityError, JobFailed, Missing
 from tasks.common.redaction import redact
 from tasks.compute.job import Failure, Job, JobState, Journal
 from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tail_of_failure
-from tasks.compute.marks import read_mark
+from tasks.compute.nodes import read_mark
 from tasks.compute.submission import CANCELLED, Generation, marker, settle
 
 # Whether a job that failed is submitted again, without which machines, and when. The table is in failures.json.

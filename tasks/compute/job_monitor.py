@@ -16,8 +16,8 @@ from typing import Any
 from tasks.common.errors import Cancelled, JobFailed, Missing
 from tasks.compute import metrics
 from tasks.compute.job import Backend, Job, JobState
-from tasks.compute.marks import read_mark
 from tasks.compute.metrics import is_step
+from tasks.compute.nodes import read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Kind, Poller, Watch, Watched
 from tasks.compute.supervisor_lock import note
 

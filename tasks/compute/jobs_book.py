@@ -1,8 +1,13 @@
-"""The book of jobs: every job of a home, read from its folders and the journal; and cancelling one from outside.
+"""The book of jobs: every job of a home, read from its folders and the journal; cancelling one from outside, and settling.
 
 `headway jobs` and `headway job show|cancel|logs` stand on it (deployments/cli). A scheduler is asked only where the caller says
-so: what the supervisor saw last is in the folder (`supervisor.json`), and so is how a submission ended. Settling what nobody
-supervises any more is reconcile.py.
+so: what the supervisor saw last is in the folder (`supervisor.json`), and so is how a submission ended.
+
+`headway reconcile`, and every start of a lifecycle, settles jobs whose orchestrator is gone, without ending any. A dead flow run
+is the platform's business (deployments/watch/dead_runs.py). A folder whose job is settled has a mark (`settled.json`) and is
+passed over; of the others the journal is read, and their own marks. A scheduler is asked only when the caller says so, because a
+start must not wait for one that is away: a job that runs there is no worse off for an hour without a supervisor, and the run that
+it belongs to adopts it anyway.
 """
 
 from __future__ import annotations
@@ -10,24 +15,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from tasks.common import process
 from tasks.common.errors import Missing, Unknown
 from tasks.compute import open_backend
+from tasks.compute.failures import close_failed
 from tasks.compute.job import Backend, Job, JobState, Journal
-from tasks.compute.marks import read_mark
 from tasks.compute.metrics import newest_step
-from tasks.compute.nodes import ended_state
-from tasks.compute.submission import CANCELLED, Generation, newest, settle
-from tasks.compute.supervisor_lock import is_supervised
+from tasks.compute.nodes import ended_state, read_mark
+from tasks.compute.submission import CANCELLED, Generation, mark_settled, newest, settle
+from tasks.compute.supervisor_lock import is_supervised, unsupervised
 from tasks.config.base import digest
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, on_this_machine
 
 Opener = Callable[[ClusterConfig], Backend]
 """`open_backend`, with the files of a store handed in where job folders lie in one."""
+Verdict = Literal["failed", "waits", "orphan", "unknown", "not_submitted"]
 
 
 class JobEntry(BaseModel):
@@ -211,8 +217,8 @@ def _seen(folder: Path, seen: dict[str, Any]) -> JobState:
         return ended
     cluster = read_mark(folder / "cluster.json")
     handle = process.read_json(folder / "handle.json")
-    if cluster.get("backend") == "local" and handle:
-        return open_backend(ClusterConfig()).states([(handle, folder)])[0]
+    if handle and on_this_machine(backend := cluster.get("backend", "")):
+        return open_backend(ClusterConfig.model_validate({"backend": backend})).states([(handle, folder)])[0]
     return JobState(state=seen.get("state") or "unknown", reason=str(seen.get("reason", "")))
 
 
@@ -234,3 +240,89 @@ def _states(folders: list[Path], journal: Journal, opener: Opener) -> Iterator[t
         yield from zip(folders, backend.states(handles), strict=True)
     except (Missing, ValueError) as error:  # one cluster that cannot be asked hides no other's jobs
         yield from ((folder, JobState(state="unknown", reason=str(error))) for folder in folders)
+
+
+class Reconciled(BaseModel):
+    """A job that nobody supervises, and what was found of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    entry: JobEntry
+    verdict: Verdict
+    """`failed`: it ended without a result, and is settled now. `waits`: it ended with a result, and is adopted by the next run of
+    the same command. `orphan`: it runs, or waits in a queue. `unknown`: its scheduler was not asked, or gave no answer.
+    `not_submitted`: it was about to be submitted, and its scheduler does not have it."""
+    text: str
+    """What it is and what to do, for people: names the command."""
+
+
+def reconcile(home: Path, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> list[Reconciled]:
+    """Settle what ended while nobody looked, and tell of the rest; never cancels, never submits.
+
+    With `ask`, schedulers other than this machine are asked. A job that somebody supervises is not touched.
+    """
+    folders = sorted(path.parent for path in (home / "jobs").glob("*/job.json"))
+    open_ones = (folder for folder in folders if not (folder / "settled.json").exists())
+    result = (_reconciled(home, folder, journal, opener if ask else None) for folder in open_ones)
+    return [one for one in result if one]
+
+
+def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | None) -> Reconciled | None:
+    """One job; None when it is settled, or somebody supervises it."""
+    with unsupervised(folder) as mine:
+        generation = newest(job_of(folder).token, journal) if mine else None
+        if generation is None:
+            return None
+        if generation.end:
+            mark_settled(folder, generation)
+            return None
+        state = _open_state(folder, journal, opener)
+        verdict = _verdict(folder, state)
+        if verdict == "failed" and state:
+            cluster = cluster_of(folder)
+            is_local = cluster is not None and cluster.capabilities.this_machine
+            job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
+            close_failed(generation, job, state, folder, journal, one_machine=is_local)
+    entry = find_job(home, folder.name, journal)
+    return Reconciled(entry=entry, verdict=verdict, text=_words(entry, verdict))
+
+
+def _open_state(folder: Path, journal: Journal, opener: Opener | None) -> JobState | None:
+    """The state of an open submission: None when its scheduler does not have it, `unknown` when it was not asked."""
+    cluster, ended = cluster_of(folder), ended_state(folder)
+    final = (
+        cluster is None
+        or not cluster.capabilities.starts_again  # else the mark of an end may be of the start before
+        or (ended and ended.code == 0 and not job_of(folder).elastic)
+    )
+    if ended and final:
+        return ended
+    if cluster is None or (opener is None and not cluster.capabilities.this_machine):
+        return JobState(state="unknown", reason="its scheduler was not asked")
+    try:
+        backend = (opener or open_backend)(cluster)
+        handle = handle_of(folder, journal, backend)
+    except Missing as away:
+        return JobState(state="unknown", reason=away.message)
+    return backend.states([(handle, folder)])[0] if handle else None
+
+
+def _verdict(folder: Path, state: JobState | None) -> Verdict:
+    if state is None:
+        return "not_submitted"
+    if state.over:
+        return "waits" if (folder / "result.json").exists() and state.code in (0, None) else "failed"
+    return "unknown" if state.state == "unknown" else "orphan"
+
+
+def _words(entry: JobEntry, verdict: Verdict) -> str:
+    again = "run the same command again"
+    return {
+        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To go on, {again}.",
+        "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
+        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To go on with it, {again}; "
+        f"to end it: headway job cancel {entry.id}",
+        "unknown": f"{entry.id} is open and nobody supervises it; its scheduler gave no answer ({entry.reason}). "
+        "To ask it: headway reconcile",
+        "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",
+    }[verdict]

@@ -6,12 +6,13 @@ What runs under the parent is tasks/jobs/node/__main__.py, as on every backend. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.common import process
 from tasks.compute.job import Job, JobState, Rendered, write_folder
+from tasks.compute.machines import Finding, Machines
 from tasks.compute.nodes import AGENT_SECONDS, clean_up
 from tasks.config.cluster import ClusterConfig
 
@@ -30,6 +31,13 @@ def spec(job: Job, folder: Path) -> process.ProcessSpec:
         grace=job.watch.grace_seconds + AGENT_SECONDS,
         afterwards=clean_up(job, folder, 0),
     )
+
+
+class LocalMachines(Machines):
+    """This machine, which is there."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield "backend local", True, f"this machine, {self.config.ranks_per_node} rank(s)", ""
 
 
 class LocalBackend:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from tasks.common.redaction import redact
-from tasks.compute.marks import read_mark
+from tasks.compute.nodes import read_mark
 
 TAIL_BYTES = 65_536
 FOLLOW_SECONDS = 0.2

@@ -1,5 +1,5 @@
 """What a backend starts on each machine of a job, as values: tasks/jobs/node/__main__.py under the parent of
-tasks/common/process.py.
+tasks/common/process.py; and how the marks that it leaves in the job folder are read.
 
 The parent of node rank 0 counts the attempts and ends the job: its `nodes/0/exit.json` is how the submission ended. The others
 are started again until then.
@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tasks.common import process
+from tasks.common.errors import IntegrityError
 from tasks.compute.job import Job, JobState, write_folder
 
 AGENT_SECONDS = 20.0
@@ -69,6 +71,16 @@ def node_environment(job: Job) -> dict[str, str]:
     """What every machine's parent gets, whatever the backend; outside an image, where Headway's code is too."""
     path = {} if job.image else {"PYTHONPATH": ROOT}
     return {**path, "PYTHONSAFEPATH": "1"}
+
+
+def read_mark(path: Path) -> dict[str, Any]:
+    """What a small JSON file of a job folder says; nothing when it is not there, not whole (a machine that died, a share that
+    lags), or no object."""
+    try:
+        output = process.read_json(path)
+    except (OSError, ValueError, IntegrityError):
+        return {}
+    return output if isinstance(output, dict) else {}
 
 
 def ended_state(folder: Path) -> JobState | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from tasks.compute.job import Job, Rendered
 from tasks.compute.nodes import node_command, node_environment, python
-from tasks.config.cluster import RayConfig
-from tasks.config.elasticity import refusal
+from tasks.config.backends.ray import RayConfig
+from tasks.config.cluster import elastic_refusal
 
 GIB = 2**30
 PIN = "headway-node-rank"
@@ -49,7 +49,7 @@ def bundle(job: Job, config: RayConfig) -> dict[str, float]:
 def _refuse(job: Job) -> None:
     """What a Ray cluster cannot give is an error before anything is submitted."""
     if job.elastic:
-        raise ValueError(refusal("ray"))
+        raise ValueError(elastic_refusal("ray"))
     if job.image:
         raise ValueError(
             f"on backend ray a job runs in the cluster's own environment, image is {job.image}: leave cluster.image "

@@ -142,7 +142,7 @@ def note_handle(token: str, number: int, handle: dict[str, Any], journal: Journa
 def settle(token: str, journal: Journal, outcome: str, *, folder: Path | None = None, **facts: Any) -> None:
     """Close the open generation of a token: done, failed or cancelled; `facts` say more, for those who ask later.
 
-    With `folder`, its mark there too: a folder with one needs no look into the journal (reconcile.py).
+    With `folder`, its mark there too: a folder with one needs no look into the journal (jobs_book.py).
     """
     generation = newest(token, journal)
     if generation is None:

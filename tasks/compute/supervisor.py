@@ -21,8 +21,7 @@ from tasks.common.process import read_json, write_json
 from tasks.compute.failures import Decision, Failed, close_failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, require_enough, write_folder
 from tasks.compute.job_monitor import Attendance, Forwarding, with_result
-from tasks.compute.marks import read_mark
-from tasks.compute.nodes import ended_state
+from tasks.compute.nodes import ended_state, read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Poller, Watch, poller_of
 from tasks.compute.submission import (
     CANCELLED,
@@ -368,7 +367,7 @@ class _Supervision:
             state,
             self.folder,
             self.journal,
-            one_machine=cluster is not None and cluster.backend == "local",
+            one_machine=cluster is not None and cluster.capabilities.this_machine,
             hung=hung,
         )
 

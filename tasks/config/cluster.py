@@ -1,21 +1,76 @@
-"""Where jobs run, as settings: the machines of a job, what is retried, and one section a backend.
+"""Where jobs run, as settings: the machines of a job, what is retried, and which backends there are.
 
-What does not live here: the other stages' sections (tasks/config/flows.py), and what a backend makes of its section
-(tasks/compute). A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
+What does not live here: a backend's own section and what it can do (tasks/config/backends), the other stages' sections
+(tasks/config/flows.py), and what a backend makes of its section (tasks/compute). A field's docstring is its help text, in
+docs/configuration.md and in Prefect's form.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.config.backends import BackendSettings, Capabilities
+from tasks.config.backends.azureml import AzureMlConfig
+from tasks.config.backends.local import LocalConfig
+from tasks.config.backends.ray import RayConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.backends.ssh import SshConfig
 from tasks.config.base import Name, NodeName, Positive, Settings
-from tasks.config.elasticity import refusal
 
 RANGE = re.compile(r"(\d+):(\d+)")
 BackendName = Literal["local", "ssh", "slurm", "azureml", "ray"]
+BACKENDS: dict[str, Capabilities] = {
+    "local": LocalConfig.capabilities,
+    "ssh": SshConfig.capabilities,
+    "slurm": SlurmConfig.capabilities,
+    "azureml": AzureMlConfig.capabilities,
+    "ray": RayConfig.capabilities,
+}
+"""What each backend declares."""
+
+
+def backends_with(able: Callable[[Capabilities], bool]) -> str:
+    """Names of the backends of which something holds, for messages."""
+    return " or ".join(name for name, capabilities in BACKENDS.items() if able(capabilities))
+
+
+def on_this_machine(backend: str) -> bool:
+    """Whether jobs of a backend, as a record names it, are processes of the machine that submitted them."""
+    return backend in BACKENDS and BACKENDS[backend].this_machine
+
+
+def machine_size(cluster: Mapping[str, Any]) -> str:
+    """The VM size that a recorded cluster's sections name; empty where none does."""
+    named = ((cluster.get(name) or {}).get(one.size_setting) for name, one in BACKENDS.items() if one.size_setting)
+    return next((str(size) for size in named if size), "")
+
+
+def elastic_refusal(backend: str) -> str:
+    """Why a backend takes no elastic jobs; empty when it does."""
+    row = BACKENDS[backend].elasticity
+    able = backends_with(lambda one: not one.elasticity.refused)
+    return (
+        f"backend {backend} takes no elastic jobs: {row.how}. Leave elastic empty, or use backend {able}"
+        if row.refused
+        else ""
+    )
+
+
+def elasticity_table() -> str:
+    """What each backend can do when machines come and go, as Markdown; docs/elastic.md prints it."""
+    lines = [
+        "| backend | grows | shrinks | survives the loss of the first node | how, or why not |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in ((name, one.elasticity) for name, one in BACKENDS.items()):
+        flags = (row.grows, row.shrinks, row.survives_first)
+        words = ["refused"] * 3 if row.refused else ["yes" if flag else "no" for flag in flags]
+        lines.append(f"| {name} | {' | '.join(words)} | {row.how} |")
+    return "\n".join(lines)
 
 
 class ElasticConfig(Settings):
@@ -78,102 +133,6 @@ class WatchConfig(Settings):
     """Time that ranks have to end by themselves, when others are gone or the job is stopped, before they are killed."""
     silent_minutes: float = Field(10.0, gt=0)
     """Time without any answer from the scheduler after which the run says so and waits on; the job is never given up."""
-
-
-class SshConfig(Settings):
-    """Plain machines that are reached through SSH: VMs, or a VM scale set."""
-
-    hosts: tuple[str, ...] = ()
-    """Machines as NAME, USER@NAME or USER@NAME:PORT, in the order in which jobs take them."""
-    hosts_file: str = ""
-    """A file with one such machine a line, instead of `hosts`; `#` begins a comment."""
-    user: str = ""
-    """User on machines that name none; empty: who runs Headway."""
-    key: str = ""
-    """Private key file; empty: the keys of ~/.ssh and of a running agent."""
-    known_hosts: str = ""
-    """File with the machines' host keys; empty: ~/.ssh/known_hosts. An unknown machine is refused."""
-    config: str = ""
-    """OpenSSH client configuration file, for jump hosts and the like; empty: ~/.ssh/config where there is one."""
-    connect_seconds: float = Field(10.0, gt=0)
-    """Longest time to connect to a machine."""
-
-
-class SlurmConfig(Settings):
-    """A Slurm cluster, such as one of CycleCloud's Slurm workspace."""
-
-    partition: str = ""
-    """Partition; empty: the cluster's default."""
-    account: str = ""
-    """Account that the time is charged to."""
-    qos: str = ""
-    """Quality of service."""
-    constraint: str = ""
-    """Features that nodes must have, as of sbatch."""
-    reservation: str = ""
-    """Reservation to run in."""
-    login: str = ""
-    """Login node, as USER@NAME:PORT, that is reached through SSH; empty: this machine is one."""
-    ssh: SshConfig = SshConfig()
-    """How the login node is reached; `hosts` are not used here."""
-    shared: str = ""
-    """Folder that login and compute nodes share, for a Headway that runs elsewhere; empty: Headway's home is shared."""
-    mounts: tuple[str, ...] = ()
-    """Folders that a container sees, as pyxis takes them: FROM:TO[:FLAGS]. The job folder and the inputs are added."""
-    signal_seconds: Positive = 120
-    """Time before the time limit at which the job is told to save and end."""
-    requeue: bool = True
-    """Whether Slurm starts a job again by itself when a node fails."""
-    sku: str = ""
-    """VM size of the nodes, such as Standard_ND96isr_H100_v5, for NCCL's environment and topology; empty: none is set."""
-    options: tuple[str, ...] = ()
-    """Further options of sbatch, each as it is written on the command line."""
-
-
-class AzureMlConfig(Settings):
-    """A workspace of Azure Machine Learning."""
-
-    subscription_id: str = ""
-    """Subscription of the workspace."""
-    resource_group: str = ""
-    """Resource group of the workspace."""
-    workspace: str = ""
-    """Name of the workspace."""
-    compute: str = ""
-    """Compute cluster that jobs run on."""
-    size: str = ""
-    """VM size of that cluster, such as Standard_ND96isr_H100_v5; then a job's render has a file that creates it."""
-    idle_minutes: float = Field(15.0, gt=0)
-    """Time after which an idle node of that cluster is given back; there in the same file."""
-    environment: str = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
-    """Environment when `cluster.image` is empty: a curated one (ACPT) by default."""
-    experiment: str = "headway"
-    """Experiment in the workspace's studio."""
-    shm_size: str = "64g"
-    """Shared memory of a node's container, as Docker takes it."""
-    identity: Literal["managed", "user"] = "managed"
-    """Who the job is when it reads and writes the store: the cluster's managed identity, or whoever submitted it."""
-    store: str = ""
-    """Store of stores.yaml (docs/storage.md), on Azure Blob, that job folders and inputs lie in. Empty: the home's own."""
-    tags: dict[str, str] = Field(default={})
-    """Tags of every job."""
-    endpoint: str = "https://management.azure.com"
-    """Azure Resource Manager of the cloud."""
-    ray: bool = False
-    """Whether the job starts a Ray head and workers on its nodes, and runs its program on them."""
-
-
-class RayConfig(Settings):
-    """A Ray cluster that takes jobs."""
-
-    address: str = ""
-    """Address of the cluster's dashboard, such as http://127.0.0.1:8265; empty: one is started on this machine."""
-    resources: dict[str, float] = Field(default={})
-    """Custom resources that each node of a job needs."""
-    strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK"] = "STRICT_SPREAD"
-    """How the nodes of a job are placed: each on a machine of its own, or not."""
-    autoscales: bool = False
-    """Whether the cluster adds machines by itself: then a job that no machine of it could hold waits, and is no error."""
 
 
 class ClusterConfig(Settings):
@@ -243,34 +202,43 @@ class ClusterConfig(Settings):
         least, most = (self.elastic.min_nodes, self.elastic.max_nodes) if self.elastic else (self.nodes, self.nodes)
         return tuple(nodes * self.ranks_per_node for nodes in range(least, most + 1))
 
+    @property
+    def section(self) -> BackendSettings:
+        """The settings of the backend that jobs are submitted to."""
+        section: BackendSettings = getattr(self, self.backend, LocalConfig())
+        return section
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What that backend can do."""
+        return BACKENDS[self.backend]
+
+    @property
+    def size(self) -> str:
+        """VM size of the machines, where a section names it."""
+        return machine_size({name: dict(section) for name, section in self if isinstance(section, BackendSettings)})
+
     @model_validator(mode="after")
     def _backend_can(self) -> ClusterConfig:
         """What a section lacks is an error before anything is spent."""
-        if self.elastic and (reason := refusal(self.backend)):
+        can = self.capabilities
+        if self.elastic and (reason := elastic_refusal(self.backend)):
             raise ValueError(reason)
-        if self.backend == "local" and self.nodes > 1:
+        if can.this_machine and self.nodes > 1:
+            *others, last = (name for name, other in BACKENDS.items() if not other.this_machine)
             raise ValueError(
-                f"backend local has one machine, nodes is {self.nodes}: use ranks_per_node, or backend ssh, slurm, azureml or ray"
+                f"backend {self.backend} has one machine, nodes is {self.nodes}: use ranks_per_node, or backend "
+                f"{', '.join(others)} or {last}"
             )
-        if self.backend == "ssh" and not (self.ssh.hosts or self.ssh.hosts_file):
-            raise ValueError("backend ssh needs machines: set ssh.hosts or ssh.hosts_file")
-        missing = [
-            key
-            for key in ("subscription_id", "resource_group", "workspace", "compute")
-            if not getattr(self.azureml, key)
-        ]
-        if self.backend == "azureml" and missing:
-            raise ValueError(f"backend azureml needs {', '.join(f'azureml.{key}' for key in missing)}")
+        self.section.require_complete()
         if self.launcher == "mpi" and self.elastic:
             raise ValueError("launcher mpi cannot be elastic: mpirun ends all ranks when one is lost; use torchrun")
         if self.launcher == "mpi" and self.scratch:
             raise ValueError(
                 "launcher mpi gives all machines one environment, so inputs cannot be copied to scratch; use torchrun"
             )
-        if self.launcher == "mpi" and self.backend == "ray":
-            raise ValueError(
-                "Ray starts one agent a machine, and mpirun has no way to the others there: use launcher torchrun"
-            )
-        if self.scratch and self.scratch.beeond and self.backend != "slurm":
+        if self.launcher == "mpi" and can.cannot_mpi:
+            raise ValueError(can.cannot_mpi)
+        if self.scratch and self.scratch.beeond and not can.joins_disks:
             raise ValueError(f"scratch.beeond is Slurm's, backend is {self.backend}: set scratch.beeond to false")
         return self

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tasks.config.base import Settings
+from tasks.config.engines.registry import ENGINES
 from tasks.config.training import TrainingConfig
 
 CONTINUES = "continues"
@@ -19,8 +20,6 @@ SHAPE = ("training.network.", "training.lora.rank", "training.lora.targets", "ba
 """Settings that make another network."""
 ORDER = (TOKENS, "training.mixture", "training.sequence_length", "training.seed")
 """What the order of samples is made of: a place in one order is no place in another one."""
-ENGINES = ("torch", "deepspeed")
-"""Those whose checkpoints another run can go on from."""
 
 
 class ContinueFrom(Settings):
@@ -96,7 +95,7 @@ def impossible(differences: Iterable[Difference], config: TrainingConfig, step: 
 
 
 def _by_itself(config: TrainingConfig, step: int) -> Iterator[str]:
-    if config.engine not in ENGINES:
+    if ENGINES[config.engine].cannot_continue:
         yield (
             f"training.engine {config.engine} reads only what its own loop wrote in the same job folder, and takes the schedule "
             "from there"
@@ -112,8 +111,8 @@ def _never(each: Difference, config: TrainingConfig) -> str:
         return f"another engine, which cannot read its state: {each}"
     if each.key == "training.sequence_length" and config.network.architecture == "gpt2" and not config.base:
         return f"another network, for gpt2 learns each position: {each}"
-    if each.key == "training.precision" and config.engine == "deepspeed":
-        return f"another layout of DeepSpeed's optimizer state: {each}"
+    if each.key == "training.precision" and (layout := ENGINES[config.engine].laid_out_by_precision):
+        return f"another layout of {layout}: {each}"
     return ""
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.base import Fraction, Name, Positive, Settings
 
+EngineName = Literal["torch", "deepspeed", "megatron"]
 Reaction = Literal["stop", "skip", "rollback"]
 """To a step that is no good: stop the job; leave the step's gradient out; go back one checkpoint and leave the batches out."""
 
@@ -79,7 +80,7 @@ class TrainingConfig(Settings):
 
     model: Name = "model"
     """Name of the checkpoint and of the registered model."""
-    engine: Literal["torch", "deepspeed", "megatron"] = "torch"
+    engine: EngineName = "torch"
     """What trains: `torch`, our own loop; `deepspeed`, the same loop with ZeRO; `megatron`, Megatron-LM's pretrain_gpt.py."""
     network: NetworkConfig = NetworkConfig()
     base: str = ""

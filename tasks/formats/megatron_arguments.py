@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.ds_config import ds_config
 
 LLAMA_EPSILON, GPT2_EPSILON = 1e-6, 1e-5
 """What LlamaConfig and GPT2Config of transformers have for `rms_norm_eps` and `layer_norm_epsilon`: the same network is meant."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tasks.artifacts import Check, Cluster, unqualified
+from tasks.compute import machines_of
 from tasks.compute.azureml.support_requests import Request, requests
-from tasks.compute.draining import Drained, drain
-from tasks.config.cluster import BackendName, ClusterConfig
+from tasks.compute.machines import Drained
+from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.orchestration.stage_context import at_work
 from tasks.qualification.measured import Measurement
@@ -23,14 +24,8 @@ from tasks.qualification.remaining import Remaining, remaining
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason
 from tasks.security.audit import audit
 
-CHOOSES: tuple[BackendName, ...] = ("ssh", "slurm", "ray")
-"""Backends whose jobs can be kept on some machines."""
 FAULT_CODE = re.compile(r"\bNHC\d{4}\b")
 """Of AzNHC."""
-WHY_NOT = {
-    "local": "backend local has one machine",
-    "azureml": "Azure ML lets nobody choose the nodes of a job",
-}
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,9 @@ class Outcast:
 
 def require_possible(cluster: ClusterConfig, config: BenchmarkConfig) -> None:
     """Raise ValueError for machines that cannot be chosen on this backend."""
-    if cluster.backend in CHOOSES:
-        return
     for setting, value in (("benchmark.nodes", ", ".join(config.nodes)), ("benchmark.spare_nodes", config.spare_nodes)):
-        if value:
-            raise ValueError(f"{setting} is {value}: {WHY_NOT[cluster.backend]}. Leave it empty")
+        if value and (why := cluster.capabilities.cannot_choose):
+            raise ValueError(f"{setting} is {value}: {why}. Leave it empty")
 
 
 def require_proof(cluster: ClusterConfig, config: BenchmarkConfig) -> None:
@@ -91,7 +84,7 @@ def machines(
 def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkConfig) -> Remaining:
     """The machines that the runs to come may use. Where none can be chosen, none can be left out."""
     needed = needed_nodes(cluster, config)
-    if cluster.backend not in CHOOSES:
+    if cluster.capabilities.cannot_choose:
         act = config.act.model_copy(update={"exclude": False})
         config = config.model_copy(update={"act": act})
     return remaining(verdict, config, needed)
@@ -100,7 +93,7 @@ def left_of(verdict: ClusterVerdict, cluster: ClusterConfig, config: BenchmarkCo
 def subject_of(cluster: ClusterConfig, config: BenchmarkConfig, left: Remaining) -> Cluster:
     """The cluster that the verdict vouches for: fewer or other machines than were asked for, and the bad ones named."""
     bare = unqualified(cluster)
-    if cluster.backend not in CHOOSES:
+    if cluster.capabilities.cannot_choose:
         return bare
     most = cluster.elastic.max_nodes if cluster.elastic else cluster.nodes
     nodes = max(min(most, len(left.nodes)), 1)
@@ -155,13 +148,13 @@ def _drained(
 ) -> tuple[Drained, ...]:
     """In the audit log before it is done: who asked for it is who started the run. Too many are left to a person."""
     reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
-    if cluster.backend == "slurm" and len(reasons) > max(1, int(config.act.drain_share * of)):
+    if not cluster.capabilities.cannot_drain and len(reasons) > max(1, int(config.act.drain_share * of)):
         share = f"benchmark.act.drain_share is {config.act.drain_share:g}"
         text = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
         return tuple(Drained(node=name, done=False, said=text) for name in reasons)
     for name, reason in reasons.items():
         audit(at_work().lifecycle.store, "drain", what=f"{cluster.name} {name}", reason=reason)
-    return drain(cluster, reasons)
+    return machines_of(cluster).drain(reasons)
 
 
 def _drain_check(one: Drained) -> Check:
@@ -172,10 +165,11 @@ def _drain_check(one: Drained) -> Check:
 
 
 def _not_chosen(cluster: ClusterConfig) -> Iterator[Check]:
-    if cluster.backend == "azureml":
+    can = cluster.capabilities
+    if can.cannot_choose and not can.this_machine:
         yield Check(
             name="jobs run on these machines",
-            measured=WHY_NOT["azureml"],
+            measured=can.cannot_choose,
             limit="the machines that qualified",
             passed=True,
             warned=True,

@@ -22,7 +22,7 @@ from tasks.common.errors import Cancelled, GateFailed, Suspended
 from tasks.common.home import home, stopped_mark
 from tasks.common.process import locked
 from tasks.common.redaction import clean_logs, redacted, require_no_secrets
-from tasks.compute.reconcile import reconcile
+from tasks.compute.jobs_book import reconcile
 from tasks.config.base import Settings, config_digest, experiment, tracking_uri
 from tasks.config.environment import surroundings
 from tasks.lineage import messages

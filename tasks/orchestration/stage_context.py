@@ -340,7 +340,7 @@ def _watch(work: Work, on: Cluster) -> Watch:
 
     def ends_with_the_run() -> bool:
         """When the platform stops, what runs elsewhere goes on: the next start adopts it."""
-        goes_on = on.backend != "local" and work.lifecycle.platform_stops
+        goes_on = not on.config.capabilities.this_machine and work.lifecycle.platform_stops
         return not goes_on and work.lifecycle.stop_on_interrupt()
 
     return Watch(

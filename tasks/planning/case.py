@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.config.training import NetworkConfig
+from tasks.config.training import EngineName, NetworkConfig
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Recompute = Literal["none", "selective", "full"]
-Engine = Literal["torch", "deepspeed", "megatron"]
 Offload = Literal["none", "cpu", "nvme"]
 Goal = Literal["fastest", "cheapest", "smallest"]
 
@@ -177,7 +176,7 @@ class Case(Part):
     """Whether no sequence x sequence matrix is kept or moved."""
     tokens: int | None = Field(None, ge=1)
     """To train on: gives days and cost; empty: a step is all that is planned."""
-    engine: Engine = "megatron"
+    engine: EngineName = "megatron"
     goal: Goal = "fastest"
     max_days: float | None = Field(None, gt=0, allow_inf_nan=False)
     max_cost: float | None = Field(None, gt=0, allow_inf_nan=False)

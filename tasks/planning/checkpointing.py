@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tasks.config.engines.registry import ENGINES
+from tasks.config.training import EngineName
 from tasks.hardware.machine import Machine
-from tasks.planning.case import Engine, Precision
+from tasks.planning.case import Precision
 from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates
 from tasks.planning.storages import GIB, STORAGES, TIB, Storage, bandwidth_of, capacity_for, storage_named
 
@@ -265,11 +267,12 @@ class Shares:
     high: float
 
 
-def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: Engine = "megatron") -> int:
+def checkpoint_bytes(parameters: int, *, precision: Precision = "bf16", engine: EngineName = "megatron") -> int:
     """Of one that training goes on from: weights and optimizer."""
     if parameters < 1:
         raise ValueError(f"{parameters} parameters: give a number above 0")
-    return parameters * (OWN_ENGINE_BYTES if engine == "torch" else BYTES_PER_PARAMETER[precision])
+    own = ENGINES[engine].planned.state_bytes
+    return parameters * (BYTES_PER_PARAMETER[precision] if own else OWN_ENGINE_BYTES)
 
 
 def resumable_bytes(trained: int) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts import Cluster
 from tasks.common.errors import Missing
+from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
@@ -31,10 +31,6 @@ from tasks.planning.search import search
 from tasks.planning.steps import step_time_measured
 
 DAY_MINUTES = 1440.0
-VIRTUAL_STAGES = "--num-virtual-stages-per-pipeline-rank"
-VIRTUAL_LAYERS = "--num-layers-per-virtual-pipeline-stage"
-OPTIONS = {("megatron", HALF_GRADIENTS): "--grad-reduce-in-bf16"}
-"""What saves memory, as the engine's own argument."""
 
 
 def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
@@ -43,7 +39,7 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     The vocabulary is the tokenizer's as configured.
     """
     training, how, cluster = config.training, config.execution, config.cluster
-    sku = config.benchmark.sku or cluster.slurm.sku or cluster.azureml.size
+    sku = config.benchmark.sku or cluster.size
     if not sku and not cluster.gpus_per_node:
         raise Missing(
             f"cluster {cluster.name} has no GPUs, so no size's numbers hold for it",
@@ -103,7 +99,8 @@ def settings_of(division: Division, needs: Sequence[str] = ()) -> dict[str, Any]
     """
     if division.ep > 1:
         raise ValueError(f"ep {division.ep}: experts are planned, and not trained by Headway's engines")
-    options = [OPTIONS.get((division.engine, need), "") for need in needs]
+    engine = ENGINES[division.engine]
+    options = [engine.planned.half_gradients_option if need == HALF_GRADIENTS else "" for need in needs]
     if "" in options:
         raise ValueError(
             f"the plan fits only with {' and '.join(needs)}, which engine {division.engine} has no setting for:"
@@ -115,56 +112,29 @@ def settings_of(division: Division, needs: Sequence[str] = ()) -> dict[str, Any]
         "context_parallel": division.cp,
         "recompute": division.recompute,
     }
-    if division.engine == "torch":
-        if division.zero in (1, 2):
-            raise ValueError(f"zero {division.zero}: engine torch divides nothing (0) or weights too (3)")
-        execution["parallel"] = "fsdp" if division.zero == 3 else "ddp"
-    if division.offload != "none" and division.engine != "deepspeed":
-        raise ValueError(
-            f"offload {division.offload}: engine {division.engine} does not offload; take deepspeed, or more GPUs"
-        )
-    if division.engine == "deepspeed":
-        execution["deepspeed"] = {"zero_stage": max(division.zero, 1), "offload": division.offload}
-    if division.engine == "megatron":
-        arguments = [VIRTUAL_STAGES, str(division.virtual)] if division.virtual > 1 else []
-        arguments += options
-        execution["megatron"] = {
-            "sequence_parallel": division.sequence_parallel,
-            "distributed_optimizer": division.zero > 0,
-            "arguments": arguments,
-        }
+    execution |= engine.execution(
+        zero=division.zero,
+        offload=division.offload,
+        virtual=division.virtual,
+        sequence_parallel=division.sequence_parallel,
+        options=options,
+    )
     return {"training": {"engine": division.engine, "micro_batch_size": division.micro}, "execution": execution}
 
 
 def division_of(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any]:
     """How a training is divided, as `parallel` of a case has it."""
-    engine = training.engine
-    zero = {
-        "torch": 3 if how.parallel == "fsdp" else 0,
-        "deepspeed": how.deepspeed.zero_stage,
-        "megatron": int(how.megatron.distributed_optimizer)
-        if how.megatron.flavour == "megatron-lm"
-        else how.deepspeed.zero_stage,
-    }[engine]
+    engine = ENGINES[training.engine]
+    own = engine.division(training, how)
     return {
         "tp": how.tensor_parallel,
         "pp": how.pipeline_parallel,
         "cp": how.context_parallel,
-        "virtual": _virtual(training, how) if engine == "megatron" else 1,
-        "zero": zero,
-        "offload": how.deepspeed.offload if engine == "deepspeed" else "none",
-        "sequence_parallel": engine == "megatron" and how.megatron.sequence_parallel,
+        "virtual": own["virtual"],
+        "zero": engine.zero_stage(how),
+        "offload": own["offload"],
+        "sequence_parallel": own["sequence_parallel"],
     }
-
-
-def _virtual(training: TrainingConfig, how: ExecutionConfig) -> int:
-    """Pieces a stage, as Megatron's own arguments say it: their number, or the layers of one."""
-    given = how.megatron.arguments
-    pairs = {name: value for name, value in pairwise(given) if value.isdigit() and int(value)}
-    if VIRTUAL_STAGES in pairs:
-        return int(pairs[VIRTUAL_STAGES])
-    layers = training.network.layers // how.pipeline_parallel
-    return max(1, layers // int(pairs.get(VIRTUAL_LAYERS, layers)))
 
 
 WRITER_BYTES_PER_SECOND = 200e6
@@ -253,8 +223,6 @@ def share_of_state(training: TrainingConfig, how: ExecutionConfig, ranks: int) -
     Megatron-LM's distributed optimizer their part of it over the copies of the network.
     """
     way = division_of(training, how)
-    if training.engine == "torch":
-        return 1 / ranks if way["zero"] == 3 else 1.0
     shared = way["tp"] * way["pp"]
     whole = (4, 2, 1, 0)[way["zero"]]
     return float((whole + (4 - whole) / max(ranks // shared, 1)) / 4 / shared)

@@ -200,7 +200,7 @@ def gpu_parameters(network: Network, division: Division, *, sequence: int, stage
     plain = layer_parameters(network, experts=False, tp=division.tp)
     sparse = layer_parameters(network, experts=True, tp=division.tp, ep=division.ep) if with_experts else plain
     matrix = network.vocab * network.hidden / division.tp
-    positions = first or (last and network.tied and division.engine == "deepspeed")
+    positions = first or (last and network.tied and division.counted.ties_positions)
     return Parameters(
         attention=dense * plain.attention + with_experts * sparse.attention,
         feed_forward=dense * plain.feed_forward + with_experts * sparse.feed_forward,

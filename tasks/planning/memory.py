@@ -105,7 +105,7 @@ def layer(of: Divided, *, experts: bool = False, kernels: Kernels = GPU) -> Laye
     kept = {"none": whole, "selective": whole - tokens * scores, "full": tokens * size * network.hidden / along}[
         division.recompute
     ]
-    if division.recompute == "selective" and division.engine == "torch":
+    if division.recompute == "selective" and division.counted.plain_torch:
         # torchtitan keeps attention's output and every second matrix's, with a layer's input and the down matrix's output, both
         # of width h (distributed/activation_checkpoint.py).
         seconds = size * (2 * query_size(network) + kv_size(network) + ffn_size(network))
@@ -118,7 +118,7 @@ def _narrow(division: Division) -> int:
 
     Linear and GroupedLinear alike (transformer_engine/pytorch/module/linear.py, grouped_linear.py: `save_for_backward`).
     """
-    return 1 if division.precision == "fp8" and division.engine == "megatron" else 0
+    return 1 if division.precision == "fp8" and division.counted.narrow_fp8 else 0
 
 
 def _outside(network: Network, size: int, kernels: Kernels) -> float:
@@ -130,7 +130,7 @@ def _outside(network: Network, size: int, kernels: Kernels) -> float:
 def _attention(network: Network, division: Division, kernels: Kernels) -> float:
     """Of a token, over all of tp: queries, keys, values and what comes out; torch rotates queries and keys into copies."""
     keys = kv_size(network) * max(1.0, division.tp / kv_heads(network))
-    copied = kernels.rotated and division.engine == "torch" and network.gated
+    copied = kernels.rotated and division.counted.plain_torch and network.gated
     return division.element_bytes * (2 * query_size(network) + 2 * keys + (query_size(network) + keys if copied else 0))
 
 
@@ -138,7 +138,7 @@ def _wide_tensors(network: Network, division: Division) -> int:
     """Of the feed-forward part: what goes into the activation function and what comes out; torch keeps the gate's too."""
     if not network.gated:
         return 2
-    return 4 if division.engine == "torch" else 3
+    return 4 if division.counted.plain_torch else 3
 
 
 def _routed(network: Network, division: Division) -> float:
@@ -179,7 +179,7 @@ def stage_activations(of: Divided, *, stage: int) -> Stage:
     with_experts = expert_layers(network, division)[stage]
     sparse = layer(of, experts=True) if with_experts else dense
     kept = (layers - with_experts) * dense.kept + with_experts * sparse.kept
-    if division.pp > 1 and division.engine != "megatron":
+    if division.pp > 1 and division.counted.keeps_stage_input:
         kept += of.tokens * division.element_bytes * network.hidden
     again = max(dense.whole - dense.kept, sparse.whole - sparse.kept)
     last = stage == division.pp - 1
@@ -206,7 +206,8 @@ def logits(of: Divided, *, kernels: Kernels = GPU) -> float:
 def _logit_bytes(division: Division) -> int:
     """Megatron-DeepSpeed takes Megatron's loss; what DeepSpeed trains otherwise, such as Hugging Face's networks, torch's."""
     more = division.element_bytes - 2
-    if division.engine == "megatron" or (division.engine == "deepspeed" and division.tp * division.pp > 1):
+    fused = division.counted.fused_loss
+    if fused == "always" or (fused == "divided" and division.tp * division.pp > 1):
         return LOGIT_BYTES_MEGATRON + more
     return (LOGIT_BYTES_LOSS_PARALLEL if division.tp > 1 else LOGIT_BYTES_TORCH) + more
 
@@ -252,11 +253,9 @@ def bytes_each(division: Division) -> Each:
     beside those in bf16, 4 more, and divides neither (BigScience, tr11-176B-ml/chronicles-prequel.md, 02-28).
     torch trains float32 weights, under autocast or FSDP2: 4 + 4 + 8.
     """
-    if division.engine == "torch" or division.precision == "fp32":
-        return Each(4, 4, 8)
-    if division.engine == "deepspeed":
-        return Each(2, 6 if division.precision == "bf16" and division.zero <= 1 else 2, 12)
-    return {"bf16": Each(2, 4, 12), "fp16": Each(2, 2, 16), "fp8": Each(2, 4, 12)}[division.precision]
+    weights, gradients, optimizer = division.counted.state_bytes.get(division.precision, (4, 4, 8))
+    apart = division.counted.bf16_accumulated_apart and division.precision == "bf16" and division.zero <= 1
+    return Each(weights, gradients + (4 if apart else 0), optimizer)
 
 
 def states(network: Network, division: Division, of: Parameters) -> States:
@@ -269,11 +268,11 @@ def states(network: Network, division: Division, of: Parameters) -> States:
     host = 0.0
     if division.offload != "none":
         host, optimizer = optimizer, 0.0
-        if division.engine != "megatron":
+        if division.counted.offloads:
             host, gradients = host + gradients / each.gradients * 4, 0.0
         if division.zero == 3:
             host, weights = host + weights, 0.0
-    if division.zero == 3 and division.engine == "torch" and division.pp > 1:
+    if division.zero == 3 and division.counted.plain_torch and division.pp > 1:
         gradients = each.gradients * of.total  # kept whole until the last micro batch of a step
     return States(
         weights=weights,
@@ -282,7 +281,9 @@ def states(network: Network, division: Division, of: Parameters) -> States:
         gathered=_gathered(network, division, of),
         copies=_copies(division, of, shared),
         host=host,
-        spare=gradients / 2 if division.engine == "megatron" and division.precision in ("bf16", "fp8") else 0.0,
+        spare=gradients / 2
+        if division.counted.half_gradients_option and division.precision in ("bf16", "fp8")
+        else 0.0,
     )
 
 
@@ -294,8 +295,8 @@ def _gathered(network: Network, division: Division, of: Parameters) -> float:
     """
     half = 4 if division.precision == "fp32" else 2
     if division.zero < 3:
-        return half * of.total if division.engine == "torch" and division.precision != "fp32" else 0.0
-    if division.engine == "deepspeed":
+        return half * of.total if division.counted.plain_torch and division.precision != "fp32" else 0.0
+    if division.counted.gathers_by_tensor:
         largest = network.hidden * max(ffn_size(network), query_size(network), network.vocab) / division.tp
         whole = of.total * division.pp
         return max(2 * half * largest, half * min(LIVE_PARAMETERS, whole))
@@ -310,11 +311,10 @@ def _copies(division: Division, of: Parameters, shared: float) -> float:
     Megatron-LM's local data parallelism flattens fp16 gradients to reduce them: 2 bytes (seen in the V100 logs that
     benchmarks/planning_memory.py compares). DeepSpeed's ZeRO: a float32 copy of its share, and buckets.
     """
-    if division.engine == "megatron":
+    counted = division.counted
+    if counted.flattens_fp16:
         return 2 * of.total if division.precision == "fp16" and division.zero == 0 else 0.0
-    if division.engine == "torch" or division.offload != "none" or division.precision == "fp32":
-        return 0.0
-    if division.zero == 0:
+    if not counted.gradient_buckets or division.offload != "none" or division.precision == "fp32" or division.zero == 0:
         return 0.0
     in_float32 = bytes_each(division).gradients > 2
     buckets = 2 * (4 if in_float32 else 2) * min(BUCKET_PARAMETERS, of.total / 2)
@@ -355,16 +355,16 @@ def memory_of_stage(of: Divided, machine: Machine, *, stage: int) -> Memory:
     activations = stage_activations(of, stage=stage)
     local = gpu_parameters(network, division, sequence=of.sequence, stage=stage)
     held = states(network, division, local)
-    with_zero = division.engine == "deepspeed" and division.zero >= 1
+    with_zero = division.counted.gradient_buckets and division.zero >= 1
     # DeepSpeed without ZeRO needs the gradients in float32 for the optimizer's step only, when activations are gone.
-    plain = division.engine == "deepspeed" and division.zero == 0 and bytes_each(division).gradients == 2
+    plain = division.counted.gradient_buckets and division.zero == 0 and bytes_each(division).gradients == 2
     step = 4 * local.total if plain else 0.0
     taken = _added(held, activations, step=step, stage=stage, with_zero=with_zero)
     if not with_zero or division.pp == 1:
         taken = replace(taken, loose=taken.parts["fragmentation"])
     gpus = min(machine.gpus, division.gpus)
     taken = replace(taken, host=held.host * gpus)
-    offloads = division.engine == "deepspeed" and division.zero == 3 and division.offload != "none"
+    offloads = division.counted.offloads_weights_again and division.zero == 3 and division.offload != "none"
     if offloads and division.recompute == "full" and taken.total > machine.usable_memory_bytes:
         # DeepSpeed's `cpu_checkpointing`, taken where nothing else makes it fit: of layers' inputs the GPU keeps two.
         moved = max(activations.kept - 2 * of.tokens * division.element_bytes * network.hidden, 0.0)

@@ -32,11 +32,11 @@ def require_possible(case: Case, division: Division, machine: Machine, *, gpus: 
             f"sequence {case.sequence} over cp {division.cp} does not divide by tp {tp}, as sequence_parallel needs"
         )
     _require_experts(case, division)
-    if division.engine == "deepspeed" and division.zero >= 2 and division.pp > 1:
+    if division.pp > 1 and division.zero > division.counted.most_zero_in_pipeline:
         raise ValueError(
             f"zero {division.zero} with pp {division.pp}: DeepSpeed's pipeline takes zero 0 or 1; lower zero, or pp to 1"
         )
-    if division.engine == "torch" and division.offload == "nvme":
+    if division.offload == "nvme" and not division.counted.nvme:
         raise ValueError("offload nvme: only engine deepspeed has it; take cpu, or that engine")
     steps.achievable(machine, division.precision)
     if division.offload == "nvme" and machine.nvme_write_bandwidth <= 0:

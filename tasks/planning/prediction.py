@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tasks.planning.case import Case, Engine, Network, Offload, Precision, Recompute
+from tasks.config.engines import Planned
+from tasks.config.engines.registry import ENGINES
+from tasks.config.training import EngineName
+from tasks.planning.case import Case, Network, Offload, Precision, Recompute
 
 GIB = 1 << 30
 Fit = Literal["fits", "tight", "does not fit"]
@@ -30,7 +33,12 @@ class Division:
     micro: int = 1
     recompute: Recompute = "none"
     precision: Precision = "bf16"
-    engine: Engine = "megatron"
+    engine: EngineName = "megatron"
+
+    @property
+    def counted(self) -> Planned:
+        """How the planner counts its engine."""
+        return ENGINES[self.engine].planned
 
     @property
     def gpus(self) -> int:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple
 
+from tasks.config.engines import Planned
+from tasks.config.engines.registry import ENGINES
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
-from tasks.planning.case import Case, Engine, Goal, Offload, Parallel, Recompute
+from tasks.planning.case import Case, Goal, Offload, Parallel, Recompute
 from tasks.planning.predict import predict, require_possible
 from tasks.planning.prediction import GIB, Divided, Division, Prediction
 
@@ -25,11 +27,7 @@ MOST_PIPELINES = 16
 """Pipeline lengths that are tried, the shortest first and the longest among them; divisors of large numbers are many."""
 MOST_UNEVEN = 1.15
 """Share by which the fullest pipeline stage may be over the mean where layers do not divide: all others wait for it."""
-ZERO: dict[Engine, tuple[Literal[0, 1, 2, 3], ...]] = {"deepspeed": (1, 2, 3), "torch": (3, 0)}
-"""Stages that an engine is tried with: DeepSpeed's ZeRO, FSDP2 or DDP."""
 OFFLOADS: tuple[Offload, ...] = ("none",)
-OFFLOADING: tuple[Engine, ...] = ("deepspeed", "torch")
-"""Engines that are tried with offloading, where the case leaves it open and little else helps."""
 
 
 class Layout(NamedTuple):
@@ -44,16 +42,17 @@ class Layout(NamedTuple):
 def divisions(case: Case, machine: Machine, gpus: int, *, offloads: Sequence[Offload] = OFFLOADS) -> Iterator[Division]:
     """Divisions of a case over `gpus` GPUs; `recompute` is the case's, or `none`: search.py raises it where memory asks."""
     given, recompute = case.parallel, case.recompute or "none"
+    counted = ENGINES[case.engine].planned
     for layout in layouts(case, machine, gpus):
         eps, micros, virtuals = _experts(case, layout), _micros(case, layout), _virtuals(case, layout)
-        stages = (given.zero,) if given.zero is not None else _stages(case.engine, layout)
+        stages = (given.zero,) if given.zero is not None else _stages(counted, layout)
         places = (given.offload,) if given.offload is not None else tuple(offloads)
         for ep, micro, virtual, zero, offload in product(eps, micros, virtuals, stages, places):
-            if case.engine == "deepspeed" and zero >= 2 and layout.pp > 1:
+            if layout.pp > 1 and zero > counted.most_zero_in_pipeline:
                 continue
             if virtual > 1 and case.parallel.virtual is None and case.batch.global_ // layout.dp // micro % layout.pp:
                 continue  # Megatron-LM refuses it
-            split = layout.tp > 1 and case.engine != "deepspeed" and not case.sequence // layout.cp % layout.tp
+            split = layout.tp > 1 and counted.splits_norms and not case.sequence // layout.cp % layout.tp
             yield Division(
                 **layout._asdict(),
                 virtual=virtual,
@@ -77,9 +76,10 @@ def layouts(case: Case, machine: Machine, gpus: int) -> Iterator[Layout]:
     pps = (given.pp,) if given.pp else few
     most = MOST_CP if case.sequence >= LONGER_SEQUENCE else 2 if case.sequence >= LONG_SEQUENCE else 1
     cps = (given.cp,) if given.cp else [n for n in (1, 2, 4, 8, 16) if n <= most and not case.sequence % n]
-    if case.engine != "megatron":  # the others have these when they are told
+    counted = ENGINES[case.engine].planned
+    if not counted.searches_layers:  # the others have these when they are told
         pps, cps = (given.pp or 1,), (given.cp or 1,)
-    if case.engine == "deepspeed":
+    if not counted.searches_matrices:
         tps = (given.tp or 1,)
     for tp, pp, cp in product(tps, pps, cps):
         if cp > 1 and not given.cp and case.sequence < LONGER_SEQUENCE and tp < max(tps):
@@ -89,11 +89,9 @@ def layouts(case: Case, machine: Machine, gpus: int) -> Iterator[Layout]:
             yield Layout(tp, pp, cp, dp)
 
 
-def _stages(engine: Engine, layout: Layout) -> Sequence[Literal[0, 1, 2, 3]]:
+def _stages(counted: Planned, layout: Layout) -> Sequence[Literal[0, 1, 2, 3]]:
     """Megatron-LM's optimizer is divided wherever it can be: that takes less memory, and hides its traffic (steps.py)."""
-    if engine == "megatron":
-        return (1,) if layout.dp * layout.cp > 1 else (0,)
-    return ZERO[engine]
+    return (0,) if counted.zero_only_divided and layout.dp * layout.cp == 1 else counted.zero_stages
 
 
 def divisors(number: int) -> list[int]:
@@ -177,7 +175,7 @@ def search(case: Case, machine: Machine, *, gpus: int | None = None, per_gpu_hou
 
 
 def _may_offload(case: Case) -> bool:
-    return case.parallel.offload is None and case.engine in OFFLOADING and not _divided(case)
+    return case.parallel.offload is None and ENGINES[case.engine].planned.offloads and not _divided(case)
 
 
 def _divided(case: Case) -> bool:
@@ -362,7 +360,7 @@ def _nearest(case: Case, machine: Machine, gpus: int | None) -> str:
         return "a smaller network, sequence or micro batch; no count of these GPUs does"
     result = next((output for what, open_ in _loosened(case) if (output := _fitting(open_, machine, gpus, what))), "")
     offloading = ""
-    if case.parallel.offload is None and case.engine in OFFLOADING:
+    if case.parallel.offload is None and ENGINES[case.engine].planned.offloads:
         offloading = _fitting(case, machine, gpus, "offload cpu", offloads=("cpu",))
     if result or offloading:
         return "; or ".join(filter(None, (result, offloading)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks.artifacts import Check, Cluster
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import BACKENDS, ClusterConfig
 from tasks.config.planning import PriceKind, SpendingConfig
 from tasks.hardware.sku import Sku, load_sku
 from tasks.planning.money import Cost, Spending, cost, discounts_of
@@ -48,11 +48,8 @@ def paid_for(config: SpendingConfig, cluster: ClusterConfig) -> SpendingConfig:
 
 
 def kind_of_preemptible(backend: str) -> PriceKind:
-    """The kind of price of machines that may be taken away.
-
-    Azure ML has a low-priority tier with meters of its own; those of other backends are Spot virtual machines.
-    """
-    return "low-priority" if backend == "azureml" else "spot"
+    """The kind of price of machines that may be taken away, on a backend as a record names it."""
+    return BACKENDS[backend].preemptible_price if backend in BACKENDS else "spot"
 
 
 def cost_of(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> Cost:
@@ -111,7 +108,7 @@ def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
 
 
 def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> tuple[Check, ...]:
-    if on.backend != "azureml" or not on.sku:  # machines of other backends are there already
+    if not on.config.capabilities.within_quota or not on.sku:
         return ()
     sku = load_sku(on.sku, home / "hardware")
     vcpus = _number(sku, "vcpus")

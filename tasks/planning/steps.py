@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tasks.config.engines.registry import ENGINES
+from tasks.config.training import EngineName
 from tasks.hardware.machine import Machine
 from tasks.planning import counts, traffic
-from tasks.planning.case import Engine, Network, Precision
+from tasks.planning.case import Network, Precision
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
 
 
@@ -98,13 +100,13 @@ class Rates:
 
 
 def rates(
-    machine: Machine, precision: Precision, *, engine: Engine = "megatron", constants: Constants = DEFAULT
+    machine: Machine, precision: Precision, *, engine: EngineName = "megatron", constants: Constants = DEFAULT
 ) -> Rates:
     """ValueError when the machine has no rate for the precision."""
     best = achievable(machine, precision)
     sixteen = best if precision == "fp32" else achievable(machine, "bf16" if precision == "fp8" else precision)
-    flash = constants.flash_efficiency
-    if engine == "torch":
+    counted, flash = ENGINES[engine].planned, constants.flash_efficiency
+    if counted.plain_torch:
         hopper = machine.achievable_flops.get("fp8", 0.0) > 0  # the first with matmuls in 8 bits
         flash = constants.flash_efficiency_torch * (1.0 if hopper else BEFORE_HOPPER)
     return Rates(
@@ -112,7 +114,7 @@ def rates(
         attention_matmul=sixteen * constants.sustained,
         flash=sixteen * flash,
         memory=machine.memory_bandwidth * constants.memory_efficiency,
-        unfused=1.0 if engine == "megatron" else constants.unfused,
+        unfused=1.0 if counted.fused_kernels else constants.unfused,
         traffic=constants.matmul_ridge / machine.memory_bandwidth,
         element_bytes=4 if precision == "fp32" else 2,
     )
@@ -199,7 +201,7 @@ def passes(division: Division) -> float:
     """
     if division.recompute == "full":
         return 4.0
-    return 3.5 if division.recompute == "selective" and division.engine == "torch" else 3.0
+    return 3.5 if division.recompute == "selective" and division.counted.plain_torch else 3.0
 
 
 def output_work(of: Divided, at: Rates) -> Work:
@@ -311,7 +313,7 @@ def _overlapped_micro_batches(division: Division, micro_batches: int) -> float:
     pieces are ready one after the other through as many micro batches as there are stages. Megatron-LM without its
     distributed optimizer waits until all is computed (Narayanan et al. 2021).
     """
-    if division.engine == "megatron" and not division.zero:
+    if division.counted.reduces_after_backward and not division.zero:
         return 0.0
     share = 1.0 if division.zero else 2 / 3
     return share * (min(division.pp, micro_batches) if division.virtual > 1 else 1)

@@ -172,7 +172,7 @@ def data_seconds(
         reducing = all_gather_seconds(gradients, over)
         gathering = all_gather_seconds(weights, over)
         if division.zero == 3 and division.pp == 1:
-            pieces, tensors = max(1, layers), max(1, layers) * (TENSORS if division.engine == "deepspeed" else 1)
+            pieces, tensors = max(1, layers), max(1, layers) * (TENSORS if division.counted.gathers_by_tensor else 1)
             micro += pieces * all_gather_seconds(gradients / pieces, over)
             micro += 2 * tensors * all_gather_seconds(weights / tensors, over)
         elif division.zero == 2 and division.pp == 1:
@@ -185,7 +185,8 @@ def data_seconds(
 
 def gradient_bytes(division: Division) -> int:
     """Of one parameter's gradient as it is reduced: Megatron-LM and FSDP2 reduce bf16's in float32, DeepSpeed as they are."""
-    return 4 if division.precision == "fp32" or (division.precision != "fp16" and division.engine != "deepspeed") else 2
+    whole = division.precision != "fp16" and division.counted.reduces_in_float32
+    return 4 if division.precision == "fp32" or whole else 2
 
 
 def offload_seconds(parameters: float, of: Divided, machine: Machine, constants: Constants) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, machine_size, on_this_machine
 from tasks.hardware.sku import load_sku
 from tasks.planning.spent import Machines, Use
 
@@ -26,9 +26,9 @@ def machines_of(folder: Path) -> Machines | None:
 
 def size_of(cluster: Mapping[str, Any]) -> str:
     """The name under which a machine of a cluster is priced: its size, else the cluster's own name."""
-    named = (cluster.get("azureml") or {}).get("size") or (cluster.get("slurm") or {}).get("sku")
-    if named or cluster.get("backend", "local") != "local":
-        return str(named or cluster.get("name") or "")
+    named = machine_size(cluster)
+    if named or not on_this_machine(cluster.get("backend", "local")):
+        return named or str(cluster.get("name") or "")
     return "local-gpu" if cluster.get("gpus_per_node") else "local-cpu"
 
 

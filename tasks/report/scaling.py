@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.config.cluster import machine_size
+from tasks.config.engines.registry import ENGINES
 from tasks.report.pictures import ACCENT, INK, WARN, picture, plain_numbers
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
@@ -137,19 +139,13 @@ def _fell(runs: Sequence[Trained]) -> float | None:
 def _hardware(config: Mapping[str, Any]) -> str:
     """As the settings name it; of machines without a name, the cluster's."""
     cluster = config["cluster"]
-    named = (config["benchmark"]["sku"], cluster["slurm"]["sku"], cluster["azureml"]["size"], cluster["name"])
+    named = (config["benchmark"]["sku"], machine_size(cluster), cluster["name"])
     return str(next(name for name in named if name))
 
 
 def _divided(config: Mapping[str, Any]) -> str:
     how, engine = config["execution"], config["training"]["engine"]
-    parts = [
-        how["parallel"]
-        if engine == "torch"
-        else f"zero {how.get('deepspeed', {}).get('zero_stage', 1)}"
-        if engine == "deepspeed"
-        else ""
-    ]
+    parts = [ENGINES[engine].divided(how)]
     for name in ("tensor", "pipeline", "context"):
         size = how.get(f"{name}_parallel", 1)
         parts.append(f"{name} {size}" if size > 1 else "")

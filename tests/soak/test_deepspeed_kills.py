@@ -14,8 +14,8 @@ import pytest
 from training_runs import CONFIG, Forks, all_lines, numbers, result, said_by, write_job, write_tokens
 
 from tasks.common.process import descendants
+from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import DeepspeedConfig, ExecutionConfig
-from tasks.formats.ds_config import ds_config
 
 ROUNDS, SEED = int(os.environ.get("N", "2")), int(os.environ.get("SEED", "1"))
 STEPS, EVERY = 40, 4

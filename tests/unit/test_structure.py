@@ -6,6 +6,8 @@ import pytest
 from setuptools import find_namespace_packages, find_packages
 
 from benchmarks.structure import ROOT, Module, product
+from tasks.config.cluster import BACKENDS
+from tasks.config.engines.registry import ENGINES
 
 pytestmark = pytest.mark.unit
 
@@ -39,6 +41,25 @@ def test_no_words_about_a_module_send_their_reader_to_itself_or_to_no_file():
             named = re.findall(r"(?<![\w/])(?:flows|tasks|deployments)/[a-z_/]+\.py\b", text)
             lost += [f"{module.path}: {text}"] if own or any(not (ROOT / name).is_file() for name in named) else []
     assert lost == []
+
+
+def asked_names(tree: ast.AST) -> list[str]:
+    """Comparisons of something called `backend` or `engine` with the name of one; of a deployment `backend` is another word."""
+    asked = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            text = ast.unparse(node)
+            words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            subject = re.search(r"\b(?<!deployment\.)(backend|engine)\b", re.sub(r"'[^']*'", "", text))
+            asked += [text] if subject and words & {*BACKENDS, *ENGINES} else []
+    return asked
+
+
+def test_nobody_asks_for_the_name_of_a_backend_or_an_engine():
+    """What is particular to one is declared by itself: tasks/config/backends, tasks/config/engines."""
+    assert asked_names(ast.parse("a.backend == 'slurm', engine not in ('torch',)")) != []
+    found = [f"{module.path}: {text}" for module in product().values() for text in asked_names(module.tree)]
+    assert [text for text in found if "tasks/serving/" not in text] == []
 
 
 def test_no_folder_of_ours_is_a_namespace_package():

@@ -51,7 +51,7 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Settle jobs that ended while nobody looked, and tell of those that go on without anybody. Ends none, submits none."""
-    from tasks.compute.reconcile import reconcile as settle
+    from tasks.compute.jobs_book import reconcile as settle
 
     result = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in result]}

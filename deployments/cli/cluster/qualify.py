@@ -20,7 +20,8 @@ from deployments.cli.options import Config, Json, Set, parameters_of
 from deployments.cli.output import CommandError, say
 from tasks.common.errors import Missing, Unknown
 from tasks.common.home import home
-from tasks.compute.draining import CANNOT, Drained, drain, resume
+from tasks.compute import machines_of
+from tasks.compute.machines import Drained
 from tasks.config.cluster import ClusterConfig
 from tasks.security.audit import audit, audited
 from tasks.storage import open_store
@@ -279,8 +280,8 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
 
 
 def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
-    if cluster.backend != "slurm":
-        raise ValueError(f"backend {cluster.backend} drains no machines: {CANNOT[cluster.backend]}")
+    if why := cluster.capabilities.cannot_drain:
+        raise ValueError(f"backend {cluster.backend} drains no machines: {why}")
     if not names:
         raise ValueError("--drain names no machine: say which, as Slurm calls them")
     if not reason.strip():
@@ -290,7 +291,7 @@ def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, a
         asked("run", as_, what=f"drain {what}", reason=reason),
         audited(open_store(home()), "drain", right="run", what=what, reason=reason),
     ):
-        done = drain(cluster, dict.fromkeys(names, reason))
+        done = machines_of(cluster).drain(dict.fromkeys(names, reason))
     _tell_of_each(done, "drained", as_json=as_json)
 
 
@@ -301,7 +302,7 @@ def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str,
         asked("run", as_, what=f"resume {what}", reason=reason),
         audited(open_store(home()), "resume", right="run", what=what, reason=reason),
     ):
-        done = [one for cluster in where for one in resume(cluster, names)]
+        done = [one for cluster in where for one in machines_of(cluster).resume(names)]
     _tell_of_each(done, "resumed", as_json=as_json)
 
 

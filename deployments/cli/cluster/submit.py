@@ -22,7 +22,7 @@ from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.compute.job import Job
 from tasks.config.base import digest
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, backends_with
 from tasks.orchestration.job_spec import shape
 from tasks.security.audit import audit
 from tasks.storage import open_store
@@ -68,10 +68,12 @@ def submit(
 
     overrides = [*(set_ or []), *_overrides(nodes, ranks, backend, time_limit)]
     cluster = load_cluster(config or "local", overrides)
-    if driver and cluster.backend != "ray":
-        raise ValueError(f"--driver is for backend ray, the backend is {cluster.backend}: leave it out")
-    if array and cluster.backend != "slurm":
-        raise ValueError(f"--array is for backend slurm, the backend is {cluster.backend}: leave it out")
+    if driver and not cluster.capabilities.drivers:
+        able = backends_with(lambda one: one.drivers)
+        raise ValueError(f"--driver is for backend {able}, the backend is {cluster.backend}: leave it out")
+    if array and not cluster.capabilities.arrays:
+        able = backends_with(lambda one: one.arrays)
+        raise ValueError(f"--array is for backend {able}, the backend is {cluster.backend}: leave it out")
     inputs = _inputs(input_ or [])
     job = job_of_program(
         program, tuple(arguments or ()), cluster, inputs, name=name, driver=driver, array=array, again=again

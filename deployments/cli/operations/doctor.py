@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
@@ -20,6 +20,9 @@ from tasks.common.home import home
 from tasks.security.policy import in_force, load_policy
 from tasks.storage import open_store
 from tasks.storage.settings import load_stores
+
+if TYPE_CHECKING:
+    from tasks.config.cluster import ClusterConfig
 
 # What `headway doctor` finds of the stores: the one that the home works in, and each in Azure that stores.yaml names.
 
@@ -86,13 +89,35 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
     raise CommandError(Missing(text, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
 
 
+BACKEND_INSTALL = "pip install -c constraints.txt -e '.[orchestrator]'"
+
+
+def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
+    """What is found of a cluster's backend: its packages, its commands, whether its machines answer."""
+    from tasks.compute import machines_of
+
+    packages = cluster.capabilities.packages
+    if missing := [package for package in packages if not _installed(package)]:
+        yield Finding(f"backend {cluster.backend}", False, f"missing: {', '.join(missing)}", BACKEND_INSTALL)
+        return
+    if packages:
+        yield Finding(f"backend {cluster.backend}", True, f"{', '.join(packages)} installed")
+    yield from (Finding(*each) for each in machines_of(cluster).findings())
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package above it is not there
+        return False
+
+
 def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
     """A configuration may name programs to connect with: that is as much as starting a run with it."""
-    from deployments.cli.cluster.backend_findings import backend_findings
     from deployments.configuration.files import load_cluster
 
     cluster = load_cluster(config, overrides)
-    if cluster.backend == "local":
+    if cluster.capabilities.this_machine:
         return list(backend_findings(cluster))
     with asked("run", as_, what=f"look at the backend {cluster.backend}"):
         return list(backend_findings(cluster))

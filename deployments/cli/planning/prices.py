@@ -109,7 +109,7 @@ def _quota_update(config: list[str] | None, set_: list[str] | None, as_json: boo
 
     from deployments.cli.options import parameters_of
     from tasks.common.home import home
-    from tasks.compute.azureml.quota import account_usages
+    from tasks.compute.azureml.client import account_usages
     from tasks.config.cluster import ClusterConfig
     from tasks.planning.quota import keep_limits, of_usages
     from tasks.storage import open_files

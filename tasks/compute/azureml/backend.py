@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.azure import arm_client
 from tasks.azure.arm_client import QUOTA
 from tasks.common.errors import HeadwayError, JobFailed, Missing
 from tasks.common.process import write_text
 from tasks.compute.azureml.client import Workspace
-from tasks.compute.azureml.code import code_name, write_code
-from tasks.compute.azureml.folder import Files, Folders, prefix_of
+from tasks.compute.azureml.folder import Files, Folders, code_name, prefix_of, write_code
 from tasks.compute.azureml.render import OURS, SERVERLESS, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered
+from tasks.compute.machines import Finding, Machines
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig
 
@@ -101,6 +102,31 @@ def words(why: dict[str, Any]) -> str:
 
 
 log = logging.getLogger("headway.azureml")
+
+
+class AzureMlMachines(Machines):
+    """The nodes of a workspace's compute cluster, which Azure ML chooses by itself."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield from azureml_findings(self.config)
+
+
+def azureml_findings(config: ClusterConfig) -> Iterator[Finding]:
+    """Findings: the store first, then the workspace and its cluster."""
+    try:
+        backend = AzureMlBackend(config, arm_client.open_files)
+    except (HeadwayError, ValueError) as error:
+        yield "azureml store", False, str(error), getattr(error, "remedy", "") or "See docs/azureml.md."
+        return
+    yield "azureml store", True, f"job folders lie in {backend.store}", ""
+    name = config.azureml.compute
+    try:
+        size = backend.require_cluster(config.nodes, preemptible=config.preemptible)
+    except (HeadwayError, ValueError) as error:
+        yield "azureml compute", False, str(error), getattr(error, "remedy", "") or "Correct cluster.azureml."
+        return
+    what = "machines come by themselves" if name == SERVERLESS else f"{name} ({size}) is there"
+    yield "azureml compute", True, f"{what}, and {config.nodes} node(s) fit", ""
 
 
 class AzureMlBackend:

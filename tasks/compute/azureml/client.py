@@ -12,7 +12,9 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from tasks.azure.arm_client import OF_THE_WORKSPACE, code_of, explain, transport
-from tasks.config.cluster import AzureMlConfig
+from tasks.common.errors import Missing
+from tasks.config.backends.azureml import AzureMlConfig
+from tasks.config.cluster import ClusterConfig
 
 T = TypeVar("T")
 API_VERSION = "2025-01-01-preview"
@@ -154,3 +156,21 @@ class Workspace:
             yield
         except AzureError as error:
             raise explain(error, self.config) from error
+
+
+def account_usages(config: ClusterConfig, files: Callable[[str], Any]) -> tuple[str, list[dict[str, Any]]]:
+    """The region, and its usages as the service tells them. `files` opens a store by its name, whose login is used too.
+
+    Raises ValueError where no workspace is configured, and Missing where it does not answer.
+    """
+    if not (config.azureml.subscription_id and config.azureml.resource_group and config.azureml.workspace):
+        raise ValueError(
+            "no workspace is configured: set cluster.azureml.subscription_id, resource_group and workspace"
+        )
+    try:
+        return Workspace(config.azureml, files(config.azureml.store).token).usages()
+    except ModuleNotFoundError as error:
+        raise Missing(
+            "Azure ML needs its SDK",
+            remedy="pip install -c constraints.txt -e '.[azureml]', or write limits.yaml by hand",
+        ) from error

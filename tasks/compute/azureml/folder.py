@@ -2,12 +2,18 @@
 
 Sent whole before a job is submitted, brought when its state is asked for; output comes when the job has ended. The machines'
 side is tasks/jobs/node/mirror.py. How files move is the store's: it is handed in as `Files`, because compute knows no store.
+
+Headway's own code goes along for machines that have none, where the job's environment is a curated one: the package `tasks` as a
+zip file, named by its content. An image of one's own has Headway installed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +30,10 @@ MARKS = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.js
 MARKED = ("errors/", "ranks/", "nodes/", OUTPUT)
 """How a submission stands and ended: of the one before, it means nothing to the next."""
 Wanted = Callable[[str], bool]
+PACKAGE = Path(__file__).resolve().parents[2]
+KINDS = (".py", ".json", ".css", ".html")
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""Of every entry, so that equal code is an equal file; zip knows no earlier time."""
 
 
 class Synced(Protocol):
@@ -125,3 +135,24 @@ def _is_read_here(name: str) -> bool:
     if name.partition("/")[0] in WRITTEN_HERE:
         return False
     return not name.startswith(CHECKPOINTS) or name.count("/") == 1
+
+
+@cache
+def code_name() -> str:
+    """The name under which this code lies in the store."""
+    sha256 = hashlib.sha256()
+    for path in _code_files():
+        sha256.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
+    return f"code/headway-{sha256.hexdigest()[:16]}.zip"
+
+
+def write_code(target: Path) -> None:
+    """Write the zip file."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in _code_files():
+            entry = zipfile.ZipInfo(path.relative_to(PACKAGE.parent).as_posix(), EPOCH)
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def _code_files() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in KINDS)

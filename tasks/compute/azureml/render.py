@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import parse_ref
 from tasks.azure import arm_client
-from tasks.compute.azureml.code import code_name
-from tasks.compute.azureml.folder import SEEN, Files, prefix_of
+from tasks.compute.azureml.folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.job import Job, Rendered
 from tasks.compute.ray_driver import ray_on_nodes
-from tasks.config.cluster import AzureMlConfig, ClusterConfig
+from tasks.config.backends.azureml import AzureMlConfig
+from tasks.config.cluster import ClusterConfig
 
 if TYPE_CHECKING:
     from azure.ai.ml.entities import AmlCompute, CommandJob, Data, Environment

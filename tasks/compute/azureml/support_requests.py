@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.config.cluster import AzureMlConfig, ClusterConfig
+from tasks.config.backends.azureml import AzureMlConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.qualification.aznhc_findings import impact_of
 
 IMPACT_VERSION, COMPUTE_VERSION, ML_VERSION = "2023-02-01-preview", "2024-07-01", "2024-10-01"
@@ -64,7 +65,7 @@ def requests(
         when: Time of the finding, UTC, ISO 8601.
     """
     host = cluster.azureml.endpoint.rstrip("/")
-    if cluster.backend == "azureml":
+    if isinstance(cluster.section, AzureMlConfig):
         return (_replace(node, cluster.azureml, nodes=cluster.nodes),)
     vm = facts.get("resource_id", "")
     if not vm:

@@ -1,8 +1,8 @@
 """A Ray cluster of this machine's own, for whoever names none: started once a home, found again, and stopped by `headway down`.
 
 It runs under the small parent of tasks/common/process.py and outlives the orchestrator. Its ports are its own, its dashboard
-answers on loopback only, and every door of it asks for a token: Ray's own ports listen on all addresses. This module imports no
-Ray.
+answers on loopback only, and every door of it asks for a token: Ray's own ports listen on all addresses. What `headway doctor`
+finds of any Ray cluster is in this module, too. It imports no Ray.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common import process
 from tasks.common.errors import Missing
+from tasks.compute.machines import Finding, Machines
 
 START_SECONDS = 180.0
 """Longest time to its first answer: 5 to 7 s on two quiet cores."""
@@ -141,3 +143,21 @@ def _socket_folder(folder: Path) -> Path:
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
         raise Missing(f"{short} is somebody else's", remedy="Set HEADWAY_HOME to a shorter path.")
     return short
+
+
+class RayMachines(Machines):
+    """The machines of a Ray cluster, which Ray alone knows."""
+
+    def findings(self) -> Iterator[Finding]:
+        address = self.config.ray.address
+        if not address:
+            yield "ray cluster", True, "none is named: one is started on this machine", ""
+            return
+        try:
+            with urllib.request.urlopen(f"{address.rstrip('/')}/api/version", timeout=10.0) as answer:
+                yield "ray cluster", True, f"{address} answers: {answer.read(500).decode(errors='replace')}", ""
+        except urllib.error.HTTPError as error:
+            yield "ray cluster", error.code in (401, 403), f"{address} answers with {error.code}", "See cluster.ray."
+        except (OSError, ValueError) as error:
+            remedy = "Start it, or correct cluster.ray.address."
+            yield "ray cluster", False, f"{address} does not answer: {error}", remedy

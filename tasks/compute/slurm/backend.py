@@ -22,7 +22,6 @@ from tasks.compute.slurm import render as slurm_render
 from tasks.compute.slurm import states as slurm_states
 from tasks.compute.slurm.commands import NoAnswer, Said, open_login, silent
 from tasks.compute.slurm.elastic import SlurmElastic
-from tasks.compute.slurm.only import restricted
 from tasks.compute.slurm.states import Row
 from tasks.config.cluster import ClusterConfig
 
@@ -63,7 +62,7 @@ class SlurmBackend:
         partitions = self._login.run(errors.PARTITIONS)
         errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
         errors.require_image(job, self._login)
-        rendered = self.render(restricted(job, self._config, self._login), folder)
+        rendered = self.render(errors.restricted(job, self._config, self._login), folder)
         remote = self._login.seen(folder)
         mine = self._login.seen_job(job)
         write_nodes(mine, folder, seen=remote)

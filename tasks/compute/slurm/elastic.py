@@ -2,7 +2,10 @@
 
 All are submitted at once; the first `min_nodes` to start begin, the others join them. A machine that is lost comes again: queued
 by Slurm itself, or submitted again from here, without the machines that a health check named. The submission stays the same until
-the holder of the rendezvous store (tasks/compute/elastic.py) says how it ended, or no machine is left. See docs/elastic.md.
+the holder of the rendezvous store says how it ended, or no machine is left. See docs/elastic.md.
+
+The holder is a process of the machine that jobs are submitted from: tasks/jobs/node/rendezvous.py. It outlives the orchestrator,
+and its `rendezvous/exit.json` is how the submission ended.
 """
 
 from __future__ import annotations
@@ -10,26 +13,26 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tasks.common import process
-from tasks.common.errors import HeadwayError, JobFailed
+from tasks.common.errors import HeadwayError, JobFailed, Missing
 from tasks.common.process import read_json
-from tasks.compute import elastic
 from tasks.compute.job import Job, JobState, Rendered
-from tasks.compute.nodes import write_nodes
+from tasks.compute.nodes import node_environment, python, write_nodes
 from tasks.compute.slurm import errors, render
 from tasks.compute.slurm.commands import Here, Login, NoAnswer, Said, silent
-from tasks.compute.slurm.only import restricted
 from tasks.compute.slurm.render import WARNED
 from tasks.compute.slurm.states import ENDS, QUEUED, Row, parse_squeue
-from tasks.config.cluster import SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
 
 # The machines of an elastic job as Slurm's jobs of one node each: their names, scripts, and how often each was
 # submitted.
@@ -38,6 +41,9 @@ from tasks.config.cluster import SlurmConfig
 # that nobody submits it twice; `K.job` is the job that has the part.
 
 
+RESTARTS = 5
+STEADY_SECONDS = 60.0
+FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 UNHEARD_SECONDS = 60.0
 """After which a submission that nobody knows of never arrived: its answer was lost, or who sent it died."""
 STARTING = ("CONFIGURING", "POWER_UP_NODE")
@@ -166,7 +172,7 @@ class SlurmElastic:
         partitions = errors.parse_partitions(self._login.run(errors.PARTITIONS).out)
         errors.require_limits(job.model_copy(update={"nodes": 1}), self._config, partitions)
         write_nodes(job, folder)
-        elastic.open_rendezvous(job, folder)
+        open_rendezvous(job, folder)
         process.write_json(folder / "rendezvous" / "opened.json", {"machine": socket.gethostname()})
         for part in parts_of(job, folder):
             self._submit_at_first(part)
@@ -201,25 +207,25 @@ class SlurmElastic:
         return parse_squeue(output.out)
 
     def _state(self, folder: Path, rows: list[Row]) -> JobState:
-        spec = process.read_json(folder / "job.json")
-        if spec is None:
+        payload = process.read_json(folder / "job.json")
+        if payload is None:
             return JobState(state="lost", reason=f"{folder} is gone")
-        job = Job.model_validate(spec)
+        job = Job.model_validate(payload)
         known = [(part, newest(rows, part)) for part in parts_of(job, folder)]
         alive = [row for _, row in known if row and row.state in ALIVE]
-        if ended := elastic.ended_state(folder):
+        if ended := ended_state(folder):
             return self._leaving(ended, alive, folder)
         if (folder / "result.json").exists():
             if any(row.state not in QUEUED for row in alive):
                 return JobState(state="running", reason="its machines leave")
             self._end(alive)
             process.stop(folder / "rendezvous")
-            return JobState(state="ended", code=0, reason="ended", attempts=elastic.attempts(folder))
+            return JobState(state="ended", code=0, reason="ended", attempts=attempts(folder))
         # Start the holder of the store again where this machine lost it, as by a reboot.
         opened = process.read_json(folder / "rendezvous" / "opened.json") or {}
         is_local = opened.get("machine") == socket.gethostname()
         if is_local and not process.alive(process.read_json(folder / "rendezvous" / "handle.json")):
-            elastic.open_rendezvous(job, folder)
+            open_rendezvous(job, folder)
         again = [part for part, row in known if row not in alive and self._again(part, row)]
         return _over_all(alive, len(again), len(known)) or self._nobody_left([row for _, row in known if row], folder)
 
@@ -250,7 +256,7 @@ class SlurmElastic:
 
     def _submit(self, part: Part) -> Said | None:
         """Submit one machine; what Slurm said when it refused."""
-        part = Part(restricted(part.job, self._config, self._login), part.folder, part.number)
+        part = Part(errors.restricted(part.job, self._config, self._login), part.folder, part.number)
         if not part.begin():
             return None
         process.write_text(part.folder / part.file, part.script(self._config, self._login.seen(part.folder)))
@@ -271,7 +277,7 @@ class SlurmElastic:
         """No machine is there and none will come: why the last one went."""
         process.stop(folder / "rendezvous")
         over = _last_words(max(rows, key=lambda row: int(row.job), default=None))
-        elastic.note_end(folder, over)
+        note_end(folder, over)
         return over
 
     def _end(self, rows: list[Row]) -> None:
@@ -307,3 +313,68 @@ def _last_words(last: Row | None) -> JobState:
 def _handle(job: Job) -> dict[str, Any]:
     assert job.elastic
     return {"name": job.submission_id, "submission": job.submission, "parts": job.elastic.max_nodes}
+
+
+def spec(job: Job, folder: Path) -> process.ProcessSpec:
+    """What the parent of the store's holder is told; `folder` is the job's as that machine sees it."""
+    return process.ProcessSpec(
+        argv=[python(job), "-m", "tasks.jobs.node.rendezvous", str(folder)],
+        env=node_environment(job),
+        secrets=(),
+        log="rendezvous.log",
+        restarts=RESTARTS,
+        steady=STEADY_SECONDS,
+        owner=job.submission_id,
+    )
+
+
+def open_rendezvous(job: Job, folder: Path) -> None:
+    """Start the store's holder on this machine; what an earlier submission left of one is gone. It runs on when it runs.
+
+    Raises Missing when Python here has no torch.
+    """
+    place = folder / "rendezvous"
+    if (process.read_json(place / "process.json") or {}).get("owner") != job.submission_id:
+        process.stop(place)
+        shutil.rmtree(place, ignore_errors=True)
+    require_torch(python(job))
+    process.start(place, spec(job, folder))
+
+
+def write_rendezvous(job: Job, folder: Path, *, seen: Path) -> None:
+    """Write what `python -m tasks.common.process SEEN/rendezvous` needs on another machine, where the folder is `seen`."""
+    process.write_json(folder / "rendezvous" / "process.json", asdict(spec(job, seen)))
+
+
+def require_torch(interpreter: str) -> None:
+    """Raises Missing when a Python has no torch."""
+    try:
+        exists = subprocess.run([interpreter, "-c", FIND_TORCH], capture_output=True, check=False).returncode == 0
+    except OSError:
+        exists = False
+    if not exists:
+        raise Missing(
+            f"an elastic job's machines meet at a store of torch on this machine, and {interpreter} has no torch",
+            remedy="Set cluster.python to a Python that has torch, here and on the nodes: pip install -e '.[cluster]'.",
+        )
+
+
+def ended_state(folder: Path) -> JobState | None:
+    """How an elastic submission ended; None while it lives."""
+    if noted := process.read_json(folder / "rendezvous" / "over.json"):
+        return JobState.model_validate(noted)
+    ended = process.read_json(folder / "rendezvous" / "exit.json")
+    if not ended:
+        return None
+    return JobState(state="ended", code=ended["code"], reason=ended["reason"], attempts=attempts(folder))
+
+
+def note_end(folder: Path, state: JobState) -> None:
+    """Write down that a submission ended because no machine was left, which the holder of the store cannot know."""
+    process.write_json(folder / "rendezvous" / "over.json", state.model_dump(mode="json"))
+
+
+def attempts(folder: Path) -> int:
+    """The most starts that one machine made."""
+    counts = [(process.read_json(path) or {}).get("attempts", 1) for path in (folder / "nodes").glob("*/attempts.json")]
+    return max(counts, default=1)

@@ -16,7 +16,8 @@ from pathlib import Path
 from tasks.common.home import home
 from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
-from tasks.config.cluster import ScratchConfig, SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ScratchConfig
 from tasks.hardware.environment import nccl_environment, topology_file
 
 # BeeOND: the local disks of a Slurm job's machines joined into one BeeGFS for as long as the job runs, as lines of its

@@ -34,7 +34,8 @@ from tasks.compute.ssh.render import (
     start_script,
     stop_command,
 )
-from tasks.config.cluster import ClusterConfig, SshConfig
+from tasks.config.backends.ssh import SshConfig
+from tasks.config.cluster import ClusterConfig
 
 # Rounds over the machines of the ssh backend: one command on each at once, and what the answers say.
 

@@ -1,16 +1,17 @@
-"""The machines of the ssh backend: which there are, and which of them a job may use. How they are reached is
+"""The machines of the ssh backend: which there are, whether they answer, and which of them a job may use. How they are reached is
 tasks/compute/connection.py."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.compute.connection import parse_address
+from tasks.compute.connection import Connection, parse_address, run_all
 from tasks.compute.job import Job
-from tasks.config.cluster import SshConfig
+from tasks.compute.machines import Finding, Machines
+from tasks.config.backends.ssh import SshConfig
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,30 @@ class Host:
 
     name: str
     address: str
+
+
+class SshMachines(Machines):
+    """The machines that `ssh.hosts` or `ssh.hosts_file` names."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Every host, asked at once."""
+        try:
+            hosts = {host: Connection(host.address, self.config.ssh) for host in read_hosts(self.config.ssh)}
+        except ValueError as error:
+            yield "ssh hosts", False, str(error), "Correct cluster.ssh."
+            return
+        output = run_all({connection: "uname -n" for connection in hosts.values()}, seconds=10.0)
+        for host, connection in hosts.items():
+            answer, name = output[connection], f"ssh {host.address}"
+            if isinstance(answer, Exception):
+                yield name, False, str(answer), getattr(answer, "remedy", "")
+            else:
+                seen = answer.stdout.strip() or answer.stderr.strip()
+                yield name, answer.code == 0, seen, "Log in there by hand."
+            connection.close()
+
+    def usable(self) -> set[str]:
+        return {host.name for host in read_hosts(self.config.ssh)} - set(self.config.exclude)
 
 
 def read_hosts(config: SshConfig) -> list[Host]:

@@ -1,6 +1,6 @@
 """The engine `deepspeed`: our network, data and loop, with optimizer state, gradients and weights divided by ZeRO.
 
-What DeepSpeed is told is tasks/formats/ds_config.py.
+What DeepSpeed is told is tasks/config/engines/deepspeed.py.
 See docs/training.md, "DeepSpeed".
 """
 

@@ -1,7 +1,7 @@
 """What an engine is to the loop of training: it computes gradients and updates, and knows what of its state must be saved.
 
 The loop (tasks/jobs/train.py), the data, the checkpoints' protocol, metrics and safety are the same for all engines.
-To add one: a class with these methods, a line in ENGINES, a literal in tasks/config/training.py. See CONTRIBUTING.md.
+What an engine declares, and which class it names for this, is tasks/config/engines. To add one: CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from tasks.config.engines.registry import ENGINES
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import Manifest
 from tasks.jobs.checkpoint.pieces import Piece
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter
-
-ENGINES = {
-    "torch": "tasks.jobs.training.torch_engine:TorchEngine",
-    "deepspeed": "tasks.jobs.training.deepspeed_engine:DeepspeedEngine",
-}
-"""By `training.engine`. Megatron-LM has a loop of its own, so it is a program of its own: tasks/jobs/train_megatron.py."""
 
 
 @dataclass(frozen=True)
@@ -106,5 +101,5 @@ class Engine(Protocol):
 
 def open_engine(setting: Setting) -> Engine:
     """The engine that `training.engine` names."""
-    module, name = ENGINES[setting.training.engine].split(":")
+    module, name = ENGINES[setting.training.engine].loop.split(":")
     return cast(Engine, getattr(import_module(module), name)(setting))

@@ -9,7 +9,8 @@ from support import Home
 from waiting import limit
 
 from tasks.compute.job import Job, write_folder
-from tasks.config.cluster import ClusterConfig, SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ClusterConfig
 
 H100 = "Standard_ND96isr_H100_v5"
 BIG = ClusterConfig(name="big", backend="slurm", ranks_per_node=8, gpus_per_node=8, nodes=4)

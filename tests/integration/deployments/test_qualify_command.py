@@ -11,7 +11,7 @@ from slurm_stand import slurm
 from deployments.cli.cluster.qualify import _table, qualify
 from deployments.cli.output import CommandError
 from tasks.common.errors import Unknown
-from tasks.compute.draining import drain
+from tasks.compute import machines_of
 from tasks.config.cluster import ClusterConfig
 from tasks.security.audit import entries
 from tasks.storage import open_store
@@ -71,12 +71,12 @@ def test_what_headway_drained_is_put_back_by_the_command_and_what_a_person_names
     with slurm(2, cpus=1) as stand, pytest.MonkeyPatch.context() as environment:
         for name, value in stand.environment.items():
             environment.setenv(name, value)
-        drain(ClusterConfig.model_validate({"backend": "slurm"}), {"n1": "slow"})
+        machines_of(ClusterConfig.model_validate({"backend": "slurm"})).drain({"n1": "slow"})
         stand.command("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=theirs")
         with pytest.raises(CommandError, match="not resumed: n2: not drained by Headway") as failed:
             qualify(resume=True, more=["n1", "n2"], set_=ON_SLURM, reason="repaired", as_json=True)
         assert failed.value.fields["resumed"] == ["n1"]
-        drain(ClusterConfig.model_validate({"backend": "slurm"}), {"n1": "slow"})
+        machines_of(ClusterConfig.model_validate({"backend": "slurm"})).drain({"n1": "slow"})
         qualify(resume=True, set_=ON_SLURM, as_json=True)
         assert json.loads(capsys.readouterr().out)["resumed"] == ["n1"]
         assert (stand.node_state("n1")[:4], stand.node_state("n2")) == ("idle", "drained")

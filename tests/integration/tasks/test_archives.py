@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 UNPACKERS = {"extractall", "unpack_archive", "extractfile"}
 OWN_CODE = {"tasks/compute/azureml/render.py"}
-"""Names `python -m zipfile -e` for the zip that tasks/compute/azureml/code.py made."""
+"""Names `python -m zipfile -e` for the zip that tasks/compute/azureml/folder.py made."""
 
 
 def sources():

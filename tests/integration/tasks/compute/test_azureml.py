@@ -16,7 +16,7 @@ from tasks.azure.arm_client import use_files
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.process import descendants
 from tasks.compute import open_backend
-from tasks.compute.azureml.findings import azureml_findings
+from tasks.compute.azureml.backend import azureml_findings
 from tasks.compute.job import Job
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance

@@ -8,7 +8,7 @@ from azureml_service import TOKEN, Trouble, serving
 from azurite import Endpoint
 
 from tasks.common.errors import Missing
-from tasks.compute.azureml.quota import account_usages
+from tasks.compute.azureml.client import account_usages
 from tasks.config.cluster import ClusterConfig
 from tasks.planning.quota import of_usages
 

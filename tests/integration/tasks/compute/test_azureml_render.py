@@ -13,7 +13,7 @@ from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEnco
 from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
 
 from tasks.compute import open_backend
-from tasks.compute.azureml.code import code_name, write_code
+from tasks.compute.azureml.folder import code_name, write_code
 from tasks.compute.azureml.render import job_name
 from tasks.compute.job import Job
 from tasks.config.cluster import ClusterConfig, ElasticConfig

@@ -6,7 +6,7 @@ from ssh_stand import PORT, ssh_stand
 from tasks.common.errors import Missing
 from tasks.compute import connection as files
 from tasks.compute.connection import Connection, Unreachable, parse_address, run_all
-from tasks.config.cluster import SshConfig
+from tasks.config.backends.ssh import SshConfig
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from tasks.common import process
 from tasks.common.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.job import Job, JobState, write_folder
-from tasks.compute.jobs_book import cancel_job, find_job, list_jobs
+from tasks.compute.jobs_book import cancel_job, find_job, list_jobs, reconcile
 from tasks.compute.polling import Watch
-from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.compute.supervisor_lock import is_supervised
-from tasks.config.cluster import ClusterConfig, RetryConfig, SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ClusterConfig, RetryConfig
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 

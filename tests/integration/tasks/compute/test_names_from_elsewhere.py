@@ -11,7 +11,7 @@ from waiting import limit
 from tasks.common.errors import IntegrityError
 from tasks.compute import connection as files
 from tasks.compute.connection import Connection
-from tasks.config.cluster import SshConfig
+from tasks.config.backends.ssh import SshConfig
 
 
 class Machine:

@@ -16,7 +16,8 @@ from tasks.compute.job import Job
 from tasks.compute.ray.backend import Told, state_of
 from tasks.compute.ray.local import spec
 from tasks.compute.ray_driver import driver_spec, ray_on_nodes
-from tasks.config.cluster import ClusterConfig, ElasticConfig, RayConfig
+from tasks.config.backends.ray import RayConfig
+from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.jobs.ray.machines import Machine, lacking, machines, selector
 
 ROOT = str(Path(__file__).parents[4])

@@ -4,11 +4,11 @@ import pytest
 from slurm_jobs import slurm_backend, small, until
 from slurm_stand import slurm
 
-from tasks.compute.draining import drain, resume
+from tasks.compute import machines_of
 from tasks.compute.job import require_enough, write_folder
-from tasks.compute.slurm import drain as slurm_drain
+from tasks.compute.slurm import machines as slurm_machines
 from tasks.compute.slurm.commands import Here
-from tasks.compute.slurm.only import restricted
+from tasks.compute.slurm.errors import restricted
 from tasks.config.cluster import ClusterConfig
 
 CLUSTER = ClusterConfig.model_validate({"backend": "slurm", "nodes": 1})
@@ -35,39 +35,39 @@ def reason_of(stand, name):
 
 def test_a_drained_node_says_why_and_is_put_back(clean):
     why = "matmul_fp32 is failed: 3.2 TFLOP/s, limit >= 4 [a page | 2026]"
-    (told,) = drain(CLUSTER, {"n2": why})
+    (told,) = machines_of(CLUSTER).drain({"n2": why})
     assert told.done and clean.node_state("n2") == "drained"
     assert (
         reason_of(clean, "n2") == "headway: matmul_fp32 is failed: 3.2 TFLOP/s, limit >= 4 (a page | 2026)" in told.said
     )
-    (again,) = drain(CLUSTER, {"n2": "another"})
+    (again,) = machines_of(CLUSTER).drain({"n2": "another"})
     assert again.done and "by Headway before" in again.said and "another" not in reason_of(clean, "n2")
-    assert [(one.node, one.done) for one in resume(CLUSTER)] == [("n2", True)]
+    assert [(one.node, one.done) for one in machines_of(CLUSTER).resume()] == [("n2", True)]
     assert clean.node_state("n2").startswith("idle")
-    assert resume(CLUSTER) == ()
+    assert machines_of(CLUSTER).resume() == ()
 
 
 def test_what_somebody_else_drained_is_left_as_it_is(clean):
     clean.command("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=memory swap")
-    (told,) = drain(CLUSTER, {"n1": "slow"})
+    (told,) = machines_of(CLUSTER).drain({"n1": "slow"})
     assert not told.done and "drained before by root" in told.said and "memory swap" in told.said
-    drain(CLUSTER, {"n3": "slow"})
-    assert [one.node for one in resume(CLUSTER)] == ["n3"]
-    (left,) = resume(CLUSTER, ["n1"])
+    machines_of(CLUSTER).drain({"n3": "slow"})
+    assert [one.node for one in machines_of(CLUSTER).resume()] == ["n3"]
+    (left,) = machines_of(CLUSTER).resume(["n1"])
     assert not left.done and "not drained by Headway" in left.said
     assert (clean.node_state("n1"), reason_of(clean, "n1")) == ("drained", "memory swap")
-    (healthy,) = resume(CLUSTER, ["n2"])
+    (healthy,) = machines_of(CLUSTER).resume(["n2"])
     assert not healthy.done and "IDLE" in healthy.said
 
 
 def test_a_node_whose_reason_somebody_changed_is_theirs(clean):
-    drain(CLUSTER, {"n1": "slow"})
+    machines_of(CLUSTER).drain({"n1": "slow"})
     clean.command("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=being repaired")
-    assert resume(CLUSTER) == () and clean.node_state("n1") == "drained"
+    assert machines_of(CLUSTER).resume() == () and clean.node_state("n1") == "drained"
 
 
 def test_an_unknown_node_is_said_and_the_others_are_drained(clean):
-    told = {one.node: one for one in drain(CLUSTER, {"nx": "slow", "n1": "slow"})}
+    told = {one.node: one for one in machines_of(CLUSTER).drain({"nx": "slow", "n1": "slow"})}
     assert not told["nx"].done and "does not know" in told["nx"].said
     assert told["n1"].done
 
@@ -83,7 +83,7 @@ def test_without_rights_nothing_changes_and_nothing_breaks(clean):
     for path in (clean.folder, clean.folder / "run"):
         path.chmod(0o755)
     (clean.folder / "run" / "munge.sock").chmod(0o777)
-    (told,) = slurm_drain.drain(Nobody(), {"n1": "slow"})
+    (told,) = slurm_machines.drain(Nobody(), {"n1": "slow"})
     assert not told.done and "operator" in told.said, told
     assert clean.node_state("n1").startswith("idle")
 
@@ -91,7 +91,7 @@ def test_without_rights_nothing_changes_and_nothing_breaks(clean):
 def test_a_scheduler_that_is_away_is_said(clean):
     clean.stop_controller()
     try:
-        (told,) = slurm_drain.drain(Impatient(), {"n1": "slow"})
+        (told,) = slurm_machines.drain(Impatient(), {"n1": "slow"})
     finally:
         clean.continue_controller()
     assert not told.done and "does not answer" in told.said

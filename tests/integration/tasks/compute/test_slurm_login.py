@@ -20,7 +20,7 @@ from tasks.common.errors import Missing
 from tasks.common.process import read_json
 from tasks.compute.slurm.backend import SlurmBackend
 from tasks.compute.slurm.commands import NoAnswer
-from tasks.compute.slurm.findings import slurm_findings
+from tasks.compute.slurm.machines import slurm_findings
 from tasks.config.cluster import ClusterConfig
 
 SSHD = """

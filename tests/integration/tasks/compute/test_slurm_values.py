@@ -14,10 +14,11 @@ from tasks.common.process import write_json
 from tasks.compute.job import Job
 from tasks.compute.slurm.commands import NoAnswer, There
 from tasks.compute.slurm.errors import minutes, parse_partitions, require_limits
-from tasks.compute.slurm.findings import slurm_findings
+from tasks.compute.slurm.machines import slurm_findings
 from tasks.compute.slurm.render import script
 from tasks.compute.slurm.states import bad_nodes, over_all, parse_sacct, parse_squeue, state_of, waits_because
-from tasks.config.cluster import ClusterConfig, ScratchConfig, SlurmConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ClusterConfig, ScratchConfig
 
 pytestmark = pytest.mark.unit
 

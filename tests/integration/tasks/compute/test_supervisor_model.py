@@ -20,9 +20,8 @@ from scripted_backend import RUNNING, ScriptedBackend
 from tasks.common.errors import Cancelled, JobFailed, Missing
 from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job, JobState
-from tasks.compute.jobs_book import cancel_job
+from tasks.compute.jobs_book import cancel_job, reconcile
 from tasks.compute.polling import Clock, Poller, Watch, Watched
-from tasks.compute.reconcile import reconcile
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.compute.usable import usable_nodes
+from tasks.compute import machines_of
 from tasks.config.cluster import ClusterConfig
 
 SINFO = """#!/bin/sh
@@ -37,18 +37,18 @@ def sinfo(tmp_path, monkeypatch):
     ],
 )
 def test_slurm_counts_what_is_in_order_in_the_partition_of_the_job(sinfo, changes, count):
-    assert usable_nodes(ClusterConfig.model_validate({"backend": "slurm", **changes})) == count
+    assert machines_of(ClusterConfig.model_validate({"backend": "slurm", **changes})).count() == count
 
 
 def test_of_machines_that_are_named_no_others_are_counted(sinfo):
     slurm = ClusterConfig(backend="slurm")
-    counts = {names: usable_nodes(slurm, names) for names in ((), ("n1", "n2"), ("n1", "n3", "n4"), ("n9",))}
+    counts = {names: machines_of(slurm).count(names) for names in ((), ("n1", "n2"), ("n1", "n3", "n4"), ("n9",))}
     assert counts == {(): 4, ("n1", "n2"): 2, ("n1", "n3", "n4"): 1, ("n9",): 0}
     ssh = ClusterConfig(backend="ssh", ssh={"hosts": ["a@n1", "n2", "n3"]}, exclude=("n2",))
-    assert (usable_nodes(ssh), usable_nodes(ssh, ("n1", "n2"))) == (2, 1)
+    assert (machines_of(ssh).count(), machines_of(ssh).count(("n1", "n2"))) == (2, 1)
 
 
 def test_ssh_counts_its_hosts_and_others_cannot_say():
     config = ClusterConfig(backend="ssh", ssh={"hosts": ["a@n1", "a@n2:22", "n3"]}, exclude=("n2",))
-    assert usable_nodes(config) == 2
-    assert usable_nodes(ClusterConfig()) is None
+    assert machines_of(config).count() == 2
+    assert machines_of(ClusterConfig()).count() is None

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from tasks.config.flows import require_engine_fits
+from tasks.config.engines.deepspeed import ds_config
+from tasks.config.engines.registry import ENGINES
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
-from tasks.formats.ds_config import ds_config
 
 TRAINING = TrainingConfig(engine="deepspeed", global_batch_size=32, micro_batch_size=2, gradient_clip=0.5)
 
@@ -67,4 +67,4 @@ def test_nvme_needs_a_folder_and_stage_3(zero):
 )
 def test_what_zero_does_not_do_here_is_refused(training, execution, named):
     with pytest.raises(ValueError, match=f"the engine deepspeed has no {named}"):
-        require_engine_fits(TRAINING.model_copy(update=training), ExecutionConfig(**execution))
+        ENGINES[TRAINING.engine].require_fits(TRAINING.model_copy(update=training), ExecutionConfig(**execution))

@@ -19,7 +19,9 @@ from tasks.compute.job import Job
 from tasks.compute.ray.backend import RayBackend
 from tasks.compute.slurm.render import script
 from tasks.compute.supervisor import with_lessons
-from tasks.config.cluster import ClusterConfig, RayConfig, SlurmConfig
+from tasks.config.backends.ray import RayConfig
+from tasks.config.backends.slurm import SlurmConfig
+from tasks.config.cluster import ClusterConfig
 from tasks.orchestration.stage import stage
 from tasks.registry.backup.snapshot import is_taken
 from tasks.registry.records import Record

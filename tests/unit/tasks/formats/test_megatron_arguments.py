@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from fake_megatron import FLAGS, VALUES
 
-from tasks.config.flows import RetrainConfig, require_engine_fits
+from tasks.config.engines.registry import ENGINES
+from tasks.config.flows import RetrainConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.jobs.training.schedule import learning_rate
@@ -72,7 +73,7 @@ def test_the_arguments_are_those_that_the_real_parser_took(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_rendered_fits_and_its_names_are_known(name):
-    require_engine_fits(*settings(*CASES[name]))
+    ENGINES["megatron"].require_fits(*settings(*CASES[name]))
     known = {f"--{word}" for word in (FLAGS + VALUES).split()}
     assert {word for word in rendered(name) if word.startswith("--")} <= known
 
@@ -107,7 +108,7 @@ def test_megatron_deepspeed_gets_the_zero_of_the_engine_deepspeed():
 )
 def test_what_megatron_has_not_is_refused_with_a_remedy(training, execution, megatron, words):
     with pytest.raises(ValueError, match="execution|cosine") as refused:
-        require_engine_fits(*settings(training, execution, megatron))
+        ENGINES["megatron"].require_fits(*settings(training, execution, megatron))
     assert words in str(refused.value)
 
 

@@ -25,8 +25,8 @@ from training_runs import (
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.config.continue_from import Origin, differing, impossible, of_another_run, position, tokens_until
+from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, NetworkConfig
-from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint.files import age, manifests, read_manifest
 from tasks.jobs.checkpoint.origins import keep, newest_good
 from tasks.jobs.checkpoint.retention import retain

@@ -10,7 +10,8 @@ from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.nodes import write_nodes
 from tasks.compute.ray_driver import ray_on_nodes
-from tasks.config.cluster import RayConfig, WatchConfig
+from tasks.config.backends.ray import RayConfig
+from tasks.config.cluster import WatchConfig
 
 PROGRAM = """
 import sys

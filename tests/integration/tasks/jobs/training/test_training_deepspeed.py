@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_job
 
+from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import DeepspeedConfig, ExecutionConfig
-from tasks.formats.ds_config import ds_config
 from tasks.jobs.checkpoint.files import digest, manifests
 from tasks.jobs.training.deepspeed_engine import _filled, _whole_of_stage_3
 

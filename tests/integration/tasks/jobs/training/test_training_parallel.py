@@ -10,7 +10,7 @@ from torch import nn
 from training_runs import CONFIG, all_lines, error, said_by, write_job
 from transformers import AutoModelForCausalLM
 
-from tasks.config.flows import require_engine_fits
+from tasks.config.engines.registry import ENGINES
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.jobs.training.network import build_network, next_token_loss
 from tasks.jobs.training.parallel import Parallel, data_place, recompute
@@ -159,7 +159,7 @@ def test_ranks_that_share_matrices_see_the_same_samples():
 )
 def test_what_cannot_share_matrices_is_refused(config, execution, said):
     with pytest.raises(ValueError, match=said):
-        require_engine_fits(config, ExecutionConfig(**execution))
+        ENGINES[config.engine].require_fits(config, ExecutionConfig(**execution))
 
 
 def test_heads_that_do_not_divide_are_refused_by_the_job(forks, tokens, tmp_path):

@@ -398,11 +398,11 @@ def test_the_sum_of_bits_sees_every_flip():
 
 
 def test_the_probe_is_refused_where_it_cannot_be(tmp_path):
-    from tasks.config.flows import require_engine_fits
+    from tasks.config.engines.registry import ENGINES
 
     for training, execution in (
         (safe(repeat_every_steps=5).model_copy(update={"engine": "deepspeed"}), ExecutionConfig()),
         (safe(repeat_every_steps=5), ExecutionConfig(parallel="fsdp")),
     ):
         with pytest.raises(ValueError, match="repeat_every_steps"):
-            require_engine_fits(training, execution)
+            ENGINES[training.engine].require_fits(training, execution)
