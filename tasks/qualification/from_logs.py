@@ -1,6 +1,6 @@
 """The verdict on a cluster that Headway cannot reach, by logs that others wrote there.
 
-Each log is judged by itself (from_logs.py). All together are judged as a measurement of ours is (judge.py). What is new here: a
+Each log is judged by itself. All together are judged as a measurement of ours is (judge.py). What is new here: a
 log that says nothing is unknown and closes the gate, a machine of which no log says anything good is unknown, and a log that
 the hardware's file has no figure for neither clears nor condemns. Runs on fewer GPUs than the file's limits hold for are compared
 with each other: that condemns, and clears a machine of being slower than the others; whether all of them are slow is unknown.

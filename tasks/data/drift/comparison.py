@@ -1,4 +1,4 @@
-"""drift.json: all columns of two samples compared, judged as a family, and told. Reading comes before: comparison.py.
+"""Reads samples of two corpora, compares all their columns, judges them as a family, and writes drift.json.
 
 Its form is docs/drift.md's, "Evidence". No text of a document is in it but single words and tokens.
 """

@@ -1,7 +1,7 @@
 """A rank's end of its writer process: one save in flight, and what became of it.
 
-What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder (process.py). A
-save that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
+What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder. A save
+that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
 """
 
 from __future__ import annotations

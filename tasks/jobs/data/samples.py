@@ -1,8 +1,8 @@
 """What training reads: samples of fixed length out of one long stream of tokens, in an order that a seed decides; and the loader.
 
 Which samples a step uses depends on the seed and on the number of samples consumed before it, and on nothing else: not
-on the number of ranks, of restarts, or of the step. The order itself: order.py; a run's corpora, one or a mixture:
-sources.py; reading ahead: samples.py; tokens that are far away: sources.py. Nothing here computes with a network.
+on the number of ranks, of restarts, or of the step. The order itself: order.py; a run's corpora, one or a mixture,
+and tokens that are far away: sources.py. Nothing here computes with a network.
 """
 
 from __future__ import annotations

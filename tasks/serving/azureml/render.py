@@ -1,7 +1,7 @@
 """A managed online endpoint as values: endpoint, deployment, environment and model by the SDK's own classes. Asks nobody.
 
 What is sent is the SDK's REST form; the YAML is what `az ml online-endpoint create --file` and `az ml online-deployment create
---file` take. What stands around an endpoint (scaling, quotas, logs) is render.py. See
+--file` take. What stands around an endpoint (scaling, quotas, logs) is here as well. See
 https://learn.microsoft.com/azure/machine-learning/reference-yaml-deployment-managed-online.
 """
 
