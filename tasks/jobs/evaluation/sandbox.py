@@ -2,9 +2,9 @@
 
 bubblewrap holds it: namespaces of its own, a read-only root with the system's and Python's own folders, no capability, and a
 filter of system calls, which leaves it no second process, no socket and no memory that its limit does not count. Where there is
-no bubblewrap, limits and another user are what is left, and only on request. The suite is code_suite.py. The verdict comes from the
-process that runs the code (sandbox_inside.py), under a word that the code is not told: what looks for it in the interpreter's
-own memory can forge a pass, and nothing else.
+no bubblewrap, limits and another user are what is left, and only on request. The suite is code_suite.py. The verdict comes from
+the process that runs the code (sandbox_inside.py), under a word that the code is not told: what looks for it in the
+interpreter's own memory can forge a pass, and nothing else.
 """
 
 from __future__ import annotations
