@@ -44,7 +44,7 @@ class Artifact(Value):
 
     KIND: ClassVar[str] = ""
 
-    name: str
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     version: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """64 hex digits: sha256 of the content part of the manifest. Fewer would mean another artifact as soon as somebody publishes
     one that begins with them."""

@@ -121,9 +121,12 @@ def as_markdown(outcome: Outcome) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown. A cell stays one line without links, pictures or HTML, whatever it says: some are of the store."""
+    inert = str.maketrans({"|": "\\|", "[": "\\[", "<": "&lt;"})
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.split()).translate(inert) for cell in line) + " |" for line in lines
+    )
 
 
 def number(value: object) -> str:

@@ -1,15 +1,17 @@
 """Whether a stage's result is recorded, also while its surroundings are not known yet; and who is asked only where it is not."""
 
 import json
+import re
 from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from deployments.cli.retrain import _at_work
-from tasks.artifacts import Cluster, Pending, Value
+from tasks.artifacts import Cluster, Pending, Tokens, Value
 from tasks.common.errors import GateFailed
 from tasks.common.process import write_json
 from tasks.config.flows import RetrainConfig
+from tasks.orchestration.prefect_artifacts import table
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 
@@ -109,3 +111,13 @@ def test_a_job_is_at_work_until_its_end_is_noted(tmp_path):
     assert _at_work(tmp_path, key) and not _at_work(tmp_path, "f" * 16)
     write_json(folder / "settled.json", {"outcome": "done"})
     assert not _at_work(tmp_path, key)
+
+
+def test_a_record_of_the_store_writes_no_paragraph_into_the_form_of_an_approval():
+    """Whoever writes to the store alone would else speak there as Headway does: with links, pictures, a line of its own."""
+    text = "x |\n\nChecked by anna.\n\n[Confirm your token](http://x.example) ![](http://x.example/y.png) <img src=x>"
+    with pytest.raises(ValueError, match="name"):
+        Tokens(name=text, version="a" * 64, uri="")
+    lines = table(["name", "value"], [[text, "1"]]).splitlines()
+    assert len(lines) == 3 and lines[2].count(" | ") == 1
+    assert re.search(r"(?<!\\)[\[|]", lines[2].strip("| ").replace(" | ", "")) is None and "<img" not in lines[2]
