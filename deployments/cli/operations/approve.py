@@ -65,7 +65,14 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
             payload = {key: run.handle.get(key) for key in ("flow", "subject")}
             named = {"name": run.question, "flow_run": run.identity, "url": where.get("url")}
             results.append({**named, **payload, **_question(event)})
-    return results
+    return told_apart(results)
+
+
+def told_apart(waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With as many digits of the runs in their names as no two share: a schedule's runs begin alike, and ask the same."""
+    runs = [(one["flow_run"], one["key"]) for one in waiting]
+    digits = next((n for n in range(8, 36) if len({(run[:n], key) for run, key in runs}) == len(runs)), 36)
+    return [{**one, "name": f"{one['flow_run'][:digits]}.{one['key']}".rstrip(".")} for one in waiting]
 
 
 def _question(event: dict[str, Any]) -> dict[str, Any]:
