@@ -1,7 +1,8 @@
 """The whole lifecycle, one call a stage: from a dataset to a served model.
 
-Each stage is a file of tasks/ with the same name (next: tasks/train.py). How a stage is recorded and reused, and waits for a
-person's word, is tasks/orchestration/stage.py; who starts this flow is deployments/ (`headway retrain`).
+Each stage is a file of tasks/ with the same name (next: tasks/train.py); `validated` and `tokenized` (flows/support/inputs.py)
+call validate and preprocess. How a stage is recorded and reused, and waits for a person's word, is tasks/orchestration/stage.py;
+who starts this flow is deployments/ (`headway retrain`).
 """
 
 from __future__ import annotations
@@ -85,18 +86,18 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     """The stages in their order: each is handed what stages before it made, and its own section of the settings.
 
     `on` and `under` say where a stage runs and within which limits; they decide nothing about what it makes. `require` gives up
-    what a gate judged, and raises GateFailed where it is closed.
+    what a gate judged, and raises GateFailed where it is closed; `compare` raises it itself.
     """
     given = inputs_of(name, config, continue_from)
     dataset = resolve(name)
     validation = validated(dataset, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, given.tokenizer)
-    origin, taking = start_of(continue_from, config, tokens=tokens, base=given.base, mixed=given.mixed)
+    origin, take_over = start_of(continue_from, config, tokens=tokens, base=given.base, mixed=given.mixed)
     qualification = benchmark(config.cluster, config.benchmark, training=config.training)
     cluster, how = as_configured(qualification.require(), config.cluster), config.execution
     limits = plan(tokens, config.training, config.planning, how, given.base, on=cluster).require()
     checkpoint = train(
-        tokens, config.training, given.base, given.mixed, origin, how=how, under=limits, on=cluster, taking=taking
+        tokens, config.training, given.base, given.mixed, origin, how=how, under=limits, on=cluster, taking=take_over
     )
     scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, on=cluster)
     champion = champion_scores(scores, tokens, config.evaluation, given.mixed, given.files, on=cluster)

@@ -103,14 +103,14 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
         require_same_champion(model)  # starting a large model takes a while
         approval = right()
         before = endpoint.observe()
-        output = {
+        fields = {
             "what": f"endpoint/{config.endpoint}",
             "before": before.model_ref if before else None,
             "after": model.ref,
             **({"approval": approval} if approval else {}),
         }
         reason = "the stage deploy" + (f"; there is no way back: {barred}" if barred else "")
-        with logged("deploy", right="promote", reason=reason, **output):
+        with logged("deploy", right="promote", reason=reason, **fields):
             served = endpoint.switch(candidate, journal=write_down)
     make_champion(model, reason=f"deployed to endpoint/{config.endpoint}")
     return Endpoint(name=config.endpoint, url=served.url, model=model)
@@ -123,8 +123,8 @@ def samples(endpoint: Endpoint, config: ExportConfig) -> list[dict[str, str]]:
     """
     prompts = config.golden_prompts[:SAMPLES]
     try:
-        messages = [ask(home(), endpoint.name, each, SAMPLING)["completion"] for each in prompts]
+        completions = [ask(home(), endpoint.name, each, SAMPLING)["completion"] for each in prompts]
     except (Missing, ValueError) as error:
         log.warning("no samples of %s: %s", endpoint.ref, error)
         return []
-    return [{"prompt": prompt, "completion": each} for prompt, each in zip(prompts, messages, strict=True)]
+    return [{"prompt": prompt, "completion": each} for prompt, each in zip(prompts, completions, strict=True)]

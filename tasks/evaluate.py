@@ -1,7 +1,7 @@
 """Checkpoint, Tokens -> Evaluation: bits per byte on held-out text, beside n-gram models and the champion; slices and suites.
 
 `evaluate` measures, in the program tasks/jobs/evaluate.py, and is reused; `compare` judges, and is always run. What a rule asks
-is tasks/comparison.
+is tasks/evaluation/comparison.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every setting, as one frozen tree of classes; one class a stage, handed to it and read back by its job.
 
 What does not live here: the base class and where state lies (tasks/config/base.py), the sections of the data stages, of training
-and of the cluster (tasks/*_config.py), where files come from and how errors are printed (deployments/cli). See
+and of the cluster (beside this file), where files come from and how errors are printed (deployments/cli). See
 docs/configuration.md. A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
 """
 
@@ -24,7 +24,7 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 
 
 class ApprovalConfig(Settings):
-    """Whether a person must agree before the new model takes the endpoint."""
+    """Whether a person must agree before a retraining that an event asked for, before training, and before the deploy."""
 
     before_train: bool = False
     """Whether the run pauses after the plan until somebody approves what training takes and costs."""

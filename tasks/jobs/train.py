@@ -3,7 +3,7 @@
 One process a rank, started by torchrun. The loop is here. What computes: training/engine.py (torch, DeepSpeed). What is read:
 tasks/jobs/data/samples.py. What survives a crash: tasks/jobs/checkpoint/snapshot.py. What lets ranks come and go:
 tasks/jobs/node/elastic.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of Prefect or of MLflow;
-how a cluster comes to run it is, for one, tasks/compute/slurm/backend.py (next).
+how a cluster comes to run it is a backend: that of Slurm is tasks/compute/slurm/backend.py (next).
 """
 
 from __future__ import annotations

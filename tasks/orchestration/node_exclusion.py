@@ -1,6 +1,6 @@
 """What happens to machines that did not qualify: which are left for the jobs to come, and what is done with the others.
 
-The rules of who is out are tasks/qualification/remaining.py; this room is between them and the backends. See
+The rules of who is out are tasks/qualification/remaining.py; this file is between them and the backends. See
 docs/qualification.md, "What happens to a bad machine".
 """
 
@@ -69,7 +69,7 @@ def machines(
 ) -> Cluster:
     """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
 
-    `there` is how many a job could get: spares that are drained are not waited for. Slurm must not queue the job again when a
+    `existing` is how many a job could get: spares that are drained are not waited for. Slurm must not queue the job again when a
     machine is lost: it would wait for that machine, and the loss is what it found.
     """
     names = only or config.nodes

@@ -89,6 +89,7 @@ def move_ref(
         return before
     past = _past([*_earlier(payload), *([before] if before else ())], target, back=back)
     output = {"target": target, "inputs": inputs, "before": before, "past": past, "time": time.time()}
+    # Written down here; whether somebody has it was asked by whoever calls (docs/access.md).
     what, right = f"refs/{name}", "run" if name.endswith("/challenger") else "promote"
     with audited(store, "move_ref", right=right, what=what, ref=name, before=before, after=target, reason=reason):
         if not store.replace(

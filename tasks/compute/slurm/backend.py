@@ -1,4 +1,4 @@
-"""The Slurm backend: sbatch over a job folder that login and compute nodes share.
+"""The Slurm backend: sbatch over a job folder that login and compute nodes share. The walk of five files ends here.
 
 What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run on this
 machine or on a login node through SSH (commands.py). Who calls the backend, from submission to submission, is

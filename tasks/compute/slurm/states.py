@@ -188,7 +188,7 @@ def _ended(row: Row, folder: Path) -> JobState:
 
 def _of_the_script(row: Row) -> JobState | None:
     """Ends that the batch script or slurmd tells, and no program."""
-    payload: dict[int, tuple[Failure, str]] = {
+    known: dict[int, tuple[Failure, str]] = {
         NO_FOLDER: ("missing", "a node does not see the job folder: it must lie on a file system that all nodes share"),
         SECOND: ("infrastructure", "another job of the same name runs this submission"),
         STOPPED: ("preempted", "told to end through Slurm, which did not say why"),
@@ -199,9 +199,9 @@ def _of_the_script(row: Row) -> JobState | None:
         return JobState(state="ended", code=NO_FOLDER, reason=words, failure="missing")
     if row.refused:
         return JobState(state="ended", code=1, reason=waits_because(row.reason), failure="user")
-    if row.code not in payload:
+    if row.code not in known:
         return None
-    failure, words = payload[row.code]
+    failure, words = known[row.code]
     return JobState(state="ended", code=row.code, reason=words, failure=failure)
 
 

@@ -25,7 +25,7 @@ def measure(bench: Bench) -> None:
 
 # Pairs of machines in a tournament, and fresh runs until what is slow has a machine, a link or no explanation.
 #
-# The tournament and the search are plans.py and plans.py; how a pair is measured is steps.py.
+# The tournament and the search are plans.py; how a pair is measured is steps.py.
 
 
 PAIRS_GROUP = "pairs"
@@ -48,7 +48,7 @@ def measure_pairs(bench: Bench) -> None:
 def _by_switch(bench: Bench, nodes: Group) -> Group:
     """Machines of one switch one after another, so that neighbours are near; as they are numbered where no switch is known.
 
-    None where this machine hears nobody.
+    Empty where this machine hears nobody.
     """
     try:
         switches = agree(

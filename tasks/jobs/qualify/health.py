@@ -210,10 +210,10 @@ def _own(machine: Machine) -> Iterator[tuple[str, str]]:
     if torch.version.cuda and cuda.is_available():
         yield "torch_nccl", ".".join(map(str, cuda.nccl.version()))
     for vendor in ("nvidia", "amdgpu"):
-        if output := machine.text(f"sys/module/{vendor}/version"):
-            yield "driver", output
-    if output := machine.text("sys/module/mlx5_core/version"):
-        yield "mlx5", output
+        if release := machine.text(f"sys/module/{vendor}/version"):
+            yield "driver", release
+    if release := machine.text("sys/module/mlx5_core/version"):
+        yield "mlx5", release
 
 
 def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
@@ -258,9 +258,9 @@ REMOTE_DISK = "MSFT NVMe Accelerator"
 
 def memory(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """All of it, as the kernel counts it: without what the firmware took."""
-    output = dict(line.split(":", 1) for line in machine.text("proc/meminfo").splitlines() if ":" in line)
-    if "MemTotal" in output:
-        bytes_ = int(output["MemTotal"].split()[0]) * 2**10
+    meminfo = dict(line.split(":", 1) for line in machine.text("proc/meminfo").splitlines() if ":" in line)
+    if "MemTotal" in meminfo:
+        bytes_ = int(meminfo["MemTotal"].split()[0]) * 2**10
     elif machine.is_this:  # no Linux
         bytes_ = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     else:

@@ -1,5 +1,6 @@
-"""The GPUs of a machine, by nvidia-smi and the kernel log, before a run. Who looks while one runs is
-tasks/jobs/node/probes.py.
+"""The GPUs of a machine before a run: clocks, links, ECC and faults, by nvidia-smi and the kernel log.
+
+Who looks while a run goes on is tasks/jobs/node/probes.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure, of_kernel
 from tasks.qualification.measured import Probe
 
-# Application clocks of NVIDIA's GPUs against their maximum; set to it first where benchmark.set_clocks asks for that.
+# Application clocks against their maximum, to which they are set first where benchmark.set_clocks asks for that.
 #
 # What was set is read again before it is believed. A restart of the machine or of its driver undoes it, so it is said
 # with every qualification.
