@@ -72,3 +72,9 @@ def test_every_file_of_unit_tests_says_so():
     marked = re.compile(r"^pytestmark = pytest\.mark\.unit$|^@pytest\.mark\.unit$", re.MULTILINE)
     assert files and [path.name for path in files if not marked.search(path.read_text(encoding="utf-8"))] == []
     assert [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent == ROOT / "tests"] == []
+
+
+def test_the_design_shows_the_chain_as_it_is():
+    text = (ROOT / "flows" / "retrain.py").read_text(encoding="utf-8")
+    chain = text[text.index("def chain(") :].partition("\n\n\n")[0]
+    assert chain in (ROOT / "docs" / "DESIGN.md").read_text(encoding="utf-8")
