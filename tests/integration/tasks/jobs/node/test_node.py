@@ -66,8 +66,9 @@ def test_a_rank_that_fails_is_started_again_on_both_machines_with_the_real_torch
     assert not list((machines.folder / "errors").glob("node-*"))
 
 
-def test_what_the_ranks_of_one_machine_meet_in_is_never_unpickled(tmp_path):
+def test_what_the_ranks_of_one_machine_meet_in_is_never_unpickled(tmp_path, monkeypatch):
     """torch's store has no password: where its agents load their state from it, whoever reaches the port runs code as they."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in a process that compiled something
     machines = Machines(tmp_path, torch=True)
     try:
         machines.run(machines.job(program(STORE), nodes=1, ranks_per_node=2), TMPDIR=str(tmp_path))
@@ -80,7 +81,8 @@ def test_what_the_ranks_of_one_machine_meet_in_is_never_unpickled(tmp_path):
     assert cache.parent == tmp_path and cache.stat().st_mode & 0o777 == 0o700, "libraries are loaded from it"
 
 
-def test_a_compile_cache_that_somebody_else_made_is_not_used(machines, tmp_path):
+def test_a_compile_cache_that_somebody_else_made_is_not_used(machines, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     (tmp_path / f"headway-compile-{os.geteuid()}").symlink_to(tmp_path / "theirs")
     (tmp_path / "theirs").mkdir()
     (ended,) = machines.run(machines.job(program("return {}"), nodes=1, restarts=0), TMPDIR=str(tmp_path))
