@@ -108,7 +108,7 @@ def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
 
 
 def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> tuple[Check, ...]:
-    if not on.config.capabilities.within_quota or not on.sku:
+    if not BACKENDS[on.backend].within_quota or not on.sku:
         return ()
     sku = load_sku(on.sku, home / "hardware")
     vcpus = _number(sku, "vcpus")

@@ -89,11 +89,11 @@ from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
-from tasks.planning.case_of_config import division_of, settings_of
+from tasks.planning.configured import division_of, settings_of
 from tasks.planning.checkpointing import checkpoint_bytes
 from tasks.planning.memory import Each, bytes_each
 from tasks.planning.prediction import Division
-from tasks.registry.journal import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 home, tokens = Path(sys.argv[1]), Path(sys.argv[2])
