@@ -28,6 +28,8 @@ import tarfile
 import time
 from pathlib import Path
 
+from tasks.common.seal import has_seal, sealed
+
 KIND, COMMIT = sys.argv[1:3]
 HOME = Path(f"/tmp/headway-{'home' if KIND == 'finished' else 'platform'}-of-{COMMIT}")
 SOURCES = Path("/tmp/headway-sources")
@@ -171,8 +173,11 @@ def _forget_where_python_was() -> None:
     """The command lines of processes that are over name the environment of whoever made this."""
     environment = str(Path(os.environ["HEADWAY"]).resolve().parents[1])
     for path in (*HOME.rglob("process.json"), *HOME.rglob("*.log")):
-        text = path.read_text(errors="replace").replace(environment, "/opt/headway")
-        path.write_text(text.replace(os.environ["PYTHONPATH"], "/opt/headway/sources"))
+        data = path.read_bytes()
+        before = data[: data.rindex(b', "seal"')] + b"}" if has_seal(data) else data
+        text = before.replace(environment.encode(), b"/opt/headway")
+        text = text.replace(os.environ["PYTHONPATH"].encode(), b"/opt/headway/sources")
+        path.write_bytes(sealed(text) if has_seal(data) else text)
 
 
 def _newest_step() -> int:
