@@ -132,7 +132,17 @@ def test_counts_are_of_whole_minutes_and_not_of_callers_mistakes():
 
 def test_render_prints_the_files_and_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
-    asked = ["endpoint", "render", "chat", "-c", "tiny", "-c", "azureml", "--set", "deployment.azureml.image=x.azurecr.io/h:1"]
+    asked = [
+        "endpoint",
+        "render",
+        "chat",
+        "-c",
+        "tiny",
+        "-c",
+        "azureml",
+        "--set",
+        "deployment.azureml.image=x.azurecr.io/h:1",
+    ]
     said = CliRunner().invoke(app, [*asked, "--to", str(tmp_path / "out"), "--json"])
     fields = json.loads(said.stdout)
     assert (tmp_path / "out" / "blue-deployment.yml").read_text() == fields["files"]["blue-deployment.yml"]
