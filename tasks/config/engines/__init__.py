@@ -7,6 +7,7 @@ so that a plan is made without importing torch. What an engine does is in tasks/
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,8 +71,8 @@ class Planned:
     """Norms and dropout are divided over the ranks of tensor parallel."""
 
 
-class Engine:
-    """An engine that has our own loop, with nothing particular. Subclasses say what differs."""
+class Engine(ABC):
+    """An engine with our own loop. A subclass says what settings it lacks, how a plan becomes settings, and what else differs."""
 
     loop: str = ""
     """Its class in the loop (tasks/jobs/training/engine.py), as MODULE:CLASS; empty: `program` has a loop of its own."""
@@ -83,9 +84,9 @@ class Engine:
     """What of its checkpoints is laid out by `training.precision`, so that a run of another one cannot go on; empty: nothing."""
     planned = Planned()
 
+    @abstractmethod
     def require_fits(self, training: TrainingConfig, execution: ExecutionConfig) -> None:
         """Raise ValueError for a setting that it does not have, with its value and a remedy."""
-        raise NotImplementedError
 
     def job_settings(self, training: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
         """What its job is handed beside the settings of every engine."""
@@ -99,11 +100,11 @@ class Engine:
         """What of a planned division its own section says: `virtual`, `offload`, `sequence_parallel`."""
         return {"virtual": 1, "offload": "none", "sequence_parallel": False}
 
+    @abstractmethod
     def execution(
         self, *, zero: int, offload: str, virtual: int, sequence_parallel: bool, options: Sequence[str]
     ) -> dict[str, Any]:
         """A planned division as settings of `execution`, with arguments that it needs. Raises ValueError for what it has not."""
-        raise NotImplementedError
 
     def divided(self, execution: Mapping[str, Any]) -> str:
         """How a recorded run divided its state, in a word or two; empty when nothing is to be said."""

@@ -1,6 +1,7 @@
 """What starts the ranks of a job on one machine, as values: the command and its environment.
 
-torchrun, Open MPI (mpi.py), or, for a job of one rank, the program itself. The machine's part is __main__.py.
+torchrun, Open MPI (mpi.py), or, for a job of one rank, the program itself. What they need of the machine is here too:
+a port, and a folder for compiled code. The machine's part is __main__.py.
 """
 
 from __future__ import annotations
