@@ -9,10 +9,13 @@ WORKERS ?= 4
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =
+# The index that torch, and nothing else, comes from: PyTorch's CPU builds where no NVIDIA driver is seen. Empty is the index of all other
+# packages, where torch brings CUDA, and with PIP_FIND_LINKS the wheels there.
+TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak clean
+.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -47,6 +50,7 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.structure
+	$(BIN)/python -m benchmarks.prose
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -62,6 +66,17 @@ operating-characteristics: .venv/.dev
 soak: .venv/.dev
 	N=$(N) SEED=$(SEED) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
+# The newest versions that the bounds of pyproject.toml allow, tried at once: SMOKE is what must pass with them.
+SMOKE ?= tests/unit tests/integration/flows/test_retrain.py
+constraints: .venv/.dev
+	$(BIN)/python -m benchmarks.supply constraints
+	$(MAKE) .venv/.dev
+	$(BIN)/python -m pytest -q $(SMOKE) $(ARGS)
+
+# Known vulnerabilities of what constraints.txt names, and an SBOM of each extra in build/sbom/.
+audit: .venv/.dev
+	$(BIN)/python -m benchmarks.supply audit $(ARGS)
+
 # State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:
 	-test ! -x $(BIN)/headway || $(BIN)/headway down --yes --endpoints
@@ -73,6 +88,7 @@ clean:
 
 .venv/.%: .venv/bin/python pyproject.toml constraints.txt
 	@if command -v uv >/dev/null; \
-	then uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[$*]'; \
-	else $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'; fi
+	then install="uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt"; \
+	else install="$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"; fi; \
+	$(if $(TORCH_INDEX),$$install --no-deps --index-url $(TORCH_INDEX) torch && )$$install -e '.[$*]'
 	@touch $@

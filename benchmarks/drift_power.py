@@ -21,9 +21,8 @@ import numpy as np
 from tasks.config.revalidation import DriftConfig
 from tasks.data.corpus.measures import Texts, content_hashes
 from tasks.data.drift.comparison import Side, compare
-from tasks.data.drift.features import Measured, measure, together
+from tasks.data.drift.features import Measured, Vocabulary, measure, open_vocabulary, together
 from tasks.data.drift.sampling import HEAD, Drawn, earlier_copies
-from tasks.data.drift.vocabulary import Vocabulary, open_vocabulary
 
 WINDOW = 1000
 POOL = 12_000

@@ -89,7 +89,8 @@ def started(folder, times):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
     os.environ.clear()
     os.environ.update({**kept, "HEADWAY_HOME": str(home), "PYTHONPATH": str(modules)})
-    from deployments.services import prefect_server, worker
+    from deployments.services import prefect_server
+    from deployments.services.parts import worker
     from tasks.common import process
 
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scratch import scratch
-from deployments.configuration.files import load
+from tasks.config.files import load
 from tasks.registry.ancestry import PLACE, Direction, LineageIndex, ask, walk
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance

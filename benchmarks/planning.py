@@ -23,8 +23,7 @@ from typing import Any
 
 import yaml
 
-from tasks.hardware.machine import Machine
-from tasks.hardware.machines import machine_of_gpu
+from tasks.hardware.machines import Machine, machine_of_gpu
 from tasks.planning import counts, steps
 from tasks.planning.case import Network
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime

@@ -27,11 +27,11 @@ from typing import Any
 
 from benchmarks.scratch import scratch
 from benchmarks.training import write_tokens
-from deployments.configuration.files import load
 from tasks.common import process
 from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.config.cluster import ClusterConfig
+from tasks.config.files import load
 from tasks.planning.spent import goodput
 
 VICTIMS = ("rank", "ranks", "launcher", "agent")

@@ -20,7 +20,7 @@ COPY tasks ./tasks
 # Without deployments/ the command `headway` has nothing to call. What links against CUDA looks for names without a number.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/headway/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
-        ".[cluster]" deepspeed==0.19.8 "cuda-toolkit[nvcc,cccl,cudart]==13.0.3.0" && \
+        ".[data,export,measure]" deepspeed==0.19.8 "cuda-toolkit[nvcc,cccl,cudart]==13.0.3.0" && \
     rm /opt/headway/bin/headway && \
     ln -s /opt/headway/lib/python3.12/site-packages/nvidia /opt/headway/nvidia && \
     ln -s lib /opt/headway/nvidia/cu13/lib64 && \

@@ -1,4 +1,4 @@
-# What orders the stages: Prefect, MLflow and the `headway` command. No torch, unless EXTRAS asks for it.
+# What orders the stages: Prefect, MLflow with its server, and the `headway` command. No torch, unless EXTRAS asks for it.
 #
 #   docker build -f docker/orchestrator.Dockerfile -t headway/orchestrator:0.1.0 .
 #
@@ -7,7 +7,7 @@
 FROM python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3 AS base
 
 FROM base AS build
-ARG EXTRAS=orchestrator,server
+ARG EXTRAS=orchestrator,tracking,report
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY flows ./flows
@@ -44,6 +44,6 @@ ENV PATH=/opt/headway/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/headway
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, pathlib, sys; from deployments.platform import bridge, watch, worker; home = pathlib.Path(os.environ['HEADWAY_HOME']); sys.exit(not (worker.status(home) and watch.status(home) and bridge.status(home)))"]
+    CMD ["python", "-c", "import os, pathlib, sys; from deployments.services.parts import bridge, watch, worker; home = pathlib.Path(os.environ['HEADWAY_HOME']); sys.exit(not (worker.status(home) and watch.status(home) and bridge.status(home)))"]
 ENTRYPOINT ["tini", "--"]
 CMD ["headway", "up"]

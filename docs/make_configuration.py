@@ -2,7 +2,7 @@
 docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
-What surrounds the tables is the text below. Which files and options set these values: deployments/configuration/files.py.
+What surrounds the tables is the text below. Which files and options set these values: tasks/config/files.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ $ headway retrain -c tiny --dry-run --set training.learning_rat=1e-3   # exit co
 ```
 
 A change runs those stages again that have the setting in their key, and all that depend on what they make. Which stage has
-which section in its key is in [stages.md](stages.md); `--dry-run` tells it for a change that you have in mind.
+which section in its key is in [stages.md](stages.md); `--dry-run` shows it for a change that you consider.
 
 `headway validate`, `headway revalidate` and `headway qualify` read the same files, and take the sections that they need:
 `validation`, `preprocessing` and `cluster`; these with `evaluation`, `comparison` and `revalidation`; `cluster`,
@@ -71,6 +71,7 @@ which section in its key is in [stages.md](stages.md); `--dry-run` tells it for 
 | `HEADWAY_HOME` | Folder for all state. Without it: `.headway` in the working directory. |
 | `MLFLOW_TRACKING_URI` | MLflow server or database that runs are published to. Without it: a SQLite file under the home. |
 | `MLFLOW_EXPERIMENT_NAME` | MLflow experiment of the runs. Without it: the model's name, or the cluster's. |
+| `HEADWAY_MLFLOW_WEIGHTS` | `copy` puts the weights of models [into MLflow](lineage.md#load-a-model). Without it: `store`. |
 | `HEADWAY_PERSON`, `HEADWAY_TOKEN` | Who you are, where the [policy](access.md) asks. |
 | `HEADWAY_POLICY`, `HEADWAY_TRUST`, `HEADWAY_STORES` | Other files; refused where the home has its own, or a policy. |
 | `PREFECT_API_URL` | A Prefect server that is there; a policy [lists](access.md#the-file) which. Else: one under the home. |

@@ -1,7 +1,7 @@
 """Writes docs/monitoring/ out of the metrics and alert rules in the code: `python docs/make_monitoring.py`.
 
 The rules have the limits of the defaults. For your own, write the file elsewhere: `prometheus_rules(your AlertsConfig)` of
-deployments/telemetry/rules.py is what makes the text. A test compares the files with the code.
+deployments/telemetry/monitors.py is what makes the text. A test compares the files with the code.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 
 from deployments.configuration.platform import AlertsConfig
-from deployments.telemetry.dashboard import dashboard
-from deployments.telemetry.rules import azure_rules, prometheus_rules
+from deployments.telemetry.monitors import azure_rules, dashboard, prometheus_rules
 
 FOLDER = Path(__file__).parent / "monitoring"
 

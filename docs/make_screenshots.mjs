@@ -53,7 +53,7 @@ await shot("deployments");
 const field = (label) => page.locator(".schema-form-property__label", { hasText: new RegExp(`^${label}( \\(|$)`) }).first()
   .locator("xpath=ancestor::div[contains(concat(' ', @class, ' '), ' schema-form-property ')][1]");
 
-async function start(fill, picture, toggled) {
+async function start(fill, overrides, picture) {
   const deployment = await api("/deployments/name/retrain/tiny");
   await open(`/deployments/deployment/${deployment.id}/run`);
   for (const [label, value] of fill) {
@@ -61,7 +61,10 @@ async function start(fill, picture, toggled) {
     await input.scrollIntoViewIfNeeded();
     await input.fill(String(value));
   }
-  if (toggled) await field(toggled).locator("[role=switch]").first().click();
+  for (const [number, text] of overrides.entries()) {
+    await field("overrides").getByRole("button", { name: "Add item" }).first().click();
+    await field("overrides").locator("textarea, input").nth(number).fill(text);
+  }
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
   await page.waitForTimeout(3000);
@@ -71,7 +74,8 @@ async function start(fill, picture, toggled) {
 
 async function lifecycle() {
   // Start with a changed learning rate, watch, cancel, retry from the stage that was stopped.
-  const run = await start([["Seed", seed], ["Max Loss To Champion", 5], ["Steps", 400], ["Learning Rate", 0.003]], "form");
+  const run = await start([["learning_rate", 0.003], ["steps", 400]],
+    [`training.seed=${seed}`, "comparison.max_loss_to_champion=5"], "form");
   await training(run);
   await until(async () => (await artifacts(run, "progress-train")).length, 120);
   await open(`/runs/flow-run/${run}`);
@@ -103,7 +107,8 @@ async function lifecycle() {
 
 async function approval() {
   // A run that asks before it deploys.
-  const asking = await start([["Seed", seed + 1], ["Max Loss To Champion", 5]], null, "Before Deploy");
+  const asking = await start([],
+    [`training.seed=${seed + 1}`, "comparison.max_loss_to_champion=5", "approval.before_deploy=true"]);
   await inState(asking, "Paused");
   await open(`/runs/flow-run/${asking}`);
   await page.getByRole("button", { name: "Resume" }).first().click();

@@ -1,7 +1,7 @@
 """Writes docs/surface.json: what others rely on, by name. `python docs/make_surface.py`; a test compares the file.
 
-Commands with their options, the schemas of configuration files and records, the fields of `--json` as the README tells them, exit
-codes, and every name that leaves a process as text: modules that are started with `-m`, files, environment variables, events,
+Commands with their options, the schemas of configuration files and records, the fields of `--json` (docs/json.md), exit codes,
+and every name that leaves a process as text: modules that are started with `-m`, files, environment variables, events,
 metrics and tags. Flows' entrypoints are in prefect.yaml. A change of the file is a change for somebody else: a script, a
 dashboard, a home of an earlier release.
 """
@@ -105,8 +105,13 @@ def without_words(value: Any, *, of_properties: bool = False) -> Any:
 
 
 def json_fields() -> dict[str, list[str]]:
-    """The table of the README, which a test of `make long` holds against what the commands print."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| command | fields |")[2].partition("\n\n")[0]
+    """The table of docs/json.md, which a test of `make long` holds against what the commands print."""
+    table = (
+        (ROOT / "docs" / "json.md")
+        .read_text(encoding="utf-8")
+        .partition("| command | fields |")[2]
+        .partition("\n\n")[0]
+    )
     lines = [re.findall(r"`([^`]+)`", line) for line in table.splitlines() if line.startswith("| `")]
     return {command: told for command, *told in lines}
 

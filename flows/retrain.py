@@ -12,14 +12,30 @@ from typing import Any
 
 from prefect import flow
 from prefect.states import Completed
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from flows.support.agreement import agreed, approvals
 from flows.support.continuing import start_of
-from flows.support.inputs import checked, configured, inputs_of, resolve, tokenized, validated
+from flows.support.inputs import (
+    NOTHING,
+    Config,
+    Inputs,
+    Overrides,
+    Preset,
+    Where,
+    checked,
+    configured,
+    inputs_of,
+    resolve,
+    setting,
+    tokenized,
+    validated,
+)
 from flows.support.prefect_page import shown_lifecycle
-from flows.support.prefect_run import covered_elsewhere, named, require_dataset, setting, started_by, starters
-from tasks.artifacts import Cluster, Dataset, Endpoint, Evaluation, Pending, Tokens, as_configured
+from flows.support.prefect_run import covered_elsewhere, named, require_dataset, started_by, starters
+from tasks.artifacts import Cluster, Endpoint, Evaluation, Pending, Tokens, as_configured
 from tasks.benchmark import benchmark
+from tasks.common.errors import GateFailed
 from tasks.config.continue_from import ContinueFrom
 from tasks.config.evaluation import EvaluationConfig
 from tasks.config.flows import STAGES, RetrainConfig, StageName
@@ -35,16 +51,21 @@ from tasks.train import train
 
 @flow(  # type: ignore[untyped-decorator]
     name="retrain",
-    flow_run_name=lambda: named(setting("training", "model")),
+    flow_run_name=lambda: named(setting(RetrainConfig, "training", "model")),
     validate_parameters=False,
 )
 def retrain(
     dataset: str,
-    config: RetrainConfig,
+    preset: Preset = "",
+    learning_rate: NonNegativeFloat = 0.0,
+    steps: NonNegativeInt = 0,
+    where: Where = "",
+    overrides: Overrides = (),
+    cause: str = "",
     from_stage: StageName | None = None,
     to_stage: StageName | None = None,
-    cause: str = "",
     continue_from: ContinueFrom | None = None,
+    config: Config = NOTHING,
 ) -> Endpoint | None:
     """Take the newest version of a dataset to a served model.
 
@@ -52,13 +73,18 @@ def retrain(
 
     Args:
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
-        config: All settings of the run, one section a stage.
+        preset: The shipped configuration that all other settings come from, its size above all. Empty: the deployment's.
+        learning_rate: Instead of the preset's; 0: the preset's.
+        steps: Training steps, instead of the preset's; 0: the preset's.
+        where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: training.warmup_steps=20.
+        cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
         to_stage: Stages after this one do not run. Empty runs all.
-        cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         continue_from: Another run whose newest good checkpoint training begins with. Empty begins anew.
+        config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(RetrainConfig, config)
+    config = configured(RetrainConfig, config, preset, where, overrides, learning_rate=learning_rate, steps=steps)
     continue_from = checked(ContinueFrom, continue_from) if continue_from else None
     with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
@@ -99,8 +125,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     checkpoint = train(
         tokens, config.training, given.base, given.mixed, origin, how=how, under=limits, on=cluster, taking=take_over
     )
-    scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, on=cluster)
-    champion = champion_scores(scores, tokens, config.evaluation, given.mixed, given.files, on=cluster)
+    scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster)
+    champion = champion_scores(scores, tokens, config.evaluation, given, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
     model = export(proven, tokens, config.export, under=scores, on=cluster)
     challenge(model)
@@ -111,8 +137,7 @@ def champion_scores(
     candidate: Evaluation,
     tokens: Tokens,
     config: EvaluationConfig,
-    mixed: tuple[Tokens, ...],
-    files: tuple[Dataset, ...],
+    given: Inputs,
     *,
     on: Cluster,
 ) -> Evaluation | None:
@@ -124,7 +149,7 @@ def champion_scores(
         return None
     if champion.version == candidate.subject.version:
         return candidate
-    return evaluate(champion, tokens, config, mixed, files, on=on)
+    return evaluate(champion, tokens, config, given.mixed, given.files, given.suites, on=on)
 
 
 def preview(
@@ -133,17 +158,24 @@ def preview(
     from_stage: StageName | None,
     to_stage: StageName | None,
     continue_from: ContinueFrom | None = None,
-) -> tuple[str, list[dict[str, Any]]]:
-    """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server."""
-    with lifecycle(
-        "retrain",
-        config,
-        subject=config.training.model,
-        stages=STAGES,
-        first=from_stage,
-        last=to_stage,
-        dry=True,
-        approvals=approvals(config),
-    ) as run:
-        chain(dataset, config, continue_from)
-        return run.result.dataset or dataset, [outcome.plain() for outcome in run.outcomes.values()]
+) -> tuple[str, list[dict[str, Any]], GateFailed | None]:
+    """The dataset's version, and what a run would do, stage by stage, without doing it: a dry run needs no server.
+
+    The last value is the gate at which it would end, by what is recorded.
+    """
+    closed: GateFailed | None = None
+    try:
+        with lifecycle(
+            "retrain",
+            config,
+            subject=config.training.model,
+            stages=STAGES,
+            first=from_stage,
+            last=to_stage,
+            dry=True,
+            approvals=approvals(config),
+        ) as run:
+            chain(dataset, config, continue_from)
+    except GateFailed as error:
+        closed = error
+    return run.result.dataset or dataset, [outcome.plain() for outcome in run.outcomes.values()], closed

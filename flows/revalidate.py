@@ -15,16 +15,23 @@ from prefect import flow
 from prefect.states import Completed
 
 from flows.support.inputs import (
+    NOTHING,
+    Config,
+    Overrides,
+    Preset,
+    Where,
     configured,
+    content_of,
     datasets,
     resolve,
+    setting,
     tokenized,
     tokenizer_given,
     tokenizer_of_tuned,
     validated,
 )
 from flows.support.prefect_page import shown_lifecycle
-from flows.support.prefect_run import covered_elsewhere, named, require_dataset, setting, started_by
+from flows.support.prefect_run import covered_elsewhere, named, require_dataset, started_by
 from tasks.artifacts import (
     Checkpoint,
     Dataset,
@@ -69,20 +76,30 @@ STAGES = ("integrity", "validate", "drift", "preprocess", "evaluate", "verdict")
 
 @flow(  # type: ignore[untyped-decorator]
     name="revalidate",
-    flow_run_name=lambda: named(setting("model")),
+    flow_run_name=lambda: named(setting(RevalidateConfig, "model")),
     validate_parameters=False,
 )
-def revalidate(dataset: str, config: RevalidateConfig, cause: str = "") -> Revalidation | None:
+def revalidate(
+    dataset: str,
+    preset: Preset = "",
+    where: Where = "",
+    overrides: Overrides = (),
+    cause: str = "",
+    config: Config = NOTHING,
+) -> Revalidation | None:
     """Verify the champion of a model, hold new data against what it learnt, measure it, and judge it.
 
     Raises GateFailed when it is degraded, or nothing could be said; IntegrityError when it is not what was signed.
 
     Args:
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
-        config: Whose champion is measured, on what, and by which limits.
+        preset: The shipped configuration that all other settings come from, the model above all. Empty: the deployment's.
+        where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: training.model=tiny.
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
+        config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(RevalidateConfig, config)
+    config = configured(RevalidateConfig, config, preset, where, overrides)
     with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
@@ -135,7 +152,7 @@ def champion_of(store: Store, model: str) -> Model:
 
 
 def checkpoint_of(store: Store, champion: Model) -> Checkpoint:
-    """What this champion was exported from: another one may be crowned while it is measured. Raises Unknown."""
+    """What this champion was exported from: another one may become champion while it is measured. Raises Unknown."""
     inputs = find(store, *parse_ref(champion.ref)).provenance.inputs
     ref = next((each for each in inputs if each.startswith("checkpoint/")), "")
     if not ref:
@@ -197,8 +214,8 @@ def measured(
         held = int(tokens.metrics["heldout_documents"])
     if held < fewest:
         return None, f"{held} documents held out, and a verdict needs evaluation.min_documents = {fewest}"
-    files = datasets(config.evaluation.files)
-    return evaluate(checkpoint, tokens, config.evaluation, (), files, on=unqualified(config.cluster)), ""
+    files, suites = datasets(config.evaluation.files), content_of(config.evaluation.paths)
+    return evaluate(checkpoint, tokens, config.evaluation, (), files, suites, on=unqualified(config.cluster)), ""
 
 
 def service_of(run: Lifecycle, champion: Model, config: ServiceConfig) -> dict[str, Any] | None:
@@ -237,20 +254,11 @@ def conclude(
     if run.run:
         for path in (folder / PAGE, *sorted(folder.glob("*.png"))):
             run.need_spool().log_file(run.run, path)
-    _say(run, payload, revalidation.ref)
-    noted = {key: value for key, value in asdict(result).items() if key != "evidence"}
-    noted |= {"dataset": payload["dataset"], "flow_run": (run.flow_run or {}).get("url")}
-    noted |= {"answers": (payload["service"] or {}).get("requests", 0), "documents": payload["documents"]}
-    note_revalidation(run.journal, revalidation.name, noted)
-
-
-def _say(run: Lifecycle, payload: dict[str, Any], ref: str) -> None:
-    """`model.revalidated` always; `model.degraded` when it was found in as many windows as were asked for."""
     names: tuple[EventName, ...] = (
         ("model.revalidated", "model.degraded") if payload["acts"] else ("model.revalidated",)
     )
     data = {
-        "revalidation": ref,
+        "revalidation": revalidation.ref,
         "verdict": payload["verdict"],
         "dataset": payload["dataset"],
         "model": payload["model"],
@@ -261,8 +269,8 @@ def _say(run: Lifecycle, payload: dict[str, Any], ref: str) -> None:
             name=name,
             subject=subject,
             source="headway/revalidate",
-            identity=f"{name} {ref}",
-            object=ref,
+            identity=f"{name} {revalidation.ref}",
+            object=revalidation.ref,
             occurred=now,
             channel="headway",
             data=data,
@@ -270,3 +278,7 @@ def _say(run: Lifecycle, payload: dict[str, Any], ref: str) -> None:
         for name in names
     ]
     Ledger(run.home).receive_all(events)
+    noted = {key: value for key, value in asdict(result).items() if key != "evidence"}
+    noted |= {"dataset": payload["dataset"], "flow_run": (run.flow_run or {}).get("url")}
+    noted |= {"answers": (payload["service"] or {}).get("requests", 0), "documents": payload["documents"]}
+    note_revalidation(run.journal, revalidation.name, noted)

@@ -47,7 +47,10 @@ def tell(name: str, seen: Seen | None, config: WatchConfig) -> dict[str, Any]:
         [each["name"], each["verdict"], *map(_cell, (each["reference"], each["new"], each["p_value"]))]
         for each in columns
     ]
-    parts = [f"# endpoint/{name}: {payload['verdict']}", _words(payload)]
+    news = f"Said now: {', '.join(payload['said'])}; evidence: `{payload['evidence']}`. " if payload["said"] else ""
+    stands = f"Stands: {', '.join(payload['standing'])}." if payload["standing"] else "Nothing stands."
+    words = f"{payload['requests']} requests since the last window. {news}{stands}"
+    parts = [f"# endpoint/{name}: {payload['verdict']}", words]
     parts += [table(["measure", "verdict", "before", "now", "p"], cells)] if cells else []
     notes = [new_artifact("markdown", "answers", "\n\n".join(parts), f"endpoint/{name}: {payload['verdict']}")]
     shown = [{key: _cell(value) for key, value in row.items()} for row in rows]
@@ -58,12 +61,6 @@ def tell(name: str, seen: Seen | None, config: WatchConfig) -> dict[str, Any]:
     )
     hand_in(*notes)
     return payload
-
-
-def _words(payload: dict[str, Any]) -> str:
-    text = f"Said now: {', '.join(payload['said'])}; evidence: `{payload['evidence']}`. " if payload["said"] else ""
-    stands = f"Stands: {', '.join(payload['standing'])}." if payload["standing"] else "Nothing stands."
-    return f"{payload['requests']} requests since the last window. {text}{stands}"
 
 
 def _cell(value: object) -> str:

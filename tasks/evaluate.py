@@ -67,6 +67,7 @@ def outdated(record: Record, arguments: tuple[Any, ...]) -> bool:
         metrics=("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram"),
         headlines=("bits_per_byte", "gain_over_bigram"),
         part="evaluation.json",
+        table="documents.json",
     ),
 )
 def evaluate(
@@ -75,12 +76,14 @@ def evaluate(
     config: EvaluationConfig,
     mixed: tuple[Tokens, ...] = (),
     files: tuple[Dataset, ...] = (),
+    suites: str | None = None,
     *,
     on: Cluster,
 ) -> Evaluation:
     """Measure a checkpoint on the held-out split, and on those of the other corpora that it learnt from (`mixed`).
 
-    `files` are datasets that suites read; the settings name them.
+    `files` are datasets that suites read; the settings name them. `suites` is a digest of what they read by path
+    (flows/support/inputs.py): files that changed are measured with anew.
     """
     context = declared_context(fetch(checkpoint)) or LONGEST
     job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=context, on=on), on=on)

@@ -45,7 +45,13 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
     require_signer(Model, checkpoint.name)
     made_from = lineage_of(checkpoint, tokens)
     measured = int(under.metrics.get("context", 0)) or declared_context(fetch(checkpoint))
-    _note_context(config, measured)
+    # Tell where the settings declare a longer context than was measured.
+    if config.context_length and measured and config.context_length > measured:
+        text = (
+            f"export.context_length declares {config.context_length} tokens, and the evaluation measured {measured}: "
+            "how good the model is beyond them is not known"
+        )
+        current().observer.happened("export", "longer context", text)
     job = run_job(program(checkpoint, tokens, config, made_from=made_from, measured=measured, on=on), on=on)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", export_checks(metrics, config))
@@ -74,16 +80,6 @@ def program(
     settings |= {"measured": measured} if measured else {}
     inputs = {"checkpoint": checkpoint, "tokens": tokens}
     return Program("tasks.jobs.export", settings, inputs, ranks=1, threads=threads)
-
-
-def _note_context(config: ExportConfig, measured: int | None) -> None:
-    """Tell where the settings declare a longer context than was measured."""
-    if config.context_length and measured and config.context_length > measured:
-        text = (
-            f"export.context_length declares {config.context_length} tokens, and the evaluation measured {measured}: "
-            "how good the model is beyond them is not known"
-        )
-        current().observer.happened("export", "longer context", text)
 
 
 def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:

@@ -1,27 +1,27 @@
-"""Dataset -> Validation: is this corpus fit to be trained on? Great Expectations judges; this is its only home.
+"""Dataset -> Validation: is this corpus fit to be trained on? Great Expectations judges, in tasks/data/gx.py.
 
-The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suite runs on the profile,
-in batches. Documents that break a rule go to the quarantine, and what is left is a new version of the dataset. How they are
-found and written: tasks/data/corpus/; distances: tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py.
+The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suites run on the profile,
+in batches: what is expected of documents and of the corpus, and what a user expects of documents beside it. Documents that break
+a rule go to the quarantine, and what is left is a new version of the dataset. How they are found and written:
+tasks/data/corpus/; distances: tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py.
 See docs/data.md.
 
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
 quarantine{documents, RULE: count}, shards[{name, documents, unreadable, bytes, characters, duplicates, near, secrets, personal,
 divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, dataset, accepted,
-quarantined, reference. `columns.json` lies beside it, for the next version's drift. Neither holds a time: the same verdict is the
-same version.
+quarantined, reference. Beside it lie `columns.json`, for the next version's drift, and `suite.json`, the user's suite, where
+there is one. None holds a time: the same verdict is the same version.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,19 @@ from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Valid
 from tasks.config.data import ValidationConfig
 from tasks.data import expectations
 from tasks.data.admission import refused
-from tasks.data.corpus.quarantine import BORDER, PARTNERS, Columns, Profile, rewrite, samples_of, write
+from tasks.data.corpus.quarantine import BORDER, PARTNERS, Columns, Places, Profile, rewrite, samples_of, write
 from tasks.data.drift.histograms import drifts, outliers
 from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
+from tasks.data.suite import FOLDER, PAGES, Suite, title
 from tasks.data.verdict import Bits, Judged, mask_of, shares, verdict
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
-from tasks.orchestration.stage_context import attachment, fetch, manifest_of, publish, run_job, scratch
+from tasks.orchestration.stage_context import at_work, attachment, fetch, manifest_of, publish, run_job, scratch
 from tasks.signing.bundle import SIGNATURES
+
+if TYPE_CHECKING:
+    from tasks.data import gx
 
 TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""
@@ -51,6 +55,7 @@ TIMES = ("seconds", "speed")
         metrics=("documents", "bytes", "quarantined", "warnings"),
         headlines=("documents",),
         part="validation.json",
+        pages=PAGES,
     ),
 )
 def validate(
@@ -59,20 +64,35 @@ def validate(
     reference: Validation | None,
     heldout_fraction: float | None,
     benchmarks: tuple[Dataset, ...],
+    suite: str | None = None,
     *,
     on: Cluster,
+    own: Suite | None = None,
 ) -> Validation:
-    """Profile a dataset and judge it by the suite; `reference` is the verdict that accepted the version before it."""
+    """Profile a dataset and judge it by the suites; `reference` is the verdict that accepted the version before it.
+
+    `own` is the user's suite, and `suite` its digest, by which a verdict is reused. Raises ValueError for an expectation of it
+    that cannot be judged, before anything of the dataset is read.
+    """
+    assert (own.digest if own else None) == suite, "a verdict is recorded under the suite that gave it"
+    if own:
+        from tasks.data import gx
+
+        gx.own_suite(own.name, own, at_work().lifecycle.home)
     job = run_job(program(dataset, config, heldout_fraction, benchmarks, on=on), on=on)
     names = tuple(benchmark.name for benchmark in benchmarks)
     profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
     before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
-    judged = judge(profile, config, before=before, strange=refused(*_origins(dataset), config.admission))
+    strange, work = refused(*_origins(dataset), config.admission), at_work()
+    place = Place(work.lifecycle.home, dataset.name, work.key[:16])
+    judged = judge(profile, config, before=before, strange=strange, own=own, place=place)
     refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}
     with scratch() as folder:
         aside, left = _divide(dataset, judged, folder)
         refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
         _write(folder / "verdict", judged, refs)
+        if own:
+            (folder / "verdict" / "suite.json").write_text(own.text, encoding="utf-8")
         handed = (dataset, *((reference,) if reference else ()), *benchmarks, *((aside,) if aside else ()))
         return publish(
             folder / "verdict",
@@ -85,10 +105,36 @@ def validate(
         )
 
 
-def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None, strange: Mapping[str, str]) -> Judged:
-    """Run the suite on a profile: one check an expectation. Two bytes a document are held, and one batch of rows."""
+@dataclass(frozen=True)
+class Place:
+    """Where Great Expectations keeps what it judged, and under which names."""
+
+    home: Path
+    dataset: str
+    run: str
+    """The name of this run in its results."""
+
+
+def judge(
+    profile: Profile,
+    config: ValidationConfig,
+    *,
+    before: Columns | None,
+    strange: Mapping[str, str],
+    own: Suite | None = None,
+    place: Place | None = None,
+) -> Judged:
+    """Judge a profile by the suites: one check an expectation. Two bytes a document are held, and one batch of rows.
+
+    Without a place nothing is kept.
+    """
+    from tasks.data import gx
+
     rules = expectations.document_rules(config, benchmarks=bool(profile.benchmarks))
-    bits = examine(profile, rules)
+    name = place.dataset if place else "corpus"
+    documents = gx.Stream(gx.rules_suite(f"{name}-documents", rules, config.only_warn))
+    users = gx.Stream(gx.own_suite(f"{name}-{own.name}", own, place.home)) if own and place else None
+    bits, breaking = examine(profile, rules, documents, users)
     gone = bits & mask_of(rules, config.quarantine) != 0
     fewest = config.min_drift_documents
     drift = drifts(profile.columns, before, fewest=fewest) if before else []
@@ -104,70 +150,68 @@ def judge(profile: Profile, config: ValidationConfig, *, before: Columns | None,
         *expectations.of_drift(config, drift),
         expectations.of_admission(strange),
     ]
-    checks = tuple(_check(f, kept, f.name in config.only_warn) for f, kept in zip(figures, hold(figures), strict=True))
-    return Judged(profile, checks, rules, bits, config.quarantine, drift, apart, strange)
+    corpus = gx.Stream(gx.figures_suite(f"{name}-corpus", figures, config.only_warn), "corpus")
+    list(corpus.add(gx.one_row(figures)))
+    streams = [corpus, documents, *([users] if users else [])]
+    folder = place.home / FOLDER if place else None
+    kept, _, *theirs = gx.checkpoint(name, streams, folder, place.run if place else "run")
+    checks = [_check(f, result.success, f.name in config.only_warn) for f, result in zip(figures, kept, strict=True)]
+    checks += _own_checks(profile, theirs[0], breaking) if theirs else []
+    return Judged(profile, tuple(checks), rules, bits, config.quarantine, drift, apart, strange)
 
 
-def examine(profile: Profile, rules: Sequence[DocumentRule]) -> Bits:
-    """Great Expectations on every document, batch by batch: one expectation a rule."""
+def examine(
+    profile: Profile, rules: Sequence[DocumentRule], documents: gx.Stream, users: gx.Stream | None
+) -> tuple[Bits, list[list[int]]]:
+    """Take every document into the streams, batch by batch: the rules that each breaks, and of each expectation of the user's
+    the first rows that break it."""
     bits: Bits = np.zeros(profile.documents, np.uint16)
-    suite, batches = _suite([(r.name, r.column, r.low, r.high) for r in rules])
-    bit = {str(rule.name): np.uint16(1 << number) for number, rule in enumerate(rules)}
-    for first, batch in profile.batches({rule.column: None for rule in rules}):
-        for name, result in _results(suite, batches, batch.to_pandas()):
-            rows = np.asarray(result.get("unexpected_index_list") or [], np.int64)
-            bits[rows + first] |= bit[name]
-    return bits
+    breaking: list[list[int]] = [[] for _ in users.suite.expectations] if users else []
+    columns = None if users else {rule.column: None for rule in rules}
+    for first, batch in profile.batches(columns):
+        frame = batch.to_pandas()
+        for number, rows in enumerate(documents.add(frame)):
+            bits[rows + first] |= np.uint16(1 << number)
+        for known, rows in zip(breaking, users.add(frame) if users else (), strict=True):
+            known += (rows[: SAMPLES - len(known)] + first).tolist()
+    return bits, breaking
 
 
-def hold(figures: Sequence[Figure]) -> list[bool]:
-    """Great Expectations on the corpus as one row: whether each figure keeps its limits."""
-    import pandas as pd
-
-    names = [f"{number} {figure.name}" for number, figure in enumerate(figures)]
-    row = {name: [np.nan if f.value is None else float(f.value)] for name, f in zip(names, figures, strict=True)}
-    suite, batches = _suite([(name, name, f.low, f.high) for name, f in zip(names, figures, strict=True)])
-    missed = {name: result["unexpected_count"] for name, result in _results(suite, batches, pd.DataFrame(row))}
-    return [not missed[name] for name in names]
-
-
-def _suite(bounds: Sequence[tuple[str, str, float | None, float | None]]) -> tuple[Any, Any]:
-    """A suite of expectations by name, column and bounds, and what makes batches of frames."""
-    gx, no_other_document = _library()
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
-
-    def expectation(name: str, column: str, low: float | None, high: float | None) -> Any:
-        meta = {"name": name}
-        if high == -1:
-            return no_other_document(column=column, meta=meta)
-        return gx.expectations.ExpectColumnValuesToBeBetween(column=column, min_value=low, max_value=high, meta=meta)
-
-    suite = gx.ExpectationSuite(name="corpus", expectations=[expectation(*each) for each in bounds])
-    asset = context.data_sources.add_pandas("corpus").add_dataframe_asset("profile")
-    return suite, asset.add_batch_definition_whole_dataframe("batch")
-
-
-@cache
-def _library() -> tuple[Any, Any]:
-    """Great Expectations, which takes seconds to import, and our own expectation, which may be registered once."""
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    import great_expectations as gx
-
-    class ExpectNoOtherDocument(gx.expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
-        """The column names another document, of the corpus or of a benchmark, by its number; it must name none (-1)."""
-
-        max_value: float = -1
-        description: str = "No other document, here or in a benchmark, is the same."
-
-    return gx, ExpectNoOtherDocument
+def _own_checks(profile: Profile, results: Sequence[Any], breaking: Sequence[list[int]]) -> list[Check]:
+    """A check for each expectation of the user's; its severity says whether it closes the gate."""
+    places = Places(profile, (row for rows in breaking for row in rows))
+    checks = []
+    for result, rows in zip(results, breaking, strict=True):
+        config, outcome = result.expectation_config, result.result
+        closes = config.severity == "critical"
+        share, observed = outcome.get("unexpected_percent"), outcome.get("observed_value")
+        limits = (
+            f"{key} {value:.12g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in config.kwargs.items()
+            if not key.startswith(("column", "batch_id"))
+        )
+        checks.append(
+            Check(
+                name=title(config),
+                measured=float(share or 0) / 100 if "unexpected_percent" in outcome else _plain(observed),
+                limit=", ".join(limits) or "every document",
+                passed=result.success or not closes,
+                warned=(not closes and not result.success) or bool(result.success and outcome.get("unexpected_count")),
+                remedy="Look at the documents that are named, or change the suite that validation.suite names.",
+                count=outcome.get("unexpected_count"),
+                samples=tuple(places[row] for row in rows),
+            )
+        )
+    return checks
 
 
-def _results(suite: Any, batches: Any, frame: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    payload = {"result_format": "COMPLETE", "return_unexpected_index_query": False}
-    for result in batches.get_batch({"dataframe": frame}).validate(suite, result_format=payload).results:
-        assert not result.exception_info.get("raised_exception"), result.exception_info
-        yield result.expectation_config.meta["name"], result.result
+def _plain(observed: Any) -> float | str:
+    """An observed value as a number, where it is one."""
+    try:
+        value = float(observed)
+    except (TypeError, ValueError):
+        return str(observed)
+    return INSUFFICIENT if np.isnan(value) else value
 
 
 def _check(figure: Figure, kept: bool, only_warn: bool) -> Check:
@@ -220,7 +264,7 @@ def program(
     if len(set(names)) < len(names):
         raise ValueError(f"validation.benchmarks names one dataset twice: {', '.join(names)}")
     settings = {
-        "validation": config.model_dump(mode="json"),
+        "validation": config.model_dump(mode="json", exclude={"suite"}),
         "heldout_fraction": heldout or 0.0,
         "benchmarks": names,
         "threads": on.threads_per_node,

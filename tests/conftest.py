@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from scheduling import scope_of
 from support import Home, publish_tiny
 
 pytest_plugins = ["tiers"]
@@ -27,12 +28,26 @@ settings.register_profile("headway-shrink", settings.get_profile("headway"), pha
 settings.load_profile("headway")
 
 
+SHARED = pytest.StashKey[Home]()
+
+
 @pytest.fixture(scope="session")
-def home(tmp_path_factory):
+def home(tmp_path_factory, pytestconfig):
     """One home with one Prefect server for all tests that need the chain."""
-    made = Home(tmp_path_factory.mktemp("headway") / "home")
+    made = pytestconfig.stash[SHARED] = Home(tmp_path_factory.mktemp("headway") / "home")
     yield made
     made.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """After the files that share the lifecycle nothing asks its servers any more, and they cost time even so."""
+    if (
+        nextitem
+        and SHARED in item.config.stash
+        and scope_of(item.location[0]) == "done" != scope_of(nextitem.location[0])
+    ):
+        item.config.stash[SHARED].stop()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """How often a rollout ends as it should: the product's own steps and judge under simulated requests and a simulated clock.
 
 Callers come at random (Poisson). A model answers whole or streams; its answers have a time to the first token, tokens, and a
-time a token. A rollout with the default settings ends promoted, thrown back, or not judged. Nothing sleeps.
+time a token. A rollout with the default settings ends promoted, rolled back, or not judged. Nothing sleeps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK = 100
 """Requests that are drawn at once."""
 IDLE_SECONDS = 5.0
 """Longest step of the clock when nothing happens."""
-ENDS = ("promoted", "thrown back", "not judged")
+ENDS = ("promoted", "rolled back", "not judged")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def rollout(truth: Truth, rate: float, seed: int) -> Ended:
     try:
         roll_out(traffic, RolloutConfig(), Remembered(), pause=traffic.pause, clock=traffic.clock)
     except GateFailed as error:
-        how = "not judged" if "was not judged" in error.message else "thrown back"
+        how = "not judged" if "was not judged" in error.message else "rolled back"
     return Ended(how, traffic.green.total, traffic.now - HISTORY_SECONDS)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.operating_characteristics import Line
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.evaluation.comparison import Side, relative_check
-from tasks.report.seeds import noise as estimated
+from tasks.report.scaling import noise as estimated
 
 SEED = 20
 MARGIN = ComparisonConfig().max_loss_to_champion

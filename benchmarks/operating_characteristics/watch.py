@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.operating_characteristics import Line
 from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Answer, Label
-from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import compare
+from tasks.serving.monitor.blocks import accuracy_column
 from tasks.serving.monitor.measures import ended
 from tasks.serving.monitor.watch import Followed, next_followed
 

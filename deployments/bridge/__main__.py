@@ -20,8 +20,8 @@ from typing import Any
 
 from deployments.configuration.events import EventsConfig
 from deployments.configuration.platform import current_settings, load_settings
-from deployments.services import bridge, prefect_server
-from deployments.services.parts import Duty, take
+from deployments.services import prefect_server
+from deployments.services.parts import Duty, bridge, take
 from tasks.common.redaction import clean_logs
 from tasks.events.ledger import Ledger
 
@@ -35,7 +35,7 @@ def duties(home: Path, config: EventsConfig, ledger: Ledger) -> dict[str, Callab
     """
     made: dict[str, Callable[[], Duty]] = {
         "dispatch": lambda: _part("dispatch").Dispatch(home, config, ledger).tick,
-        "store": lambda: _part("stores").StoreHistory(home, ledger).tick,
+        "store": lambda: _part("arrivals").StoreHistory(home, ledger).tick,
         # Also where nothing is watched any more: what had landed until then comes to an end.
         "arrivals": lambda: _part("arrivals").Arrivals(home, config, ledger).tick,
     }
@@ -66,7 +66,11 @@ def main(home: Path) -> None:
     try:
         while current_settings(home, config) == config:
             if _taken.keys() >= todo.keys() - {"dispatch"}:  # which waits for Prefect
-                _tell_problems(home, config.events)
+                # Which sources are broken, for `up`, `status`, `doctor` and the alerts.
+                result = {name: why for name, why in list(_taken.items()) if why and name != "dispatch"}
+                for problems in list(_sources):
+                    result |= problems()
+                bridge.tell_problems(home, config.events, result)
             time.sleep(EVERY_SECONDS)
     finally:
         for close in _open:
@@ -97,14 +101,6 @@ def _asked(part: Any) -> Any:
     """A part whose problems are told."""
     _sources.append(part.problems)
     return part
-
-
-def _tell_problems(home: Path, config: EventsConfig) -> None:
-    """Say which sources are broken, for `up`, `status`, `doctor` and the alerts."""
-    result = {name: why for name, why in list(_taken.items()) if why and name != "dispatch"}
-    for problems in list(_sources):
-        result |= problems()
-    bridge.tell_problems(home, config, result)
 
 
 def _turns(name: str, begin: Callable[[], Duty]) -> None:

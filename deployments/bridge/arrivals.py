@@ -1,29 +1,37 @@
-"""What landed becomes a dataset version: all files of a watched folder, or all blobs below a prefix, once nothing more comes.
+"""What landed becomes a dataset version, and every new current version of a dataset becomes one event `dataset.published`.
 
-The events wait in the ledger until they name the event that they became, so a kill at any point does it again, and the same files
-are the same version. What can never be published is noted on its events; what moves meanwhile is tried again. Watching is
-folders.py and queues.py; fetching blobs is blob_copies.py.
+A version is made of all files of a watched folder, or of all blobs below a prefix, once nothing more comes. The events wait in
+the ledger until they name the event that they became, so a kill at any point does it again, and the same files are the same
+version. What can never be published is noted on its events; what moves meanwhile is tried again. Watching is folders.py and
+queues.py; fetching blobs is blobs.py.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.bridge.folders import UNFINISHED, Changed, look, place_of
-from deployments.bridge.stores import published, read_change
 from deployments.configuration.events import ContainerConfig, EventsConfig, FolderConfig
 from deployments.publishing.datasets import make_dataset
+from deployments.services.parts import bridge
 from tasks.common.errors import HeadwayError
+from tasks.common.process import read_json, write_text
 from tasks.common.redaction import redact
+from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.security.audit import acting
 from tasks.security.policy import require
 from tasks.storage import open_store
-from tasks.storage.history import published_as
+from tasks.storage.history import Change, published_as
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
+
+if TYPE_CHECKING:
+    from deployments.bridge.blobs import BlobCopies
 
 ACTOR = "bridge"
 """Who publishes, in the audit log and for the policy."""
@@ -31,8 +39,6 @@ LONGEST_WAIT_SECONDS = 120.0
 SHORTEST_WAIT_SECONDS = 0.5
 NOTHING = 0
 """What events became that came to no version: the reason stands beside it."""
-if TYPE_CHECKING:
-    from deployments.bridge.blob_copies import BlobCopies
 
 log = logging.getLogger("headway.arrivals")
 
@@ -63,7 +69,13 @@ class Arrivals:
 
     def tick(self, now: float) -> None:
         """Publish each dataset whose newest arrival is old enough."""
-        for one in self._waiting():
+        query = (
+            "SELECT subject, MIN(received), MAX(received), MAX(number) FROM events"
+            " WHERE name = 'data.arrived' AND status = 'accepted' AND became IS NULL GROUP BY subject"
+        )
+        with self.ledger.snapshot() as db:
+            rows = db.execute(query).fetchall()
+        for one in [Waiting(subject.removeprefix("dataset/"), *rest) for subject, *rest in rows]:
             due, tries = self._again.get(one.dataset, (0.0, 0))
             settling = 0 <= now - one.newest < self.config.settle_seconds
             if settling or 0 < due - now <= LONGEST_WAIT_SECONDS:
@@ -140,15 +152,6 @@ class Arrivals:
         receipt = self.ledger.receive(published(store, one.dataset, change))
         return receipt.of or receipt.number, ""
 
-    def _waiting(self) -> list[Waiting]:
-        query = (
-            "SELECT subject, MIN(received), MAX(received), MAX(number) FROM events"
-            " WHERE name = 'data.arrived' AND status = 'accepted' AND became IS NULL GROUP BY subject"
-        )
-        with self.ledger.snapshot() as db:
-            rows = db.execute(query).fetchall()
-        return [Waiting(subject.removeprefix("dataset/"), *rest) for subject, *rest in rows]
-
     def _note(self, one: Waiting, number: int, reason: str) -> None:
         """Say of all that were waiting what they became. What came while it was published waits for the next turn."""
         if reason:
@@ -177,7 +180,98 @@ def _copies(home: Path, config: EventsConfig) -> dict[ContainerConfig, BlobCopie
     """The copies of containers; those that no settings name any more are deleted. Only this needs Azure's packages."""
     if not config.containers and not (home / "events" / "blobs").exists():
         return {}
-    from deployments.bridge.blob_copies import BlobCopies, forget
+    from deployments.bridge.blobs import BlobCopies, forget
 
     forget(home, config.containers)
     return {each: BlobCopies(home, each) for each in config.containers}
+
+
+HISTORY = "history/dataset"
+LOCAL_EVERY_SECONDS = 1.0
+REMOTE_EVERY_SECONDS = 15.0
+"""Time between two listings of a store in Azure: each is a request, or one for 5,000 changes."""
+
+
+class StoreHistory:
+    """Tells of every new current version of a dataset of the store, by its number in the history (tasks/storage/history.py).
+
+    The numbered documents are listed, and only new ones are read. A rollback tells nothing: the models were already held
+    against that data when it was new. Nor does what validation left of a dataset, which is asked for by its version only, nor a
+    restored backup, nor a deletion. State: when it last looked; how far it got is in `events/store.json` of the home.
+    """
+
+    def __init__(self, home: Path, ledger: Ledger) -> None:
+        self.home, self.ledger = home, ledger
+        self._last = float("-inf")
+
+    def tick(self, now: float) -> None:
+        """Tell of what is new since the last look, after a restart too. At the very first one, all is known that is older than
+        this start of the bridge.
+
+        Raises Missing while the store is away.
+        """
+        store = open_store(self.home)
+        every = LOCAL_EVERY_SECONDS if store.uri.startswith("file:") else REMOTE_EVERY_SECONDS
+        if 0 <= now - self._last < every:
+            return
+        self._last = now
+        kept = read_json(self._book) or {}
+        existing = numbers(store)
+        known: dict[str, int] = kept.get(store.uri, {})
+        if store.uri not in kept:
+            # What is published while this bridge still comes up is news; what was written before that is not.
+            since = float((bridge.status(self.home) or {}).get("since", math.inf))
+            for name, item in existing.items():
+                changes = ((number, read_change(store, name, number)) for number in reversed(item))
+                known[name] = next((number for number, change in changes if change and change.time < since), 0)
+        fresh = [(name, each) for name, item in existing.items() for each in item if each > known.get(name, 0)]
+        entries = [(name, read_change(store, name, number)) for name, number in fresh]
+        events = [
+            published(store, name, change)
+            for name, change in entries
+            if change and change.current and change.action in ("publish", "copy")
+        ]
+        if news := [event for event in events if not self.ledger.knows(event)]:
+            self.ledger.receive_all(news)
+        newest = {**known, **{name: item[-1] for name, item in existing.items()}}
+        if newest != kept.get(store.uri):
+            write_text(self._book, json.dumps({**kept, store.uri: newest}))
+
+    @property
+    def _book(self) -> Path:
+        return self.home / "events" / "store.json"
+
+
+def numbers(store: Store) -> dict[str, list[int]]:
+    """The numbers of all changes of each dataset, in order; by a listing alone."""
+    result: dict[str, list[int]] = {}
+    for key in store.list(HISTORY):
+        name, _, document = key.removeprefix(f"{HISTORY}/").partition("/")
+        number = document.removesuffix(".json")
+        if number.isdecimal():
+            result.setdefault(name, []).append(int(number))
+    return {name: sorted(each) for name, each in result.items()}
+
+
+def read_change(store: Store, name: str, number: int) -> Change | None:
+    """A change of a dataset by its number."""
+    document = store.read(_key(name, number))
+    return Change.model_validate_json(document.data) if document else None
+
+
+def published(store: Store, name: str, change: Change) -> Event:
+    """What a change that published a version is to the ledger, whoever tells of it."""
+    return Event(
+        name="dataset.published",
+        subject=f"dataset/{name}",
+        source=store.uri,
+        identity=_key(name, change.number),
+        object=f"dataset/{name}@{change.version}",
+        occurred=change.time,
+        channel="store",
+        data={"action": change.action, "who": change.who},
+    )
+
+
+def _key(name: str, number: int) -> str:
+    return f"{HISTORY}/{name}/{number:08d}.json"

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,12 +43,6 @@ from tasks.events.batches import Batch, mark, set_mark
 from tasks.events.ledger import Ledger
 from tasks.orchestration.run_log import read_run
 
-# What became of a batch that was sent: its flow run at Prefect, and how that ended. Changes nothing at Prefect.
-#
-# The flow run that claimed a batch is the one that counts. Before one did, it is whatever run of the deployment has the
-# batch as its `cause`: one that was cancelled then ends the batch, for that is what somebody wanted.
-
-
 CRASH_SECONDS = 120.0
 """Time in which the watch puts a run back that crashed, or that a limit cancelled (deployments/watch/dead_runs.py)."""
 BEFORE = timedelta(minutes=5)
@@ -68,33 +63,52 @@ class Found:
 
 
 def follow(client: SyncPrefectClient, home: Path, batch: Batch, now: float, *, since: float) -> Found:
-    """What a batch's flow run does now. Raises httpx.HTTPError while Prefect does not answer.
+    """What a batch's flow run does now; nothing is changed at Prefect. Raises httpx.HTTPError while Prefect does not answer.
 
-    A run that crashed, or lost its slot, counts as ended when the watch had its time for it, since then and since
-    `since`: while the platform was down, nobody took it up.
+    The flow run that claimed the batch is the one that counts. Before one did, it is whatever run of the deployment has the
+    batch as its `cause`: one that was cancelled then ends the batch, for that is what somebody wanted.
+
+    A run that crashed, or lost its slot, counts as ended when the watch had its time for it, since then and since `since`:
+    while the platform was down, nobody took it up.
     """
     given_up = now - CRASH_SECONDS if now - since > CRASH_SECONDS else 0.0
     if batch.flow_run:
-        return _claimed(client, home, batch.flow_run, given_up)
-    runs = _started_for(client, batch)
+        try:
+            run = client.read_flow_run(UUID(batch.flow_run))
+        except ObjectNotFound:
+            logged = read_run(home / "runs" / batch.flow_run)
+            if logged.status == "running" and logged.here:
+                return Found("running", batch.flow_run)
+            how = "cancelled" if logged.status == "waiting" else logged.status
+            return Found("ended", batch.flow_run, f"{how}, deleted")
+        over = _final(run, given_up)
+        return Found("ended", batch.flow_run, _outcome(home, run)) if over else Found("running", batch.flow_run)
+    try:
+        deployment = client.read_deployment_by_name(batch.deployment)
+    except ObjectNotFound:
+        return Found("none")
+    # Runs of the batch's deployment that have it as their cause, whoever started them.
+    begun = FlowRunFilterExpectedStartTime(after_=datetime.fromtimestamp(batch.made, UTC) - BEFORE)
+    results: list[FlowRun] = []
+    while len(results) % PAGE == 0:
+        page = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(expected_start_time=begun),
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+            limit=PAGE,
+            offset=len(results),
+        )
+        results += page
+        if not page:
+            break
+    runs = [run for run in results if run.parameters.get("cause") == batch.id]
     at_work = [run for run in runs if not _final(run, given_up)]
     if not runs:
         return Found("none")
     if at_work:
         return Found("starting", str(at_work[0].id))
     last = max(runs, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC))
-    return Found("lost", str(last.id)) if _unwanted(last) else Found("ended", str(last.id), _outcome(home, last))
-
-
-def _claimed(client: SyncPrefectClient, home: Path, flow_run: str, given_up: float) -> Found:
-    try:
-        run = client.read_flow_run(UUID(flow_run))
-    except ObjectNotFound:
-        logged = read_run(home / "runs" / flow_run)
-        over = logged.status != "running" or not logged.here
-        how = "cancelled" if logged.status == "waiting" else logged.status
-        return Found("ended", flow_run, f"{how}, deleted") if over else Found("running", flow_run)
-    return Found("ended", flow_run, _outcome(home, run)) if _final(run, given_up) else Found("running", flow_run)
+    unwanted = (last.state and last.state.is_crashed()) or _refused(last)
+    return Found("lost", str(last.id)) if unwanted else Found("ended", str(last.id), _outcome(home, last))
 
 
 def _final(run: FlowRun, given_up: float) -> bool:
@@ -103,11 +117,6 @@ def _final(run: FlowRun, given_up: float) -> bool:
         return False
     comes_again = run.state.is_crashed() or (_refused(run) and run.run_count > 0)
     return not comes_again or run.state.timestamp.timestamp() < given_up
-
-
-def _unwanted(run: FlowRun) -> bool:
-    """Whether it ended before it claimed its batch although nobody asked for that."""
-    return bool(run.state and run.state.is_crashed()) or _refused(run)
 
 
 def _refused(run: FlowRun) -> bool:
@@ -122,34 +131,6 @@ def _outcome(home: Path, run: FlowRun) -> str:
     return AT_END.get(str(closed.get("status")), state) if state in ("completed", "failed") else state
 
 
-def _started_for(client: SyncPrefectClient, batch: Batch) -> list[FlowRun]:
-    """Runs of the batch's deployment that have it as their cause, whoever started them."""
-    try:
-        deployment = client.read_deployment_by_name(batch.deployment)
-    except ObjectNotFound:
-        return []
-    since = FlowRunFilterExpectedStartTime(after_=datetime.fromtimestamp(batch.made, UTC) - BEFORE)
-    results: list[Any] = []
-    while len(results) % PAGE == 0:
-        page = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(expected_start_time=since),
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
-            limit=PAGE,
-            offset=len(results),
-        )
-        results += page
-        if not page:
-            break
-    return [run for run in results if run.parameters.get("cause") == batch.id]
-
-
-# What the bridge says to Prefect: every event that it accepted, and that a batch is due. It is handed a client of
-# Prefect's.
-#
-# An event of the ledger has one id for ever, so Prefect takes it once however often it is sent; people can make
-# automations of their own on it in the page. A batch has an id for each attempt.
-
-
 FORWARDED = "forwarded"
 AT_ONCE = 50
 TOLD_OF_A_BATCH = 50
@@ -157,8 +138,17 @@ TOLD_OF_A_BATCH = 50
 
 
 def forward(client: Any, ledger: Ledger) -> None:
-    """Tell Prefect of accepted events that it was not told of. Raises httpx.HTTPError while it does not answer."""
-    while rows := _untold(ledger):
+    """Tell Prefect of accepted events that it was not told of. Raises httpx.HTTPError while it does not answer.
+
+    An event of the ledger has one id for ever, so Prefect takes it once however often it is sent; people can make automations
+    of their own on it in the page. A batch has an id for each attempt.
+    """
+    query = "SELECT * FROM events WHERE status = 'accepted' AND number > ? ORDER BY number LIMIT ?"
+    while True:
+        with ledger.snapshot() as db:
+            rows = db.execute(query, (mark(db, FORWARDED), AT_ONCE)).fetchall()
+        if not rows:
+            return
         _post(client, [event_of(ledger, row) for row in rows])
         with ledger.transaction() as db:
             set_mark(db, FORWARDED, rows[-1]["number"])
@@ -216,12 +206,6 @@ def send(client: Any, event: dict[str, Any]) -> None:
     client.request("POST", "/events", json=[event]).raise_for_status()
 
 
-def _untold(ledger: Ledger) -> list[Any]:
-    query = "SELECT * FROM events WHERE status = 'accepted' AND number > ? ORDER BY number LIMIT ?"
-    with ledger.snapshot() as db:
-        return db.execute(query, (mark(db, FORWARDED), AT_ONCE)).fetchall()
-
-
 def _post(client: Any, events: list[dict[str, Any]]) -> None:
     """All of them; one that Prefect will never take must not keep the others from being told."""
     try:
@@ -274,13 +258,21 @@ class Dispatch:
 
     def tick(self, now: float) -> None:
         """One turn. Raises httpx.HTTPError while Prefect does not answer; what waits goes on waiting."""
-        batches.route(self.ledger, self._wanted_by, self.routes.keys())
+        batches.route(
+            self.ledger,
+            lambda name, subject: [route.name for route in self.routes.values() if route.wants(name, subject)],
+            self.routes.keys(),
+        )
         due = not 0 <= now - self._pruned < PRUNE_SECONDS
         if due and not batches.prune(self.ledger):  # what is left goes at the next turns, so that nobody waits for long
             self._pruned = now
         with prefect_server.client() as client:
             forward(client, self.ledger)
-            opened, waiting = self._opened(now), batches.waiting(self.ledger)
+            opened, waiting = batches.open_batches(self.ledger), batches.waiting(self.ledger)
+            if 0 <= now - self._followed < FOLLOW_SECONDS:  # those that a flow run has are looked at not so often
+                opened = [batch for batch in opened if not batch.flow_run]
+            else:
+                self._followed = now
             if any(not batch.flow_run for batch in opened) or waiting or not 0 <= now - self._looked < LOOK_SECONDS:
                 from deployments.catalogue.triggers import switched
 
@@ -301,21 +293,8 @@ class Dispatch:
             if process.read_json(path) != payload:
                 process.write_json(path, payload)
 
-    def _opened(self, now: float) -> list[Batch]:
-        """Open batches that are to be looked at now: those that a flow run has not so often."""
-        opened = batches.open_batches(self.ledger)
-        if 0 <= now - self._followed < FOLLOW_SECONDS:
-            return [batch for batch in opened if not batch.flow_run]
-        self._followed = now
-        return opened
-
-    def _wanted_by(self, name: str, subject: str) -> list[str]:
-        return [route.name for route in self.routes.values() if route.wants(name, subject)]
-
     def _start(self, client: Any, route: Route, subject: str, now: float) -> bool:
         """Make one batch of all that wait, and send it, unless something keeps it; whether one was made."""
-        from prefect.exceptions import ObjectNotFound
-
         cooldown = route.trigger.cooldown_minutes * 60
         with self.ledger.snapshot() as db:
             kept = batches.held(db, route.name, subject, cooldown, now)
@@ -357,7 +336,6 @@ class Dispatch:
 
     def _follow(self, client: Any, batch: Batch, now: float) -> None:
         """Note what became of a batch; send one again that nothing came of."""
-
         result = follow(client, self.home, batch, now, since=self._since)
         if result.flow_run and not batch.flow_run and result.flow_run != batch.seen:
             batches.note_seen(self.ledger, batch, result.flow_run)
@@ -365,18 +343,15 @@ class Dispatch:
             batches.note_ended(self.ledger, batch, result.outcome, now)
             logging.info("%s: flow run %s ended: %s", batch.id, result.flow_run, result.outcome)
         elif result.state in ("none", "lost"):
-            if not self._patience_is_over(batch, now):
+            if batch.trigger in self.routes and self._switched.get(batch.trigger) != "on":
+                return
+            patience = min(AGAIN_SECONDS * 2.0 ** min(max(batch.attempts - 1, 0), 10), AT_MOST_SECONDS)
+            if batch.started is not None and 0 <= now - batch.started < patience:
                 return
             if batch.trigger in self.routes:
                 self._send(client, batch, now)
             else:
                 batches.note_ended(self.ledger, batch, "not started: its trigger is gone", now)
-
-    def _patience_is_over(self, batch: Batch, now: float) -> bool:
-        if batch.trigger in self.routes and self._switched.get(batch.trigger) != "on":
-            return False
-        patience = min(AGAIN_SECONDS * 2.0 ** min(max(batch.attempts - 1, 0), 10), AT_MOST_SECONDS)
-        return batch.started is None or not 0 <= now - batch.started < patience
 
 
 def told_at(home: Path) -> Path:
@@ -388,13 +363,7 @@ def dataset_of(event: sqlite3.Row) -> str:
     """The dataset that an event names: its object, else its subject, else what it says in `dataset`; empty for none."""
     named = json.loads(event["data"]).get("dataset", "")
     for text in (event["object"], event["subject"], named):
-        if isinstance(text, str) and text.startswith("dataset/") and _is_reference(text):
-            return text
+        with suppress(ValueError):
+            if isinstance(text, str) and text.startswith("dataset/") and parse_ref(text, kind="dataset"):
+                return text
     return ""
-
-
-def _is_reference(text: str) -> bool:
-    try:
-        return bool(parse_ref(text, kind="dataset"))
-    except ValueError:
-        return False

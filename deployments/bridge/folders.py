@@ -81,7 +81,19 @@ def look(root: Path, include: str) -> Look:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    _look_at(entry, include, result, waiting)
+                    if entry.name.startswith(".") or entry.name.endswith(UNFINISHED) or entry.name == "__pycache__":
+                        continue
+                    try:
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
+                        elif entry.is_file(follow_symlinks=False) and fnmatch.fnmatchcase(entry.name, include):
+                            status = entry.stat(follow_symlinks=False)
+                            stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                            result.files[entry.path] = stamp
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        result.problems[entry.path] = error.strerror or type(error).__name__
         except OSError as error:
             result.problems[folder] = error.strerror or type(error).__name__
     return result
@@ -105,45 +117,48 @@ class _Watch:
             return
         began = time.perf_counter()
         result = look(self.root, self.folder.include)
-        self._say(result.problems)
-        self._tell(self._settled(result.files, now))
+        # What cannot be looked at is said in the log, once. It is no event: nothing arrived.
+        for path, why in result.problems.items():
+            if self.problems.get(path) != why:
+                log.warning("%s is watched for dataset/%s, and cannot be looked at: %s", path, self.folder.dataset, why)
+        for path in self.problems.keys() - result.problems.keys():
+            log.info("%s can be looked at again", path)
+        self.problems = result.problems
+        # Files that are not told of, and have not changed for long enough.
+        known, before, self._moving = self._known(), self._moving, {}
+        for path, stamp in result.files.items():
+            if known.get(_shown(path)) != str(stamp):
+                was, since = before.get(path, (stamp, now))
+                self._moving[path] = (stamp, since if was == stamp and since <= now else now)
+        settled = [(path, stamp) for path, (stamp, since) in self._moving.items() if now - since >= self.settle]
+        self._tell(sorted(settled))
         if not result.problems:  # what is gone is known by the ledger
             existing = {_shown(path) for path in result.files}
             self._told = {path: stamp for path, stamp in self._known().items() if path in existing}
         took = time.perf_counter() - began
         self._next = now + min(LONGEST_REST_SECONDS, took / SHARE)
 
-    def _settled(self, files: dict[str, Stamp], now: float) -> dict[str, Stamp]:
-        """Files that are not told of, and have not changed for long enough."""
-        payload = self._known()
-        fresh = {path: stamp for path, stamp in files.items() if payload.get(_shown(path)) != str(stamp)}
-        before, self._moving = self._moving, {}
-        for path, stamp in fresh.items():
-            was, since = before.get(path, (stamp, now))
-            self._moving[path] = (stamp, since if was == stamp and since <= now else now)
-        return {path: stamp for path, (stamp, since) in self._moving.items() if now - since >= self.settle}
-
-    def _tell(self, settled: dict[str, Stamp]) -> None:
-        payload, rows = self._known(), sorted(settled.items())
-        for start in range(0, len(rows), AT_ONCE):
-            part = rows[start : start + AT_ONCE]
-            self.ledger.receive_all([self._event(path, stamp) for path, stamp in part])
-            for path, stamp in part:
-                payload[_shown(path)] = str(stamp)
+    def _tell(self, settled: list[tuple[str, Stamp]]) -> None:
+        """Have the ledger take files in, many at once."""
+        for start in range(0, len(settled), AT_ONCE):
+            events = []
+            for path, stamp in settled[start : start + AT_ONCE]:
+                what = f"{_shown(path)}#{stamp}:{self.folder.dataset}"
+                event = Event(
+                    name="data.arrived",
+                    subject=f"dataset/{self.folder.dataset}",
+                    source=_shown(str(self.root)),
+                    identity=what,
+                    object=f"file:{what}",
+                    occurred=stamp.modified / 1e9,
+                    channel="folder",
+                    data={"bytes": stamp.size},
+                )
+                events.append(event)
+            self.ledger.receive_all(events)
+            for path, stamp in settled[start : start + AT_ONCE]:
+                self._known()[_shown(path)] = str(stamp)
                 del self._moving[path]
-
-    def _event(self, path: str, stamp: Stamp) -> Event:
-        name = _shown(path)
-        return Event(
-            name="data.arrived",
-            subject=f"dataset/{self.folder.dataset}",
-            source=_shown(str(self.root)),
-            identity=f"{name}#{stamp}:{self.folder.dataset}",
-            object=f"file:{name}#{stamp}:{self.folder.dataset}",
-            occurred=stamp.modified / 1e9,
-            channel="folder",
-            data={"bytes": stamp.size},
-        )
 
     def _known(self) -> dict[str, str]:
         """What was told of each file last, by its name; read from the ledger once."""
@@ -156,30 +171,6 @@ class _Watch:
             pairs = (text.removesuffix(end).rpartition("#") for text in paths if text.endswith(end))
             self._told = {name: stamp for name, _, stamp in pairs}
         return self._told
-
-    def _say(self, problems: dict[str, str]) -> None:
-        """What cannot be looked at is said in the log, once. It is no event: nothing arrived."""
-        for path, why in problems.items():
-            if self.problems.get(path) != why:
-                log.warning("%s is watched for dataset/%s, and cannot be looked at: %s", path, self.folder.dataset, why)
-        for path in self.problems.keys() - problems.keys():
-            log.info("%s can be looked at again", path)
-        self.problems = problems
-
-
-def _look_at(entry: os.DirEntry[str], include: str, result: Look, waiting: list[str]) -> None:
-    if entry.name.startswith(".") or entry.name.endswith(UNFINISHED) or entry.name == "__pycache__":
-        return
-    try:
-        if entry.is_dir(follow_symlinks=False):
-            waiting.append(entry.path)
-        elif entry.is_file(follow_symlinks=False) and fnmatch.fnmatchcase(entry.name, include):
-            status = entry.stat(follow_symlinks=False)
-            result.files[entry.path] = Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        result.problems[entry.path] = error.strerror or type(error).__name__
 
 
 def _shown(path: str) -> str:

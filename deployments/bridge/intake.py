@@ -20,29 +20,24 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
-from deployments.bridge.clients import WORKERS
+from deployments.bridge.blobs import WORKERS, allowed
 from deployments.bridge.messages import BLOB_CREATED, VALIDATION, NotAllowed, Told, to_event
-from deployments.bridge.objects import allowed
-from deployments.bridge.refusals import Notes, NotTaken, Unable
-from deployments.bridge.signatures import Signature, remember
+from deployments.bridge.senders import Notes, NotTaken, Signature, Unable, remember
 from deployments.configuration.events import EventsConfig, WebhookConfig
 from tasks.common.errors import HeadwayError
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 
-# Handshakes: what Event Grid asks before it delivers. They prove to it that we want events, and prove nothing to us.
-#
-# Event Grid's own schema sends a validation event whose code is sent back; CloudEvents asks with HTTP OPTIONS. Both
-# name an address that could be opened instead (`validationUrl`, `WebHook-Request-Callback`): it is never read, let
-# alone opened. https://learn.microsoft.com/azure/event-grid/end-point-validation-event-grid-events-schema and
-# https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/http-webhook.md#4-abuse-protection
-
-
 CODE = re.compile(r"[\w.:-]{1,256}", re.ASCII)
 
 
 def code_of(entries: Sequence[Told], config: WebhookConfig) -> str:
-    """The code to send back, when what was sent is a validation and nothing else; else nothing.
+    """The code that Event Grid asks to have sent back before it delivers, when a validation was sent and nothing else; else
+    nothing.
+
+    It proves to Event Grid that we want events, and proves nothing to us. The address that it names beside the code
+    (`validationUrl`) is never read, let alone opened:
+    https://learn.microsoft.com/azure/event-grid/end-point-validation-event-grid-events-schema
 
     Raises NotTaken: 403 for a topic that is not listed, 400 for a validation without a code.
     """
@@ -56,7 +51,12 @@ def code_of(entries: Sequence[Told], config: WebhookConfig) -> str:
 
 
 def permission(headers: Headers, config: WebhookConfig) -> dict[str, str]:
-    """The headers that let a sender of CloudEvents send here. Raises NotTaken (403) for one that is not listed."""
+    """The headers that let a sender of CloudEvents, which asks with HTTP OPTIONS, send here. Raises NotTaken (403) for one
+    not listed.
+
+    https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/http-webhook.md#4-abuse-protection; its
+    `WebHook-Request-Callback` is not read.
+    """
     origin = headers.get("webhook-request-origin", "").lower()
     if origin not in config.origins:
         raise NotTaken(403, f"CloudEvents are not taken from the origin {origin[:100]!r}")
@@ -131,7 +131,14 @@ class Intake:
                 raise Unable("the ledger was busy for too long")
             if signature:
                 remember(db, signature)
-            _keep(db, later)
+            if later:
+                db.execute(TABLE)
+                if db.execute("SELECT count(*) FROM waiting").fetchone()[0] + len(later) > MOST_WAITING:
+                    raise Unable(f"{MOST_WAITING} events wait for storage already", retry_after=LONGEST_SECONDS)
+                now = time.time()
+                # Of what an event says of a blob, its address is all that is needed.
+                rows = [(now, json.dumps(one._replace(data={"url": one.url})), now) for one in later]
+                db.executemany("INSERT INTO waiting (received, told, due) VALUES (?, ?, ?)", rows)
 
         if not self._writing.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unable("the ledger was busy for too long")
@@ -181,14 +188,33 @@ class Intake:
 
     def _turn(self) -> float:
         """Ask storage about those whose time has come; returns seconds until there may be more to do."""
-        rows = self._due()
+        with self._ledger.transaction() as db:
+            db.execute(TABLE)
+            due = "SELECT number, told, tries FROM waiting WHERE due <= ? ORDER BY number LIMIT ?"
+            result = db.execute(due, (time.time(), AT_ONCE)).fetchall()
+        rows = [_Row(row["number"], Told(*json.loads(row["told"])), row["tries"]) for row in result]
         if not rows:
             return AGAIN_SECONDS
         away: dict[str, str] = {}
+
+        def look(payload: Told) -> Event | NotAllowed | str:
+            """What an event is to us; why it is never anything; or why storage does not say, which then holds for its
+            container."""
+            try:
+                container = allowed(payload.url, self._config)[0].url
+                if container not in away:
+                    return to_event(payload, self._config, "webhook")
+            except NotAllowed as error:
+                return error
+            except (HeadwayError, ValueError) as error:  # storage is away, or our settings of it are wrong
+                away[container] = str(error)
+                self._notes.trouble(f"events wait for storage: {error}")
+            return away[container]
+
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="webhook-look") as pool:
-            looked = list(zip(rows, pool.map(lambda row: self._look(row.told, away), rows), strict=True))
-        result = {row.number: value for row, value in looked if isinstance(value, Event)}
-        self._ledger.receive_all(list(result.values()), first=lambda db: _forget(db, result))
+            looked = list(zip(rows, pool.map(lambda row: look(row.told), rows), strict=True))
+        events = {row.number: value for row, value in looked if isinstance(value, Event)}
+        self._ledger.receive_all(list(events.values()), first=lambda db: _forget(db, events))
         for row, value in looked:
             if isinstance(value, NotAllowed):
                 self._notes.refused(
@@ -198,45 +224,12 @@ class Intake:
             _forget(db, [row.number for row, value in looked if isinstance(value, NotAllowed)])
             for row, value in looked:
                 if isinstance(value, str):
-                    due = time.time() + min(LONGEST_SECONDS, AGAIN_SECONDS * 2.0 ** min(row.tries, 10))
+                    again = time.time() + min(LONGEST_SECONDS, AGAIN_SECONDS * 2.0 ** min(row.tries, 10))
                     db.execute(
                         "UPDATE waiting SET due = ?, tries = tries + 1, why = ? WHERE number = ?",
-                        (due, value[:300], row.number),
+                        (again, value[:300], row.number),
                     )
         return 0.0
-
-    def _look(self, payload: Told, away: dict[str, str]) -> Event | NotAllowed | str:
-        """What an event is to us; why it is never anything; or why storage does not say, which then holds for its container."""
-        try:
-            container = allowed(payload.url, self._config)[0].url
-            if container not in away:
-                return to_event(payload, self._config, "webhook")
-        except NotAllowed as error:
-            return error
-        except (HeadwayError, ValueError) as error:  # storage is away, or our settings of it are wrong
-            away[container] = str(error)
-            self._notes.trouble(f"events wait for storage: {error}")
-        return away[container]
-
-    def _due(self) -> list[_Row]:
-        with self._ledger.transaction() as db:
-            db.execute(TABLE)
-            result = db.execute(
-                "SELECT number, told, tries FROM waiting WHERE due <= ? ORDER BY number LIMIT ?", (time.time(), AT_ONCE)
-            ).fetchall()
-        return [_Row(row["number"], Told(*json.loads(row["told"])), row["tries"]) for row in result]
-
-
-def _keep(db: sqlite3.Connection, entries: Sequence[Told]) -> None:
-    """Of what an event says of a blob, its address is all that is needed."""
-    if not entries:
-        return
-    db.execute(TABLE)
-    if db.execute("SELECT count(*) FROM waiting").fetchone()[0] + len(entries) > MOST_WAITING:
-        raise Unable(f"{MOST_WAITING} events wait for storage already", retry_after=LONGEST_SECONDS)
-    now = time.time()
-    rows = [(now, json.dumps(one._replace(data={"url": one.url})), now) for one in entries]
-    db.executemany("INSERT INTO waiting (received, told, due) VALUES (?, ?, ?)", rows)
 
 
 def _forget(db: sqlite3.Connection, numbers: Iterable[int]) -> None:

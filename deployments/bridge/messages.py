@@ -1,6 +1,6 @@
 """Events as Azure and other systems write them (Event Grid schema, CloudEvents 1.0), and what they are to us.
 
-Reading is for the queue and for the webhook. Whether a blob may be told of, and what it is now, is objects.py; whether the sender
+Reading is for the queue and for the webhook. Whether a blob may be told of, and what it is now, is blobs.py; whether the sender
 is who it says it is was asked before. See docs/events.md.
 """
 
@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from deployments.bridge.objects import NotAllowed as NotAllowed
-from deployments.bridge.objects import Places, read_again
+from deployments.bridge.blobs import NotAllowed as NotAllowed
+from deployments.bridge.blobs import Places, read_again
 from deployments.configuration.events import EventsConfig
 from tasks.artifacts import parse_ref
 from tasks.common.redaction import redact_value
 from tasks.common.validation import explain
 from tasks.config.base import canonical_json
-from tasks.events.event import NAMES, Channel, Event, EventName
+from tasks.events.event import NAMES, Channel, Event
 
 E = TypeVar("E", bound=BaseModel)
 BLOB_CREATED = "Microsoft.Storage.BlobCreated"
@@ -123,7 +123,22 @@ def read_events(body: bytes) -> list[Told]:
     each = output if isinstance(output, list) else [output]
     if not each or len(each) > MOST_EVENTS:
         raise ValueError(f"it holds {len(each)} events, and 1 to {MOST_EVENTS} are taken")
-    return [_read(one) for one in each]
+    results: list[Told] = []
+    for one in each:
+        if not isinstance(one, dict):
+            raise ValueError("an event is a JSON object")
+        if "specversion" in one:
+            results.append(cloud_event(one))
+        elif "eventType" in one:
+            event = _checked(_GridEvent, one)
+            data = event.data if isinstance(event.data, dict) else {}
+            what = (event.topic, event.id, event.eventType, event.subject, _epoch(event.eventTime), data)
+            results.append(Told("event_grid", *what))
+        else:
+            raise ValueError(
+                "it is neither of Event Grid's schema (`eventType`) nor of CloudEvents 1.0 (`specversion`)"
+            )
+    return results
 
 
 def cloud_event(output: dict[str, Any]) -> Told:
@@ -132,62 +147,76 @@ def cloud_event(output: dict[str, Any]) -> Told:
     data = event.data
     if event.data_base64 is not None:
         data = from_json(base64.b64decode(event.data_base64, validate=True), allow_inf_nan=False)
-    return Told("cloud_events", event.source, event.id, event.type, event.subject, _epoch(event.time), _object(data))
+    data = data if isinstance(data, dict) else {}
+    return Told("cloud_events", event.source, event.id, event.type, event.subject, _epoch(event.time), data)
 
 
 def to_event(payload: Told, config: EventsConfig, channel: Channel, listed: Places | None = None) -> Event:
-    """What an event is to us; a blob is looked at where it lies, unless it was `listed` just now (objects.list_many).
+    """What an event is to us; a blob is looked at where it lies, unless it was `listed` just now (blobs.list_many).
 
     Raises NotAllowed with the reason, and Missing while storage is away: then the sender is to try again.
     """
-    if payload.type == BLOB_CREATED:
-        # Whatever the event says of the blob, the blob's address and ETag are those that we found.
-        blob = read_again(payload.url, config, listed)
-        return Event(
-            name="data.arrived",
-            subject=f"dataset/{blob.container.dataset}",
-            source=payload.source,
-            identity=payload.identity,
-            object=blob.object,
-            occurred=payload.occurred,
-            channel=channel,
-            data={"url": blob.url, "bytes": blob.size, "version": blob.version},
-        )
     if payload.type.startswith(OURS):
-        # An event of a sender of our own. `data.object` is the version that it is about.
-        name = _name(payload.type.removeprefix(OURS))
-        kind = name.partition(".")[0]
-        try:
-            if parse_ref(payload.subject, kind=kind)[2] or not payload.subject.startswith(f"{kind}/"):
-                raise ValueError("it names a version")
-        except ValueError:
-            raise NotAllowed(f"the subject of {payload.type} is {kind}/NAME, not {payload.subject[:100]!r}") from None
-        data = {key: value for key, value in payload.data.items() if key != "object"}
-        return Event(
-            name=name,
-            subject=payload.subject,
-            source=payload.source,
-            identity=payload.identity,
-            object=_object_of(payload, kind),
-            occurred=payload.occurred,
-            channel=channel,
-            data=_small(data),
+        return _of_ours(payload, channel)
+    if payload.type != BLOB_CREATED:
+        raise NotAllowed(
+            f"nothing starts by an event of type {payload.type[:100]!r}: {BLOB_CREATED} and {OURS}NAME are taken"
         )
-    raise NotAllowed(
-        f"nothing starts by an event of type {payload.type[:100]!r}: {BLOB_CREATED} and {OURS}NAME are taken"
+    # Whatever the event says of the blob, the blob's address and ETag are those that storage has.
+    blob = read_again(payload.url, config, listed)
+    return Event(
+        name="data.arrived",
+        subject=f"dataset/{blob.container.dataset}",
+        source=payload.source,
+        identity=payload.identity,
+        object=blob.object,
+        occurred=payload.occurred,
+        channel=channel,
+        data={"url": blob.url, "bytes": blob.size, "version": blob.version},
     )
 
 
-def _read(output: Any) -> Told:
-    if not isinstance(output, dict):
-        raise ValueError("an event is a JSON object")
-    if "specversion" in output:
-        return cloud_event(output)
-    if "eventType" in output:
-        event = _checked(_GridEvent, output)
-        when, data = _epoch(event.eventTime), _object(event.data)
-        return Told("event_grid", event.topic, event.id, event.eventType, event.subject, when, data)
-    raise ValueError("it is neither of Event Grid's schema (`eventType`) nor of CloudEvents 1.0 (`specversion`)")
+def _of_ours(payload: Told, channel: Channel) -> Event:
+    """An event of a sender of our own. `data.object` is the version that it is about. Raises NotAllowed."""
+    text = payload.type.removeprefix(OURS)
+    if text == "data.arrived":
+        raise NotAllowed("data.arrived comes from storage or from a watched folder, and from nobody else")
+    name = next((each for each in NAMES if each == text), None)
+    if name is None:
+        raise NotAllowed(f"there is no event {text[:100]!r}; there are {', '.join(NAMES)}")
+    kind = name.partition(".")[0]
+    try:
+        if parse_ref(payload.subject, kind=kind)[2] or not payload.subject.startswith(f"{kind}/"):
+            raise ValueError("it names a version")
+    except ValueError:
+        raise NotAllowed(f"the subject of {payload.type} is {kind}/NAME, not {payload.subject[:100]!r}") from None
+    # Of a dataset or a model a whole version, as lineage knows it.
+    about = payload.data.get("object", "")
+    if not isinstance(about, str) or not about.isprintable() or len(about) > 2048:
+        raise NotAllowed("`object` is text of at most 2048 characters")
+    if about and kind != "endpoint" and not re.fullmatch(f"{re.escape(payload.subject)}@[0-9a-f]{{64}}", about):
+        raise NotAllowed(
+            f"the object of {payload.type} is {payload.subject}@VERSION with 64 hex digits, not {about[:100]!r}"
+        )
+    data = {key: value for key, value in payload.data.items() if key != "object"}
+    try:
+        size = len(canonical_json(data).encode())
+    except ValueError as error:
+        raise NotAllowed(f"its data is no plain JSON: {error}") from None
+    if size > MOST_DATA_BYTES:
+        raise NotAllowed(
+            f"its data has {size} bytes, and at most {MOST_DATA_BYTES} are taken: name where it lies instead"
+        )
+    return Event(
+        name=name,
+        subject=payload.subject,
+        source=payload.source,
+        identity=payload.identity,
+        object=about,
+        occurred=payload.occurred,
+        channel=channel,
+        data=redact_value(data),
+    )
 
 
 def _checked(form: type[E], output: Any) -> E:
@@ -199,42 +228,3 @@ def _checked(form: type[E], output: Any) -> E:
 
 def _epoch(time: str) -> float:
     return datetime.fromisoformat(time.upper()).timestamp()
-
-
-def _object(data: Any) -> dict[str, Any]:
-    return data if isinstance(data, dict) else {}
-
-
-def _name(text: str) -> EventName:
-    if text == "data.arrived":
-        raise NotAllowed("data.arrived comes from storage or from a watched folder, and from nobody else")
-    for name in NAMES:
-        if name == text:
-            return name
-    raise NotAllowed(f"there is no event {text[:100]!r}; there are {', '.join(NAMES)}")
-
-
-def _object_of(payload: Told, kind: str) -> str:
-    """The version that an event of our own senders is about; of a dataset or a model a whole one, as lineage knows it."""
-    output = payload.data.get("object", "")
-    if not isinstance(output, str) or not output.isprintable() or len(output) > 2048:
-        raise NotAllowed("`object` is text of at most 2048 characters")
-    if output and kind != "endpoint" and not re.fullmatch(f"{re.escape(payload.subject)}@[0-9a-f]{{64}}", output):
-        raise NotAllowed(
-            f"the object of {payload.type} is {payload.subject}@VERSION with 64 hex digits, not {output[:100]!r}"
-        )
-    return output
-
-
-def _small(data: dict[str, Any]) -> dict[str, Any]:
-    """What an event says besides, without secrets. Raises NotAllowed when it is not small."""
-    try:
-        size = len(canonical_json(data).encode())
-    except ValueError as error:
-        raise NotAllowed(f"its data is no plain JSON: {error}") from None
-    if size > MOST_DATA_BYTES:
-        raise NotAllowed(
-            f"its data has {size} bytes, and at most {MOST_DATA_BYTES} are taken: name where it lies instead"
-        )
-    clean: dict[str, Any] = redact_value(data)
-    return clean

@@ -11,16 +11,14 @@ import base64
 import binascii
 import logging
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from azure.core.exceptions import ResourceNotFoundError
-from azure.storage.queue import QueueClient, QueueMessage
+from azure.storage.queue import QueueMessage
 
-from deployments.bridge.clients import WORKERS, queue_of
+from deployments.bridge.blobs import WORKERS, Places, list_many, queue_of
 from deployments.bridge.messages import BLOB_CREATED, NotAllowed, Told, read_events, to_event
-from deployments.bridge.objects import Places, list_many
 from deployments.configuration.events import EventsConfig, QueueConfig
 from tasks.common.errors import HeadwayError, Missing
 from tasks.common.redaction import redact
@@ -85,20 +83,23 @@ class Queues:
         for queue, pace in self._pace.items():
             if now < pace.due and pace.due - now <= LONGEST_WAIT_SECONDS:
                 continue
+            began = time.monotonic()
             try:
-                self._drain(queue)
+                client = queue_of(queue)
+                while True:
+                    with faults.told(queue.url, queue.credential):
+                        received = client.receive_messages(
+                            messages_per_page=AT_ONCE, max_messages=ROUND, visibility_timeout=queue.visibility_seconds
+                        )
+                        messages = list(received)
+                    if messages:
+                        self._take(queue, messages)
+                    if len(messages) < AT_ONCE or time.monotonic() - began > MOST_SECONDS:
+                        break
             except HeadwayError as error:
                 pace.wrong(now, error)
             else:
                 pace.well(now, queue.poll_seconds)
-
-    def _drain(self, queue: QueueConfig) -> None:
-        began = time.monotonic()
-        client = queue_of(queue)
-        while messages := _receive(client, queue):
-            self._take(queue, messages)
-            if time.monotonic() - began > MOST_SECONDS or len(messages) < AT_ONCE:
-                return
 
     def _take(self, queue: QueueConfig, messages: list[QueueMessage]) -> None:
         """One transaction for all events, then the notes, then the messages are deleted. Raises Missing."""
@@ -112,7 +113,18 @@ class Queues:
                     done.append(one.message)
             except HeadwayError as error:  # it cannot be set aside; the others are done all the same
                 away = away or error
-        _each(lambda message: _delete(queue, message), done)
+
+        def delete(message: QueueMessage) -> None:
+            """Delete a message; one that was delivered anew meanwhile is another's."""
+            with faults.told(queue.url, queue.credential):
+                try:
+                    queue_of(queue).delete_message(message)
+                except ResourceNotFoundError as error:
+                    if faults.code_of(error) == "QueueNotFound":
+                        raise
+
+        for _ in in_order(delete, done, workers=WORKERS, ahead=4 * WORKERS):
+            pass
         if away:
             raise away
 
@@ -126,22 +138,30 @@ class Queues:
             return False
         why = f"message {read.message.id} was not to be read {queue.max_deliveries} times: {read.unreadable}"
         self._note(read.message, why, queue.url, read.message.id, "", poison=True)
-        log.warning("%s: %s. It is set aside in %s", queue.url, why, _poison_name(queue))
-        _set_aside(queue, read.message)
+        name = f"{queue.url.rpartition('/')[2]}-poison"
+        log.warning("%s: %s. It is set aside in %s", queue.url, why, name)
+        aside = queue_of(queue, name)
+        with faults.told(f"{queue.url}-poison", queue.credential):
+            try:
+                aside.send_message(read.message.content)
+            except ResourceNotFoundError:
+                aside.create_queue()
+                aside.send_message(read.message.content)
         return True
 
     def _note(
         self, message: QueueMessage, why: str, source: str, identity: str, about: str, *, poison: bool = False
     ) -> None:
         """Note something that was not taken in; once, also when its message could not be deleted afterwards."""
-        if _deliveries(message) > 1 and self._noted(source, identity):
-            return
+        if _deliveries(message) > 1:
+            query = (
+                "SELECT 1 FROM events WHERE status IN ('refused', 'poison') AND channel = 'queue'"
+                " AND source = ? AND identity = ?"
+            )
+            with self.ledger.snapshot() as db:
+                if db.execute(query, (source, identity)).fetchone() is not None:
+                    return
         self.ledger.refuse("queue", redact(why), source=source, identity=identity, about=about, poison=poison)
-
-    def _noted(self, source: str, identity: str) -> bool:
-        query = "SELECT 1 FROM events WHERE status IN ('refused', 'poison') AND channel = 'queue' AND source = ? AND identity = ?"
-        with self.ledger.snapshot() as db:
-            return db.execute(query, (source, identity)).fetchone() is not None
 
 
 class _Reading:
@@ -153,25 +173,25 @@ class _Reading:
         self.away: HeadwayError | None = None
 
     def all(self, messages: list[QueueMessage]) -> list[_Read]:
-        parsed = [(message, _parse(message)) for message in messages]
-        urls = [
-            entry.url
-            for _, value in parsed
-            if not isinstance(value, str)
-            for entry in value
-            if entry.type == BLOB_CREATED
-        ]
+        parsed: list[tuple[QueueMessage, list[Told] | str]] = []
+        for message in messages:
+            try:
+                parsed.append((message, read_events(_body(str(message.content)))))
+            except ValueError as error:
+                parsed.append((message, " ".join(str(error).split())[:300]))
+        entries = [entry for _, value in parsed if not isinstance(value, str) for entry in value]
         try:
-            self.listed = list_many(urls, self.config)
-        except Missing as error:
-            self.away = error
-        return list(in_order(lambda one: self._one(*one), parsed, workers=WORKERS, ahead=4 * WORKERS))
+            self.listed = list_many((entry.url for entry in entries if entry.type == BLOB_CREATED), self.config)
+        except Missing as away:
+            self.away = away
+        return list(in_order(self._read, parsed, workers=WORKERS, ahead=4 * WORKERS))
 
-    def _one(self, message: QueueMessage, messages: list[Told] | str) -> _Read:
-        if isinstance(messages, str):
-            return _Read(message, [], [], unreadable=messages)
+    def _read(self, parsed: tuple[QueueMessage, list[Told] | str]) -> _Read:
+        message, entries = parsed
+        if isinstance(entries, str):
+            return _Read(message, [], [], unreadable=entries)
         read = _Read(message, [], [])
-        for entry in messages:
+        for entry in entries:
             try:
                 if self.away and entry.type == BLOB_CREATED:
                     raise self.away
@@ -182,14 +202,6 @@ class _Reading:
                 self.away = self.away or error
                 return _Read(message, [], [], away=error)
         return read
-
-
-def _parse(message: QueueMessage) -> list[Told] | str:
-    """The events of a message; or why it cannot be read."""
-    try:
-        return read_events(_body(str(message.content)))
-    except ValueError as error:
-        return " ".join(str(error).split())[:300]
 
 
 def _body(text: str) -> bytes:
@@ -203,43 +215,5 @@ def _body(text: str) -> bytes:
         raise ValueError("it is neither JSON nor base64") from None
 
 
-def _receive(client: QueueClient, queue: QueueConfig) -> list[QueueMessage]:
-    with faults.told(queue.url, queue.credential):
-        result = client.receive_messages(
-            messages_per_page=AT_ONCE, max_messages=ROUND, visibility_timeout=queue.visibility_seconds
-        )
-        return list(result)
-
-
 def _deliveries(message: QueueMessage) -> int:
     return message.dequeue_count or 1
-
-
-def _delete(queue: QueueConfig, message: QueueMessage) -> None:
-    """Delete a message; one that was delivered anew meanwhile is another's."""
-    with faults.told(queue.url, queue.credential):
-        try:
-            queue_of(queue).delete_message(message)
-        except ResourceNotFoundError as error:
-            if faults.code_of(error) == "QueueNotFound":
-                raise
-
-
-def _set_aside(queue: QueueConfig, message: QueueMessage) -> None:
-    """Put a message, as it is, into the queue beside, which is made when it is missing."""
-    aside = queue_of(queue, _poison_name(queue))
-    with faults.told(f"{queue.url}-poison", queue.credential):
-        try:
-            aside.send_message(message.content)
-        except ResourceNotFoundError:
-            aside.create_queue()
-            aside.send_message(message.content)
-
-
-def _poison_name(queue: QueueConfig) -> str:
-    return f"{queue.url.rpartition('/')[2]}-poison"
-
-
-def _each(work: Callable[[QueueMessage], None], messages: Iterable[QueueMessage]) -> None:
-    for _ in in_order(work, messages, workers=WORKERS, ahead=4 * WORKERS):
-        pass

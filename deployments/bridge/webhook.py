@@ -7,14 +7,10 @@ not live here.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import os
 import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
@@ -26,129 +22,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.bridge import signatures
 from deployments.bridge.intake import Intake, code_of, listed, permission
 from deployments.bridge.messages import Told, cloud_event, read_events
-from deployments.bridge.refusals import Notes, NotTaken, Unable
-from deployments.bridge.signatures import Signature
-from deployments.configuration.events import EventsConfig, WebhookConfig
+from deployments.bridge.senders import Notes, NotTaken, Senders, Unable, unset
+from deployments.configuration.events import EventsConfig
 from deployments.services.checks import choose_port
-from tasks.azure import entra
 from tasks.common import http_server, process
-from tasks.config.access import EntraConfig
 from tasks.events.ledger import Ledger
-
-# Tokens of Microsoft Entra that Event Grid and others send events with; what makes one right is tasks/azure/entra.py.
-
-
-class Entra:
-    """One tenant, and who of it may send."""
-
-    def __init__(self, config: EntraConfig) -> None:
-        self._entra = entra.Entra(config)
-
-    def check(self, token: str) -> str:
-        """The client id that a token is of. Raises NotTaken (401; 403 for an application not listed), Unable without keys."""
-        try:
-            return self._entra.check(token)
-        except entra.NotBelieved as error:
-            raise NotTaken(error.status, str(error)) from error
-        except entra.KeysAway as error:
-            raise Unable(str(error), retry_after=error.retry_after) from error
-
-
-# Who is believed: a token of Microsoft Entra, a shared secret, or a signature, as the settings say. See
-# docs/webhook.md.
-#
-# Any one that is configured is enough; a request that carries more than one must have all of them right. Where we
-# cannot check (a variable is not set, keys are away), that is our fault and not the sender's: Unable, not NotTaken.
-
-
-SECRET_HEADER = "x-headway-secret"
-TOKEN_HEADER = "authorization"
-Check = Callable[[str, bytes], Signature | None]
-
-
-class Senders:
-    """The ways that senders of one webhook can prove themselves."""
-
-    def __init__(self, config: WebhookConfig) -> None:
-        self._config = config
-        self._entra = Entra(config.entra) if config.entra else None
-        ways: dict[str, Check | None] = {
-            SECRET_HEADER: self._secret if config.secret else None,
-            signatures.HEADER: self._signature if config.hmac else None,
-            TOKEN_HEADER: self._token if self._entra else None,
-        }
-        self._checks = {header: check for header, check in ways.items() if check}
-
-    @property
-    def challenge(self) -> str:
-        """What a request without a proof is told in `WWW-Authenticate`."""
-        return "Bearer" if self._entra else "Headway"
-
-    def check(self, headers: Headers, body: bytes) -> Signature | None:
-        """Return when every proof that a request carries is right, with its signature if it has one.
-
-        Raises NotTaken (401, 403), and Unable when it cannot be checked.
-        """
-        carried = [header for header in self._checks if header in headers]
-        if not carried:
-            raise NotTaken(401, f"the request proves nothing: it has none of {', '.join(self._checks)}")
-        signature = None
-        for header in carried:
-            values = headers.getlist(header)
-            if len(values) > 1:
-                raise NotTaken(401, f"the request has {header} {len(values)} times")
-            signature = self._checks[header](values[0], body) or signature
-        return signature
-
-    def _secret(self, value: str, _: bytes) -> None:
-        """Compares hashes, so that not even the length of the secret takes time to tell."""
-        both = value.encode("latin-1"), _variable(self._config.secret)
-        if not hmac.compare_digest(*(hashlib.sha256(each).digest() for each in both)):
-            raise NotTaken(401, "the shared secret is not right")
-
-    def _signature(self, value: str, body: bytes) -> Signature:
-        return signatures.check(value, body, _variable(self._config.hmac), max_age=self._config.max_age_seconds)
-
-    def _token(self, value: str, _body: bytes) -> None:
-        scheme, _, token = value.partition(" ")
-        if scheme.lower() != "bearer":
-            raise NotTaken(401, "the request has no bearer token")
-        assert self._entra
-        self._entra.check(token.strip())
-
-
-def unset(config: WebhookConfig) -> dict[str, str]:
-    """Secrets of the settings that this process does not have, by the name of their setting: whoever sends is answered 503."""
-    result = {}
-    for name, reference in (("secret", config.secret), ("hmac", config.hmac)):
-        try:
-            if reference:
-                _variable(reference)
-        except Unable as error:
-            result[f"webhook, {name}"] = str(error)
-    return result
-
-
-def _variable(reference: str) -> bytes:
-    """The secret that env:NAME stands for. Raises Unable when it is not there."""
-    name = reference.removeprefix("env:")
-    value = os.fsencode(os.environ.get(name, "")).strip()
-    if not value:
-        raise Unable(
-            f"the variable {name} is not set where the bridge runs: export it, then `headway down` and `headway up`"
-        )
-    return value
-
-
-# What a request to the HTTP bridge is answered. See docs/webhook.md, which has every status.
-#
-# A request is measured, then proven, then read (messages.py), then compared with what is allowed and
-# written to disk (intake.py), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says
-# was taken is on disk. Event Grid drops an event at 400, 401, 403 and 413, so what is our own fault is always 503.
-
 
 PATH = "/events"
 METHODS = {PATH: ("OPTIONS", "POST"), "/healthz": ("GET", "HEAD")}
@@ -166,7 +46,12 @@ QUIET = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Answers:
-    """The ASGI application: two paths, and no page."""
+    """The ASGI application: two paths, and no page. docs/webhook.md has every status.
+
+    A request is measured, then proven, then read (messages.py), then compared with what is allowed and written to disk
+    (intake.py), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says was taken is on disk.
+    Event Grid drops an event at 400, 401, 403 and 413, so what is our own fault is always 503.
+    """
 
     def __init__(self, config: EventsConfig, intake: Intake, notes: Notes) -> None:
         assert config.webhook
@@ -197,7 +82,17 @@ class Answers:
         try:
             if request.method == "OPTIONS":
                 return Response(headers=permission(request.headers, self._config))
-            return await self._post(request)
+            body = await _body(request, self._config.max_bytes)
+            # The rest is done in a thread: it waits for disks, and sometimes for an authority.
+            deadline = time.monotonic() + ANSWER_SECONDS
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._pool, self._take, request.headers, body, deadline)
+            try:
+                return await asyncio.wait_for(work, ANSWER_SECONDS)
+            except TimeoutError as error:
+                raise Unable(f"nothing came of a request within {ANSWER_SECONDS:g} s") from error
+            except (sqlite3.Error, OSError) as error:
+                raise Unable(f"the ledger cannot be written: {error}") from error
         except NotTaken as error:
             self._notes.refused(str(error), source=request.client.host if request.client else "")
             challenge = {"WWW-Authenticate": self._senders.challenge} if error.status == 401 else {}
@@ -208,18 +103,6 @@ class Answers:
             return _error(503, "this cannot be checked or kept now: send it again later", **again)
         except ClientDisconnect:
             return Response(status_code=400)
-
-    async def _post(self, request: Request) -> Response:
-        """Read; the rest is done in a thread: it waits for disks, and sometimes for an authority."""
-        body = await _body(request, self._config.max_bytes)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._take, request.headers, body, deadline)
-        try:
-            return await asyncio.wait_for(work, ANSWER_SECONDS)
-        except TimeoutError as error:
-            raise Unable(f"nothing came of a request within {ANSWER_SECONDS:g} s") from error
-        except (sqlite3.Error, OSError) as error:
-            raise Unable(f"the ledger cannot be written: {error}") from error
 
     def _take(self, headers: Headers, body: bytes, deadline: float) -> Response:
         signature = self._senders.check(headers, body)
@@ -261,18 +144,18 @@ def _events(headers: Headers, body: bytes) -> list[Told]:
     if media.strip().lower() not in (MEDIA_TYPES[:1] if binary else MEDIA_TYPES) and (body or not binary):
         raise NotTaken(415, f"a body is one of {', '.join(MEDIA_TYPES)}, not {media[:100]!r}")
     try:
-        return [_binary(headers, body)] if binary else read_events(body)
+        if not binary:
+            return read_events(body)
+        attributes = {
+            name: unquote(headers[f"ce-{name}"], errors="strict") for name in ATTRIBUTES if f"ce-{name}" in headers
+        }
+        return [cloud_event({**attributes, "data": from_json(body, allow_inf_nan=False) if body else None})]
     except ValueError as error:
         raise NotTaken(400, f"the body cannot be read: {str(error)[:200]}") from error
 
 
 def _binary_mode(headers: Headers) -> bool:
     return "ce-specversion" in headers
-
-
-def _binary(headers: Headers, body: bytes) -> Told:
-    output = {name: unquote(headers[f"ce-{name}"], errors="strict") for name in ATTRIBUTES if f"ce-{name}" in headers}
-    return cloud_event({**output, "data": from_json(body, allow_inf_nan=False) if body else None})
 
 
 def _error(status: int, text: str, **headers: str) -> Response:
@@ -323,20 +206,17 @@ def start(home: Path, config: EventsConfig, ledger: Ledger) -> Webhook | None:
     if config.webhook is None:
         return None
     noted = process.private_folder(home / "events") / "webhook.json"
-    listener = _listen(config.webhook, (process.read_json(noted) or {}).get("port"))
+    host, port = config.webhook.host, (process.read_json(noted) or {}).get("port")
+    port = choose_port(config.webhook.port, port)
+    try:
+        listener = http_server.listen(host, port, backlog=CONNECTIONS)
+    except OSError as error:
+        raise ValueError(f"webhook: {host}:{port} cannot be listened on: {error}") from error
     try:
         return Webhook(noted, listener, config, ledger)
     except OSError:  # the disk is full: the next turn needs the port
         listener.close()
         raise
-
-
-def _listen(config: WebhookConfig, last: int | None) -> socket.socket:
-    port = choose_port(config.port, last)
-    try:
-        return http_server.listen(config.host, port, backlog=CONNECTIONS)
-    except OSError as error:
-        raise ValueError(f"webhook: {config.host}:{port} cannot be listened on: {error}") from error
 
 
 def _server(answers: Answers, notes: Notes) -> uvicorn.Server:

@@ -1,21 +1,20 @@
 """What is deployed: every flow with every shipped configuration, as values; the same values make prefect.yaml.
 
-Who tells a Prefect server of them is deployments/services/registration.py. A deployment is FLOW/NAME; its parameters are the
-shipped configuration of that name, so the form in Prefect's page starts from it.
+Who tells a Prefect server of them is deployments/services/registration.py. A deployment is FLOW/NAME; NAME is the preset
+that its runs start from, and the fields of its form are the flow's arguments (flows/support/inputs.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import yaml
-
 from deployments.catalogue import routes
-from deployments.configuration.files import SHIPPED, changed, load
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig
 from tasks.config.base import Settings, digest
+from tasks.config.files import changed, load, part_of, presets
 from tasks.config.flows import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
 
 POOL = "headway"
@@ -43,6 +42,36 @@ PURPOSE = {
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
     "watch": "What endpoints answered since the last look, against what is usual; what stands out becomes an event.",
 }
+
+COLLISIONS = {"queue": "ENQUEUE", "refuse": "CANCEL_NEW"}
+"""Prefect's words for what becomes of a run that starts while another one is at work."""
+HEAD = """\
+# What `prefect deploy --all` deploys: each flow with each preset. `headway deployments --prefect-yaml` makes it.
+name: headway
+pull: []
+definitions:
+  all: &all
+    enforce_parameter_schema: true
+    concurrency_limit: {{limit: 1, collision_strategy: {collision}}}
+    work_pool:
+{pool}"""
+"""The file for Prefect, to its first flow."""
+PROCESSES = f"""\
+      name: {POOL}
+      # Named where HEADWAY_HOME is set while this is deployed; else the worker's own counts.
+      job_variables: {{env: {{HEADWAY_HOME: "{{{{ HEADWAY_HOME }}}}"}}}}"""
+CONTAINERS = """\
+      name: {POOL}-docker
+      job_variables:
+        image: {image}
+        image_pull_policy: IfNotPresent
+        auto_remove: true
+        # HEADWAY_HOME, as it is set while this is deployed, names the home on the machine of the Docker engine.
+        volumes: ["{{{{ HEADWAY_HOME }}}}:{IN_IMAGE}"]
+        env: {{HEADWAY_HOME: {IN_IMAGE}}}"""
+"""Where its flows run: as processes of a worker, or each in a container."""
+IN_IMAGE = "/var/lib/headway"
+"""The home in docker/orchestrator.Dockerfile."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +111,7 @@ class Deployment:
 
     @property
     def collision(self) -> str:
-        """Prefect's word for what becomes of a run that starts while another one is at work."""
-        return {"queue": "ENQUEUE", "refuse": "CANCEL_NEW"}[self.overlap]
+        return COLLISIONS[self.overlap]
 
 
 def catalogue(config: PlatformConfig) -> list[Deployment]:
@@ -101,12 +129,6 @@ def catalogue(config: PlatformConfig) -> list[Deployment]:
     return made
 
 
-def presets() -> list[str]:
-    """Names of the shipped configurations that say what is trained; one that says only where belongs on top of such a one."""
-    results = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
-    return [name for name in results if "training" in load(name, []).model_fields_set]
-
-
 def parameters(
     flow: str, source: str | Sequence[str], dataset: str = "", overrides: tuple[str, ...] = ()
 ) -> dict[str, Any]:
@@ -115,32 +137,53 @@ def parameters(
     if flow in APART:
         return {"config": changed(form, overrides).model_dump(mode="json")}
     whole = load(source, list(overrides))
-    payload = {**whole.model_dump(mode="json"), "model": whole.training.model}
-    part = form.model_validate({key: value for key, value in payload.items() if key in form.model_fields})
-    config = {"config": part.model_dump(mode="json")}
+    config = {"config": form.model_validate(part_of(form, whole)).model_dump(mode="json")}
     return config if flow in WITHOUT_DATASET else {"dataset": dataset or whole.dataset, **config}
 
 
-def as_prefect_yaml(config: PlatformConfig) -> str:
-    """The catalogue as the file that `prefect deploy --all` takes."""
-    result = {
-        "prefect-version": "3.8.8",
-        "name": "headway",
-        "pull": [],
-        "deployments": [_as_yaml(deployment) for deployment in catalogue(config)],
-    }
-    return yaml.safe_dump(result, sort_keys=False, width=120, allow_unicode=True)
+def changes(flow: str, preset: str, dataset: str, overrides: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run is started with that differs from its deployment, and all that it comes to. Raises ValueError."""
+    whole = parameters(flow, preset, dataset, overrides)
+    if flow in APART:
+        return (whole if overrides else {}), whole
+    named = {"dataset": "" if flow in WITHOUT_DATASET else dataset, "overrides": list(overrides)}
+    return {key: value for key, value in named.items() if value}, whole
+
+
+def as_prefect_yaml(config: PlatformConfig, *, image: str = "") -> str:
+    """The catalogue as the file that `prefect deploy --all` takes: what several deployments share is said once.
+
+    With an image, its flows are for a work pool of type docker, each run in a container of that image.
+    """
+    pool = CONTAINERS.format(POOL=POOL, image=json.dumps(image), IN_IMAGE=IN_IMAGE) if image else PROCESSES
+    lines, made = [HEAD.format(pool=pool, collision=COLLISIONS[config.overlap])], catalogue(config)
+    for flow in FORMS:
+        lines += [f"  {flow}: &{flow}", "    <<: *all", f"    entrypoint: flows.{flow}.{flow}"]
+        lines += [f"    description: {json.dumps(PURPOSE[flow])}"]
+    lines += ["deployments:"]
+    for one in made:
+        tags, parameters_ = json.dumps(one.tags), json.dumps(one.parameters)
+        schedules = f", schedules: {json.dumps([asdict(each) for each in one.schedules])}" if one.schedules else ""
+        lines += [f"- {{<<: *{one.flow}, name: {one.name}, tags: {tags},", f"   parameters: {parameters_}{schedules}}}"]
+    return "\n".join(lines) + "\n"
 
 
 def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
     return Deployment(
         flow=flow,
         name=preset,
-        description=f"{PURPOSE[flow]} Settings start from the configuration `{preset}`.",
-        parameters=parameters(flow, preset),
+        description=PURPOSE[flow],
+        parameters=_of_deployment(flow, preset),
         overlap=config.overlap,
         schedules=tuple(_schedules(flow, preset, config)),
     )
+
+
+def _of_deployment(flow: str, preset: str) -> dict[str, Any]:
+    """Little enough to be read: the run looks its preset up. Raises ValueError for a preset that does not hold."""
+    whole = parameters(flow, preset)
+    named = {key: value for key, value in whole.items() if key == "dataset"}
+    return whole if flow in APART else {**named, "preset": preset}
 
 
 def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Schedule]:
@@ -164,7 +207,7 @@ def _schedule(flow: str, preset: str, where: str, schedule: ScheduleConfig) -> S
 def _changed(where: str, flow: str, preset: str, dataset: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Parameters that differ from the deployment's: none, where nothing does."""
     try:
-        return parameters(flow, preset, dataset, overrides) if dataset or overrides else {}
+        return changes(flow, preset, dataset, overrides)[0]
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
@@ -178,27 +221,3 @@ def slug_of(schedule: ScheduleConfig) -> str:
     """The name of a schedule at Prefect, made of what it starts and when: it stays when others come before it, or go."""
     what = (schedule.deployment, schedule.cron, schedule.timezone, schedule.dataset, *schedule.set)
     return f"{OURS}{digest(what)[:12]}"
-
-
-def _as_yaml(deployment: Deployment) -> dict[str, Any]:
-    return {
-        "name": deployment.name,
-        "description": deployment.description,
-        "tags": deployment.tags,
-        "entrypoint": deployment.entrypoint,
-        "parameters": deployment.parameters,
-        "enforce_parameter_schema": True,
-        "concurrency_limit": {"limit": 1, "collision_strategy": deployment.collision},
-        "work_pool": {"name": POOL},
-        "schedules": [_schedule_as_yaml(schedule) for schedule in deployment.schedules],
-    }
-
-
-def _schedule_as_yaml(schedule: Schedule) -> dict[str, Any]:
-    return {
-        "cron": schedule.cron,
-        "timezone": schedule.timezone,
-        "active": schedule.active,
-        "slug": schedule.slug,
-        "parameters": schedule.parameters,
-    }

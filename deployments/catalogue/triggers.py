@@ -16,7 +16,6 @@ from prefect.events.filters import AutomationFilter, AutomationFilterName
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
 
-from deployments.catalogue.flows import parameters
 from deployments.catalogue.routes import Route, routes
 from deployments.configuration.events import EventsConfig
 
@@ -76,9 +75,7 @@ def _parameters(route: Route) -> dict[str, Any]:
         for name in ("cause", "dataset")
     }
     if route.trigger.set:
-        flow, _, preset = route.trigger.start.partition("/")
-        config = parameters(flow, preset, "", route.trigger.set)["config"]
-        payload["config"] = {"__prefect_kind": "json", "value": json.dumps(config)}
+        payload["overrides"] = {"__prefect_kind": "json", "value": json.dumps(route.trigger.set)}
     return payload
 
 

@@ -8,6 +8,7 @@ command needs another's imports.
 from __future__ import annotations
 
 import importlib
+import textwrap
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +26,8 @@ class Row(NamedTuple):
 
 
 COMMANDS = {
-    "validate": Row("data.validate:validate", "Judge a dataset: every document and the whole."),
+    "init": Row("init:init", "Write a configuration file, after three questions: `headway retrain -c FILE` takes it."),
+    "validate": Row("data.judging:validate", "Judge a dataset: every document and the whole."),
     "retrain": Row(
         "retrain:retrain",
         "Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.",
@@ -35,13 +37,13 @@ COMMANDS = {
         "Verify the champion of a model, every byte of it, hold new data against what it learnt, and measure it on that.",
     ),
     "drift": Row(
-        "data.drift:drift", "Say whether new data has drifted from a reference, by what, and how sure that is."
+        "data.judging:drift", "Say whether new data has drifted from a reference, by what, and how sure that is."
     ),
     "qualify": Row(
         "cluster.qualify:qualify", "Measure the cluster anew, and judge every machine by what its hardware must show."
     ),
     "hardware": Row(
-        "planning.hardware:hardware",
+        "planning.machines:hardware",
         "List the kinds of machines that clusters are judged as; or one in full, each number with its source.",
     ),
     "plan": Row(
@@ -52,11 +54,11 @@ COMMANDS = {
         "Play a training with its failures, for three rates: what share of its time is useful, and what took the rest.",
     ),
     "prices": Row(
-        "planning.prices:prices",
+        "planning.machines:prices",
         "Show what machines cost an hour and storage a month; or, with `update`, ask Azure for its prices of today.",
     ),
     "quota": Row(
-        "planning.prices:quota",
+        "planning.machines:quota",
         "Show an account's limits; or whether machines of a size fit into them, and if not, what to ask Azure for.",
     ),
     "cost": Row(
@@ -132,9 +134,9 @@ COMMANDS = {
         "Back up datasets, tokenizers, checkpoints, models, and everything that is known of them.",
     ),
     "restore": Row("registry.backup:restore", "Rebuild an empty home from a backup; every byte is checked on its way."),
-    "complete": Row("serving.endpoint:complete", "Ask a served model to complete a text."),
+    "complete": Row("operations.endpoint:complete", "Ask a served model to complete a text."),
     "watch": Row(
-        "serving.watch:watch",
+        "operations.watch:watch",
         "Look at what an endpoint answered since the last look; what stands out becomes an event, with the evidence in a file.",
     ),
     "submit": Row(
@@ -167,15 +169,17 @@ COMMANDS = {
         "registry.audit:audit_log", "List the audit log, newest first: who did what, when, why; and who was refused."
     ),
     "dataset": Row("", "Make dataset versions of files, and list them."),
-    "dataset publish": Row("data.dataset:publish", "Make a dataset version of files."),
-    "dataset list": Row("data.dataset:list_", "List all dataset versions, newest first."),
+    "dataset publish": Row("data.publishing:publish_dataset", "Make a dataset version of files."),
+    "dataset list": Row("data.publishing:list_datasets", "List all dataset versions, newest first."),
     "tokenizer": Row("", "Make artifacts of Hugging Face tokenizers."),
     "tokenizer publish": Row(
-        "data.tokenizer:publish", "Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it."
+        "data.publishing:publish_tokenizer",
+        "Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it.",
     ),
     "checkpoint": Row("", "Make artifacts of models that others trained, to start from."),
     "checkpoint publish": Row(
-        "data.checkpoint:publish", "Make a checkpoint version of a Hugging Face folder; `training.base` then names it."
+        "data.publishing:publish_checkpoint",
+        "Make a checkpoint version of a Hugging Face folder; `training.base` then names it.",
     ),
     "trust": Row("", "Whose signatures count: list keys, let one in, revoke one."),
     "trust list": Row(
@@ -188,20 +192,20 @@ COMMANDS = {
     ),
     "endpoint": Row("", "What is served: list it, stop it; who may ask it."),
     "endpoint render": Row(
-        "serving.endpoint_render:render",
+        "operations.endpoint:render",
         "Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them.",
     ),
     "endpoint list": Row(
-        "serving.endpoint:list_", "List endpoints, the model that each serves, and whether it answers."
+        "operations.endpoint:list_", "List endpoints, the model that each serves, and whether it answers."
     ),
-    "endpoint stop": Row("serving.endpoint:stop", "Stop an endpoint."),
+    "endpoint stop": Row("operations.endpoint:stop", "Stop an endpoint."),
     "endpoint key": Row("", "API keys of an endpoint: add, list, revoke."),
-    "endpoint key add": Row("serving.endpoint_keys:add", "Make a key, and print it, this once."),
-    "endpoint key list": Row("serving.endpoint_keys:list_", "List the keys of an endpoint, without what they are."),
-    "endpoint key revoke": Row("serving.endpoint_keys:revoke", "End a key."),
+    "endpoint key add": Row("operations.endpoint:add_key", "Make a key, and print it, this once."),
+    "endpoint key list": Row("operations.endpoint:list_keys", "List the keys of an endpoint, without what they are."),
+    "endpoint key revoke": Row("operations.endpoint:revoke_key", "End a key."),
     "notify": Row("", "Who is told of failures, closed gates, approvals and alerts."),
     "notify test": Row(
-        "operations.notify:test",
+        "operations.platform:notify",
         "Send a test message through each channel of the platform's settings, and say what happened.",
     ),
     "job": Row("", "One job: what would be submitted, how it is, its logs, its end."),
@@ -225,7 +229,146 @@ COMMANDS = {
     "person remove": Row("operations.users:remove", "Take somebody out."),
     "person list": Row("operations.users:list_", "List persons and their rights, and which rights are asked for."),
 }
-"""By the command's words, in the order of the help texts."""
+"""By the command's words."""
+PANELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Start": {
+        "init": (
+            "headway init",
+            "headway init --yes --data mine --size tiny",
+        ),
+        "retrain": (
+            "headway retrain -c headway.yaml",
+            "headway retrain -c tiny --set training.steps=200 --dry-run",
+        ),
+        "complete": ("headway complete tiny 'def '",),
+        "doctor": (
+            "headway doctor",
+            "headway doctor -c slurm",
+        ),
+    },
+    "Data": {
+        "dataset": (),
+        "dataset publish": ("headway dataset publish mine notes/ --include '*.txt'",),
+        "dataset list": ("headway dataset list",),
+        "validate": ("headway validate mine -c tiny",),
+        "drift": ("headway drift mine new",),
+        "preprocess": ("headway preprocess --input a.jsonl --tokenizer-model tok --output-prefix a",),
+        "tokens": ("headway tokens out_text_document",),
+        "mixture": ("headway mixture 0.7 out_text_document 0.3 more_text_document",),
+        "tokenizer": (),
+        "tokenizer publish": ("headway tokenizer publish mine tokenizer/",),
+    },
+    "Runs and jobs": {
+        "revalidate": (
+            "headway revalidate tiny",
+            "headway revalidate tiny --data new",
+        ),
+        "approve": (
+            "headway approve",
+            "headway approve 1a2b3c4d.deploy --approve --reason 'looked at the report'",
+        ),
+        "submit": ("headway submit hello.py --ranks 2",),
+        "jobs": (
+            "headway jobs",
+            "headway jobs --all",
+        ),
+        "job": (),
+        "job render": ("headway job render -c tiny -c slurm",),
+        "job show": ("headway job show train-1a2b3c4d",),
+        "job cancel": ("headway job cancel train-1a2b3c4d --reason 'wrong data'",),
+        "job logs": ("headway job logs train-1a2b3c4d --follow",),
+        "reconcile": ("headway reconcile",),
+        "train-log": ("headway train-log train.log",),
+    },
+    "Models": {
+        "models": (
+            "headway models",
+            "headway models tiny",
+        ),
+        "promote": ("headway promote model/tiny --reason 'better on new data'",),
+        "rollback": ("headway rollback model/tiny --to 1a2b3c4d --reason 'slower answers'",),
+        "lineage": (
+            "headway lineage endpoint/tiny",
+            "headway lineage dataset/mine --forward",
+        ),
+        "artifacts": (
+            "headway artifacts",
+            "headway artifacts dataset/mine --history",
+        ),
+        "verify": ("headway verify model/tiny",),
+        "diff": ("headway diff model/tiny@1a2b3c4d model/tiny",),
+        "copy": ("headway copy model/tiny --to ./team-c",),
+        "prune": ("headway prune --keep 2",),
+        "backup": (
+            "headway backup --to ./backups",
+            "headway backup --drill --to ./backups",
+        ),
+        "restore": ("headway restore --from ./backups",),
+        "checkpoint": (),
+        "checkpoint publish": ("headway checkpoint publish base folder/",),
+    },
+    "Endpoints": {
+        "endpoint": (),
+        "endpoint render": ("headway endpoint render tiny -c tiny -c azureml",),
+        "endpoint list": ("headway endpoint list",),
+        "endpoint stop": ("headway endpoint stop tiny",),
+        "endpoint key": (),
+        "endpoint key add": ("headway endpoint key add tiny --caller ada",),
+        "endpoint key list": ("headway endpoint key list tiny",),
+        "endpoint key revoke": ("headway endpoint key revoke tiny ada",),
+        "watch": ("headway watch tiny",),
+    },
+    "Platform": {
+        "up": (
+            "headway up --detach",
+            "headway up --config platform.yaml",
+        ),
+        "status": ("headway status",),
+        "down": ("headway down",),
+        "run": ("headway run retrain/tiny",),
+        "deployments": (
+            "headway deployments",
+            "headway deployments --prefect-yaml > prefect.yaml",
+        ),
+        "events": ("headway events",),
+        "events send": ("headway events send dataset.published dataset/mine --reason 'by hand'",),
+        "notify": (),
+        "notify test": ("headway notify test",),
+    },
+    "Machines and money": {
+        "qualify": ("headway qualify -c tiny",),
+        "hardware": (
+            "headway hardware",
+            "headway hardware Standard_ND96isr_H100_v5",
+        ),
+        "plan": ("headway plan --case deployments/cases/gpt3-175b.yaml",),
+        "simulate": ("headway simulate --case deployments/cases/gpt3-175b.yaml",),
+        "prices": ("headway prices",),
+        "quota": ("headway quota",),
+        "cost": ("headway cost",),
+        "rightsize": ("headway rightsize",),
+        "scaling": ("headway scaling",),
+        "seeds": ("headway seeds",),
+    },
+    "Security": {
+        "sign": ("headway sign model/tiny --reason 'a new key'",),
+        "trust": (),
+        "trust list": ("headway trust list",),
+        "trust add": ("headway trust add team-b team-b.pem --may-sign 'model/*'",),
+        "trust revoke": ("headway trust revoke team-b --reason 'its key was lost'",),
+        "person": (),
+        "person add": ("headway person add ada --may run,approve",),
+        "person renew": ("headway person renew ada",),
+        "person remove": ("headway person remove ada",),
+        "person list": ("headway person list",),
+        "audit-log": (
+            "headway audit-log",
+            "headway audit-log --verify",
+        ),
+    },
+}
+"""The headings of the help texts; below each its commands in their order, with whole command lines as examples."""
+EXAMPLES = {words: examples for panel in PANELS.values() for words, examples in panel.items()}
 
 
 class Commands(Mapping[str, Any]):
@@ -238,14 +381,17 @@ class Commands(Mapping[str, Any]):
         words = self.rows[word]
         module, _, name = COMMANDS[words].function.partition(":")
         function: Any = getattr(importlib.import_module(f"deployments.cli.{module}"), name) if module else None
+        examples = EXAMPLES.get(words)
+        epilog = "\n  ".join(("\b\nExamples:", *examples)) if examples else None  # \b: its lines are not rewrapped
         if not Commands(words):
             app = typer.Typer(rich_markup_mode=None, add_completion=False)
-            app.command(word)(function)
+            app.command(word, epilog=epilog)(function)
             return typer.main.get_command(app)
         app = typer.Typer(
             name=words,
             cls=CommandGroup,
             help=COMMANDS[words].summary,
+            epilog=epilog,
             no_args_is_help=not function,
             invoke_without_command=bool(function),
             rich_markup_mode=None,
@@ -273,7 +419,29 @@ class CommandGroup(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the summaries, without an import of what they are of."""
+        """Write the summaries by panel, without an import of what they are of."""
         rows = cast(Commands, self.commands).rows
-        commands = {word: TyperCommand(word, help=COMMANDS[words].summary) for word, words in rows.items()}
-        TyperGroup(commands=cast(Any, commands)).format_commands(ctx, formatter)
+        column = max(map(len, rows))
+        for title, panel in PANELS.items():
+            commands = [(words.rpartition(" ")[2], words) for words in panel if words in rows.values()]
+            if commands:
+                with formatter.section(title if not self.name else "Commands"):
+                    width = formatter.width - column - 4  # the indent, and two spaces between the columns
+                    formatter.write_dl(
+                        [(f"{word:<{column}}", clause(COMMANDS[words].summary, width)) for word, words in commands]
+                    )
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command's word by the table, without an import of any."""
+        rows = cast(Commands, self.commands).rows
+        self.commands = {word: TyperCommand(word, help=COMMANDS[words].summary) for word, words in rows.items()}
+        return super().shell_complete(ctx, incomplete)
+
+
+def clause(summary: str, width: int) -> str:
+    """As much of a sentence as fits into a line: all of it, or up to a colon or semicolon, or else up to the last comma."""
+    if len(summary) <= width:
+        return summary
+    ends = [summary.rfind(marks, 0, width) for marks in (";", ":", ",")]
+    end = next((one for one in ends if one > 0), -1)
+    return f"{summary[:end]}." if end > 0 else textwrap.shorten(summary, width, placeholder=" ...")

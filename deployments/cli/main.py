@@ -5,23 +5,25 @@ from __future__ import annotations
 import signal
 import sys
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deployments.cli.commands import CommandGroup
-from deployments.cli.output import Terminated, say_error
+from deployments.cli.output import Terminated, say, say_error
+from tasks.common.home import home
 from tasks.common.redaction import clean_logs, redacted
 
 app = typer.Typer(
     cls=CommandGroup,
     help=(
-        "Headway takes a large language model through its whole life: validate, preprocess, benchmark, plan, train, evaluate, "
-        "export, deploy.\n\nStart with:  headway dataset publish NAME PATH...   then   headway retrain --dataset NAME\n\n"
-        "State lives under .headway/ in the working directory, or in HEADWAY_HOME. Every command takes --json."
+        "Headway takes a large language model from data to a served endpoint: validate, preprocess, benchmark, plan, train, "
+        "evaluate, export, deploy.\n\n`headway` alone shows where you are and what to do next; `headway init` writes a "
+        "configuration.\n\nState lives under .headway/ in the working directory, or in HEADWAY_HOME. Every command takes --json."
     ),
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -48,9 +50,16 @@ def _look_at_home(
     from functools import partial
 
     from deployments.services.checks import no_file, not_newer
+
+    if context.invoked_subcommand is None:  # it only reads: what commands need besides takes time to import
+        from deployments.cli.overview import overview
+
+        no_file(home())
+        not_newer(home())
+        say({}, overview(home(), Path.cwd()), as_json=False)
+        return
     from deployments.services.library_settings import take_no_files
     from tasks.azure.arm_client import use_files
-    from tasks.common.home import home
     from tasks.config.base import policy_file, trust_file
     from tasks.storage import open_files
     from tasks.storage.settings import stores_file
@@ -74,7 +83,9 @@ def run() -> None:
     try:
         code = app(standalone_mode=False)
     except typer.TyperException as error:  # a mistake in the command line
-        sys.exit(say_error(redacted(ValueError(_usage(error))), as_json=as_json))
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        usage = ValueError(f"{text} See `headway --help`, or --help after the command.")
+        sys.exit(say_error(redacted(usage), as_json=as_json))
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
@@ -85,8 +96,3 @@ def run() -> None:
 def _as_interrupt(*_: object) -> None:
     """SIGTERM is a request to stop, as Ctrl-C is, but nobody is there to be asked: the run ends, and its job with it."""
     raise Terminated
-
-
-def _usage(error: typer.TyperException) -> str:
-    output = error.format_message() if hasattr(error, "format_message") else str(error)
-    return f"{output} See `headway --help`, or --help after the command."

@@ -6,7 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.artifacts import parse_ref
+from tasks.common.errors import Unknown
+from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
+from tasks.storage import open_store
+from tasks.storage.store import counts_as_newest, find
 
 Config = Annotated[
     list[str] | None,
@@ -29,3 +34,18 @@ def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[
     payload = parameters(flow, config or "local", dataset, tuple(set_ or ()))
     require_no_secrets(payload)
     return payload
+
+
+def require_dataset(name: str, option: str) -> None:
+    """Raise Unknown when the home has no such dataset; the remedy names those that exist, with `option`, which takes one."""
+    store = open_store(home())
+    try:
+        find(store, *parse_ref(name, kind="dataset"))
+    except Unknown as error:
+        names = sorted({one.provenance.name for one in store.manifests("dataset") if counts_as_newest(one)})
+        known = (
+            f"Name one that exists: {', '.join(f'{option} {each}' for each in names)}."
+            if names
+            else "There is none yet."
+        )
+        raise Unknown(error.message, remedy=f"{known} To make one: headway dataset publish NAME PATH...") from error

@@ -62,20 +62,16 @@ def of_the_disk(error: BaseException) -> tuple[str, str] | None:
 
 def _closed(path: Path, text: str) -> tuple[str, str]:
     """What is said of a path that is not ours to use: whose it is, as far as we may look."""
-    place, owner = _seen(path.absolute())
+    place, owner = path.absolute(), "somebody"
+    for each in (place, *place.parents):  # the last part that may be looked at
+        with suppress(OSError):
+            place, owner = each, _name(each.stat().st_uid)
+            break
     me = _name(os.geteuid())
     if owner != me:
         remedy = f"Work as {owner}, have it given to you (chown -R {me} {place}), {ANOTHER}"
         return f"{text}; {place} belongs to {owner}, and you are {me}", remedy
     return text, f"Look at the rights on it (ls -ld {place}), {ANOTHER}"
-
-
-def _seen(path: Path) -> tuple[Path, str]:
-    """The last part of a path that may be looked at, and its owner."""
-    for each in (path, *path.parents):
-        with suppress(OSError):
-            return each, _name(each.stat().st_uid)
-    return path, "somebody"
 
 
 def _name(uid: int) -> str:
@@ -85,6 +81,8 @@ def _name(uid: int) -> str:
         return f"uid {uid}"
 
 
+OWN_EXTRAS = {"azure": "azure", "datasets": "measure", "deepspeed": "deepspeed", "lm_eval": "measure", "ray": "ray"}
+"""Extras by the first word of a module's name, for what has one of its own."""
 SCHEMA = "headway/output/1"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys and does not show; not the line end and the tab."""
@@ -111,6 +109,11 @@ def say(fields: dict[str, Any], words: str | list[str], *, as_json: bool) -> Non
         print(harmless(text), flush=True)  # who stays in the foreground says it now
 
 
+def in_home(text: str, hint: str = "") -> str:
+    """A sentence about something that a home does not have, with the home's path; then what to do."""
+    return f"{text} in {home()}. {hint}".rstrip()
+
+
 def say_list(several: Sequence[dict[str, Any]], words: str, *, as_json: bool) -> None:
     """Print several results of one command: in JSON a list, each with what every object has."""
     if as_json:
@@ -125,6 +128,11 @@ def aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip_longest(*table, fillvalue="")]
     for row in table:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+
+
+def short_number(value: float | None) -> str:
+    """Four digits of a number; nothing for None."""
+    return "" if value is None else f"{value:.4g}"
 
 
 def visible(text: str) -> str:
@@ -175,6 +183,16 @@ def exit_code(error: BaseException) -> int:
     return 1 if isinstance(error, Exception) else 130
 
 
+def extra_of(module: str) -> str:
+    """The extra of docs/install.md that brings a module: its own where it has one, else `local`, which brings most."""
+    return OWN_EXTRAS.get(module.partition(".")[0], "local")
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install -c constraints.txt -e '.[{extra}]'"
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """An error as `{type, stage, message, remedy, checks}`."""
     known = isinstance(error, HeadwayError)
@@ -183,9 +201,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     if disk := of_the_disk(error):
         message, remedy = disk
     if isinstance(error, ModuleNotFoundError):
-        remedy = (
-            "Install what this needs: pip install -c constraints.txt -e '.[local]'. `headway doctor` names all of it."
-        )
+        remedy = f"Install what this needs: {install(extra_of(error.name or ''))}. `headway doctor` names all of it."
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:

@@ -10,32 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
-from deployments.cli.options import Config, Json, Set
-from deployments.cli.output import say
+from deployments.cli.options import Config, Json, Set, require_dataset
+from deployments.cli.output import CommandError, harmless, say, visible
 from deployments.cli.planning.plan import page
-from tasks.artifacts import parse_ref
-from tasks.common.errors import Cancelled, Missing
+from tasks.common.errors import Cancelled, GateFailed, Missing, Unknown
 from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.config.base import config_digest
 from tasks.config.continue_from import ContinueFrom
 from tasks.security.audit import audit
 from tasks.storage import open_store
-from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from tasks.config.flows import RetrainConfig
-
-# What is asked at a terminal before money is spent: the plan of a training, its cost, and yes or no.
-#
-# Prefect's own question is `approval.before_train` (flows/support/agreement.py). See docs/planning.md.
 
 
 def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, Any]]]) -> None:
     """Show the plan and ask, where training would run and costs more than `planning.spending.ask_above`. Raises Cancelled.
 
-    Only at a terminal: a machine that starts runs is not asked; the gate of the stage `plan` holds for it too. `stages` is asked
-    what a dry run says of each. What has no price is not asked about.
+    Only at a terminal: a machine that starts runs is not asked; the gate of the stage `plan` holds for it too. Prefect's own
+    question is `approval.before_train` (flows/support/agreement.py). See docs/planning.md. `stages` is asked what a dry run
+    says of each. What has no price is not asked about.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -62,14 +57,14 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     if total is None or total <= settings.planning.spending.ask_above:
         return
     training = next((stage for stage in stages() if stage["name"] == "train" and stage["status"] == "pending"), None)
-    if training is None or _at_work(home(), training["key"]):
+    if training is None or at_work(home(), training["key"]):
         return
     typer.echo(page(plain(made)), err=True)
     if not typer.confirm(f"Train for about {total:,.0f} {made.cost.currency if made.cost else ''}?", err=True):
         raise Cancelled("training was planned, and somebody said no: nothing was started")
 
 
-def _at_work(home: Path, key: str | None) -> bool:
+def at_work(home: Path, key: str | None) -> bool:
     """Whether a job of an earlier run has this training in hand: it is taken up, and was agreed to when it was started."""
     folders = home.glob(f"jobs/train-{key[:12]}") if key else ()
     return any((folder / "job.json").exists() and not (folder / "settled.json").exists() for folder in folders)
@@ -115,20 +110,25 @@ def retrain(
 
     What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
     """
-    from deployments.configuration.files import load
+    from tasks.config.files import load
 
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
     origin = ContinueFrom(job=continue_from, force=force, reason=reason)
     if dry_run:
-        fields = _preview(name, settings, from_stage, to_stage, origin)
-        lines = [f"{s['name']:<11}{s['status']:<9}{s['why']}" for s in fields["stages"]]
-        say(fields, "\n".join(lines), as_json=as_json)
+        fields, closed = _preview(name, settings, from_stage, to_stage, origin)
+        words = "\n".join(f"{s['name']:<11}{s['status'].replace('_', ' '):<12}{s['why']}" for s in fields["stages"])
+        if closed:
+            if not as_json:
+                typer.echo(harmless(words))
+            raise CommandError(closed, fields)
+        say(fields, words, as_json=as_json)
         return
     if not yes and not as_json:
         require_wanted(settings, lambda: _possible(name, settings, from_stage, to_stage, origin))
     what = f"retrain {settings.training.model} on dataset {name}"
+    print(visible(f"{what} ..."), file=sys.stderr, flush=True)  # before what takes seconds to import
     with asked("run", as_, what=what):
         from deployments.cli.running import run_and_tell
 
@@ -139,17 +139,27 @@ def retrain(
         )
 
 
-def _preview(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> dict[str, Any]:
+def _preview(
+    name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any
+) -> tuple[dict[str, Any], GateFailed | None]:
     from flows.retrain import preview
 
-    dataset, stages = preview(name, settings, from_stage, to_stage, origin)
-    return {"status": "completed", "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}
+    try:
+        dataset, stages, closed = preview(name, settings, from_stage, to_stage, origin)
+    except Unknown:
+        require_dataset(name, "--dataset")  # of a dataset that there is not, the remedy names the option
+        raise
+    status = "gate_closed" if closed else "completed"
+    return {"status": status, "dataset": dataset, "config_digest": config_digest(settings), "stages": stages}, closed
 
 
 def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> list[dict[str, Any]]:
     """The stages of a dry run. Raises what a start would be refused for: nobody is asked about a run that cannot begin."""
     _preflight(name, settings, origin)
-    stages: list[dict[str, Any]] = _preview(name, settings, from_stage, to_stage, origin)["stages"]
+    fields, closed = _preview(name, settings, from_stage, to_stage, origin)
+    if closed:
+        raise closed
+    stages: list[dict[str, Any]] = fields["stages"]
     return stages
 
 
@@ -160,7 +170,8 @@ def _preflight(name: str, settings: Any, origin: Any) -> None:
     from tasks.orchestration.node_exclusion import require_proof
     from tasks.serving.known import require_port
 
-    find(open_store(home()), *parse_ref(name, kind="dataset"))
+    require_dataset(name, "--dataset")
+    settings.cluster.section.require_own()
     hardware_of(settings.cluster, settings.benchmark)
     require_proof(settings.cluster, settings.benchmark)
     require_possible(home(), open_store(home()), origin, settings)

@@ -6,34 +6,34 @@ says what is executed.
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.catalogue.flows import parameters
 from deployments.cli.operations.users import As, asked
-from deployments.cli.options import Config, Json, Set, parameters_of
-from deployments.configuration.files import validated, with_settings
+from deployments.cli.options import Config, Json, Set, parameters_of, require_dataset
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.config.cluster import on_this_machine
+from tasks.config.files import validated, with_settings
 from tasks.config.flows import RevalidateConfig
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
 from tasks.security.audit import audit
 from tasks.security.signatures import signed_config
 from tasks.storage import open_store
-from tasks.storage.store import Store, find
+from tasks.storage.store import find
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DEFAULT = "local"
 """The configuration that says where jobs run when none is named."""
-COLOURS = {"passed": "green", "failed": "red", "insufficient": "yellow", "absent": "dim"}
+COLOURS = {"passed": "green", "failed": "red", "insufficient": "dark_orange3", "absent": "dim"}
 
 
 def revalidate(
@@ -54,10 +54,14 @@ def revalidate(
     The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
     """
+    overrides = [
+        *(set_ or []),
+        *([f"training.model={model}"] if model else []),
+    ]  # beside a configuration, whose champion is meant
     if model and not config:
         payload = of_champion(model, data, set_ or [])
     else:
-        payload = parameters_of("revalidate", config, data, [*(set_ or []), *_named(model)])
+        payload = parameters_of("revalidate", config, data, overrides)
     settings = RevalidateConfig.model_validate(payload["config"])
     what = f"revalidate {settings.model} on dataset {payload['dataset']}"
     arguments = {"dataset": payload["dataset"]}
@@ -66,13 +70,12 @@ def revalidate(
         from deployments.cli.running import run_and_tell
 
         audit(open_store(home()), "start run", right="run", what=what)
-        look = partial(_preflight, arguments)
+
+        def look() -> None:
+            """What can be known to be wrong before anything is spent: the dataset."""
+            require_dataset(payload["dataset"], "--data")
+
         run_and_tell("revalidate", settings, arguments, preflight=look, as_json=as_json, show=_parts)
-
-
-def _named(model: str) -> list[str]:
-    """A model that is named beside a configuration is whose champion is meant."""
-    return [f"training.model={model}"] if model else []
 
 
 def _parts(fields: dict[str, Any]) -> RenderableType:
@@ -89,12 +92,9 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
         table.add_row(part["name"], Text(part["status"], COLOURS[part["status"]]), Text(part["said"]))
     window = payload["window"]
     row = f", window {window['number']} of {window['of']}" if payload["verdict"] == "degraded" else ""
+    if same := row and window.get("shares_documents_with"):
+        row += f": shares documents with {same}, which counted already"
     return Group(table, Text(f"{payload['verdict']}{row}"), Text(f"Evidence: {payload['evidence']}", overflow="fold"))
-
-
-def _preflight(arguments: dict[str, Any]) -> None:
-    """What can be known to be wrong before anything is spent: the dataset."""
-    find(open_store(home()), *parse_ref(arguments["dataset"], kind="dataset"))
 
 
 def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
@@ -109,7 +109,10 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
     if ref is None:
         known = ", ".join(champions(store)) or "none yet: `headway retrain` makes one"
         raise Unknown(f"model/{model} has no champion", remedy=f"Models that have one: {known}.")
-    made_with = _made_with(store, ref)
+    try:
+        made_with = signed_config(home(), store, find(store, *parse_ref(ref)))
+    except (IntegrityError, Unknown, ValueError):  # its manifest is not what was signed: the flow then says so
+        made_with = {}
     backend = (made_with.get("cluster") or {}).get("backend", "local")
     if not on_this_machine(backend) and not any(one.startswith("cluster.backend=") for one in overrides):
         raise ValueError(
@@ -120,25 +123,13 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
     cluster = parameters("revalidate", DEFAULT)["config"]["cluster"]
     value = with_settings({**part, "cluster": cluster, "model": model}, overrides)
     config = validated(RevalidateConfig, value, f"that {ref[:-52]} was made with")
-    payload = {"dataset": data or _own_data(store, ref), "config": config.model_dump(mode="json")}
+    if not data:
+        learnt = None
+        with suppress(IntegrityError, ValueError):
+            learnt = learnt_from(store, ref)
+        if learnt is None:
+            raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
+        data = parse_ref(learnt)[1]  # a name means its newest version
+    payload = {"dataset": data, "config": config.model_dump(mode="json")}
     require_no_secrets(payload)
     return payload
-
-
-def _made_with(store: Store, ref: str) -> dict[str, Any]:
-    """The configuration of a champion; the defaults where its manifest is not what was signed: the flow then says so."""
-    try:
-        return signed_config(home(), store, find(store, *parse_ref(ref)))
-    except (IntegrityError, Unknown, ValueError):
-        return {}
-
-
-def _own_data(store: Store, ref: str) -> str:
-    """The name of the dataset that a model learnt from: a name means its newest version."""
-    try:
-        data = learnt_from(store, ref)
-    except (IntegrityError, ValueError):
-        data = None
-    if data is None:
-        raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
-    return parse_ref(data)[1]

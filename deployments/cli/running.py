@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from deployments.cli.output import CommandError, say
+from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.progress import Progress, console, summary
 from deployments.services import prefect_server
 from tasks.common.home import home
@@ -39,13 +39,17 @@ class Running:
         try:
             preflight()
             make_home()
+            self.progress.started("start", None)
+            self.progress.progress("start", 0, 0, "Prefect's server, and the flow", None)
             server = prefect_server.prepare(home())
             flow = getattr(importlib.import_module(f"flows.{self.flow}"), self.flow)
             prefect_server.wait(server)
-            with watched(self.progress, self._stop_the_job):
+            with watched(self.progress, lambda: job_may_stop(self.progress, ask=self.ask)):
                 flow(**self.arguments, config=self.config)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
             return error
+        finally:
+            self.progress.quiet()
         return None
 
     @property
@@ -60,6 +64,8 @@ class Running:
     def fields(self, error: BaseException | None) -> dict[str, Any]:
         """The command's own fields of the JSON object."""
         result = self.run.result if self.run else RunResult()
+        shown = {"name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job"}
+        stages = [{k: v for k, v in outcome.plain().items() if k in shown} for outcome in self.outcomes]
         return {
             "status": status_of(error),
             "seconds": round(self.run.seconds, 3) if self.run else 0.0,
@@ -68,18 +74,27 @@ class Running:
             "mlflow_run": self._mlflow_run(),
             "report": result.report,
             **result.plain(self.flow, dataset=self.arguments.get("dataset")),
-            "stages": [_stage(outcome) for outcome in self.outcomes],
+            "stages": stages,
         }
 
     def words(self) -> str:
         """What a person reads at the end."""
         result = self.run.result if self.run else RunResult()
         page = (self.run.flow_run or {}).get("url") if self.run else None
-        lines = [f"Report: {result.report}", f"Flow run: {page}"]
+        login = "" if prefect_server.named_server(home()) else f"   (login: {home() / 'prefect' / 'credentials'})"
+        lines = [f"Report: {result.report}", f"Flow run: {page}{login}"]
         if endpoint := result.endpoint:
             lines += [f"Endpoint {endpoint.ref}: {endpoint.url}", ""]
+            from tasks.deploy import SAMPLING
+
+            # Each with the command that gives the same sample again.
+            drawn = f"--max-tokens {SAMPLING.max_tokens} --temperature {SAMPLING.temperature} --top-p {SAMPLING.top_p}"
+            drawn += f" --seed {SAMPLING.seed}"
             for each in result.samples or ():
-                lines += [_command(endpoint.name, each["prompt"]), each["prompt"] + each["completion"], ""]
+                command = f"$ headway complete {endpoint.name} {shlex.quote(each['prompt'])} {drawn}"
+                lines += [command, each["prompt"] + each["completion"], ""]
+            lines += ["Next:", f"  headway complete {endpoint.name} 'TEXT'"]
+            lines += [f"  headway lineage {short_ref(endpoint.ref)}", "  headway up --detach"]
         return "\n".join(lines)
 
     def _mlflow_run(self) -> dict[str, Any] | None:
@@ -92,18 +107,6 @@ class Running:
             self.console.print("MLflow is behind; what it misses is kept, `headway lineage --sync` tells it.")
             return None
         return {"id": known["id"], "url": run_page(run.home, run.spool.folder, run.run)}
-
-    def _stop_the_job(self) -> bool:
-        return job_may_stop(self.progress, ask=self.ask)
-
-
-def _command(endpoint: str, prompt: str) -> str:
-    """What gives the same sample again."""
-    from tasks.deploy import SAMPLING
-
-    how = SAMPLING
-    drawn = f"--max-tokens {how.max_tokens} --temperature {how.temperature} --top-p {how.top_p} --seed {how.seed}"
-    return f"$ headway complete {endpoint} {shlex.quote(prompt)} {drawn}"
 
 
 def job_may_stop(progress: Progress, *, ask: bool) -> bool:
@@ -138,7 +141,8 @@ def run_and_tell(
     fields = running.fields(error)
     if running.outcomes:
         out.print()
-        out.print(summary(running.outcomes))
+        if len(running.outcomes) > 1:  # of a single stage, its own line has said all of it
+            out.print(summary(running.outcomes))
         if show:
             out.print(show(fields))
     if error is not None:
@@ -152,8 +156,3 @@ def make_home() -> None:
     """The state is nobody's source code."""
     home().mkdir(parents=True, exist_ok=True)
     Path(home() / ".gitignore").write_text("*\n")
-
-
-def _stage(outcome: Outcome) -> dict[str, Any]:
-    entries = ("name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job")
-    return {key: value for key, value in outcome.plain().items() if key in entries}

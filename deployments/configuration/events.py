@@ -87,7 +87,7 @@ class WebhookConfig(Settings):
     topics: tuple[str, ...] = ()
     """Topics (`source` in CloudEvents) that may send and subscribe, as Azure writes them; empty: all that prove themselves."""
     origins: tuple[Host, ...] = ("eventgrid.azure.net",)
-    """Names (`WebHook-Request-Origin`) that are told, when they ask with HTTP OPTIONS, that they may send CloudEvents here."""
+    """Names (`WebHook-Request-Origin`) that learn, when they ask with HTTP OPTIONS, that they may send CloudEvents here."""
 
     @model_validator(mode="after")
     def _proven(self) -> WebhookConfig:

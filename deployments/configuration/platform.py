@@ -19,9 +19,9 @@ from zoneinfo import available_timezones
 from pydantic import Field, field_validator
 
 from deployments.configuration.events import EventsConfig
-from deployments.configuration.files import load_file
 from tasks.common.errors import Missing
 from tasks.config.base import Positive, Settings
+from tasks.config.files import load_file
 
 RANDOM = re.compile(r"[HR]($|[(/])", re.IGNORECASE)
 """A field that stands for times by chance: what Prefect does not take (a bare one), or draws anew at every look."""
@@ -72,7 +72,7 @@ class ScheduleConfig(Settings):
 
 
 class NotificationConfig(Settings):
-    """Somebody who is told."""
+    """Somebody who is notified."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """Name of the channel."""
@@ -91,7 +91,7 @@ class NotificationConfig(Settings):
 
 
 class AlertsConfig(Settings):
-    """Limits whose breach is told, once when it begins and once when it is over."""
+    """Limits whose breach is reported, once when it begins and once when it is over."""
 
     job_without_progress_minutes: float = Field(15.0, gt=0)
     """A running stage that reports nothing new for so long."""
@@ -162,16 +162,16 @@ class PlatformConfig(Settings):
     events: EventsConfig = EventsConfig()
     """What is watched for, and what starts by itself when it comes."""
     overlap: Literal["queue", "refuse"] = "queue"
-    """What becomes of a run of a deployment that is started while another one is at work: it waits, or is cancelled."""
+    """What becomes of a run of a deployment that is started while another one is running: it waits, or is cancelled."""
     queued_runs: Positive = 20
     """Scheduled runs of a deployment that wait behind another one (`overlap: queue`); of more, the newest are cancelled. What
     `missed: run_all` makes up for does not count."""
     on_crash: Literal["resume", "mark"] = "resume"
-    """What becomes of a flow run whose process died: it goes on from its last finished stage, or is marked as crashed."""
+    """What becomes of a flow run whose process died: it continues from its last finished stage, or is marked as crashed."""
     max_resumes: int = Field(3, ge=0)
     """Times that one flow run is resumed after its process died."""
     parallel_runs: Positive = 4
-    """Flow runs that may be at work at once. One that waits for a person is not at work."""
+    """Flow runs that may be running at once. One that waits for an approval does not count."""
 
 
 @cache

@@ -22,7 +22,14 @@ def address_of(channel: NotificationConfig) -> str:
     """
     from apprise import Apprise
 
-    address = channel.url if not channel.url.startswith("env:") else _read(channel)
+    address = channel.url
+    if address.startswith("env:"):
+        name = address.removeprefix("env:")
+        if not os.environ.get(name):
+            raise ValueError(
+                f"notifications: {channel.name!r} takes its address from the variable {name}, which is not set"
+            )
+        address = os.environ[name]
     with _quietly():
         usable = Apprise.instantiate(address)
     if not usable:
@@ -56,12 +63,3 @@ def _quietly() -> AbstractContextManager[StringIO]:
 
     capture: Callable[..., AbstractContextManager[StringIO]] = LogCapture
     return capture(level=logging.WARNING)
-
-
-def _read(channel: NotificationConfig) -> str:
-    name = channel.url.removeprefix("env:")
-    if not os.environ.get(name):
-        raise ValueError(
-            f"notifications: {channel.name!r} takes its address from the variable {name}, which is not set"
-        )
-    return os.environ[name]

@@ -7,7 +7,7 @@ first, as values. Imports Prefect: `prepare` comes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -22,7 +22,7 @@ from deployments.catalogue.flows import FORMS
 from deployments.configuration.platform import NotificationConfig, Occasion, PlatformConfig
 from deployments.platform.channels import address_of
 from deployments.telemetry.alert_rules import RULES
-from deployments.watch.alert_events import CLEARED, FIRED
+from deployments.watch.alerts import CLEARED, FIRED
 
 # What people are told, on which events of Prefect's, and in which words: values, with templates that Prefect fills in.
 #
@@ -114,14 +114,11 @@ SAID_ALREADY: dict[str, str] = {"run_failed": "failed", "flow_run_died": "failed
 
 def notices_for(channel: NotificationConfig) -> Iterator[Notice]:
     """What a channel is told of, each thing once."""
+    wanted = [rule.name for rule in RULES if SAID_ALREADY.get(rule.name) not in channel.occasions]
     for occasion in dict.fromkeys(channel.occasions):
         for notice in NOTICES[occasion]:
-            yield _without_repeats(notice, channel) if notice is ALERT else notice
-
-
-def _without_repeats(notice: Notice, channel: NotificationConfig) -> Notice:
-    wanted = [rule.name for rule in RULES if SAID_ALREADY.get(rule.name) not in channel.occasions]
-    return notice if len(wanted) == len(RULES) else replace(notice, labels={"headway.alert": wanted})
+            repeats = notice is ALERT and len(wanted) < len(RULES)
+            yield replace(notice, labels={"headway.alert": wanted}) if repeats else notice
 
 
 OURS = "headway-"
@@ -136,18 +133,25 @@ def apply(client: SyncPrefectClient, config: PlatformConfig) -> list[str]:
     All channels are checked before anything is changed. Raises ValueError for a name that is there twice, an address that cannot
     be, and a variable that is not set. Blocks and automations whose names do not start with `headway-` are left alone.
     """
-    blocks = {channel.name: block_of(channel) for channel in _distinct(config.notifications)}
+    names = [channel.name for channel in config.notifications]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"notifications: there are two channels named {twice[0]!r}; each needs a name of its own")
+    blocks = {channel.name: block_of(channel) for channel in config.notifications}
     documents = {name: _save(client, name, block) for name, block in blocks.items()}
     wanted = {item.name: item for channel in config.notifications for item in _automations(channel, documents)}
     existing = {item.name: item for item in client.read_automations() if item.name.startswith(OURS)}
     for name, automation in wanted.items():
         if name not in existing:
             client.create_automation(automation)
-        elif not _same(existing[name], automation):
+        elif _compared(existing[name]) != _compared(automation):  # written anew, it forgets what it waits for
             client.update_automation(existing[name].id, automation)
     for name in existing.keys() - wanted.keys():
         client.delete_automation(existing[name].id)
-    _forget(client, documents.values())
+    # Blocks of channels that are gone, or that are sent to in another way now.
+    for document in (item for kind in BLOCKS for item in _documents(client, kind)):
+        if document.id not in documents.values():
+            client.delete_block_document(document.id)
     return sorted(wanted)
 
 
@@ -158,14 +162,6 @@ def block_of(channel: NotificationConfig) -> AppriseNotificationBlock:
     address = address_of(channel)
     native_teams: Callable[[str], object] = NotifyWorkflows.parse_native_url
     return (MicrosoftTeamsWebhook if native_teams(address) else SlackWebhook)(url=address)
-
-
-def _distinct(channels: tuple[NotificationConfig, ...]) -> tuple[NotificationConfig, ...]:
-    names = [channel.name for channel in channels]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"notifications: there are two channels named {twice[0]!r}; each needs a name of its own")
-    return channels
 
 
 def _save(client: SyncPrefectClient, channel: str, block: AppriseNotificationBlock) -> UUID:
@@ -189,13 +185,6 @@ def _documents(client: SyncPrefectClient, kind: type[AppriseNotificationBlock]) 
     return [document for document in result if document.name and document.name.startswith(OURS)]
 
 
-def _forget(client: SyncPrefectClient, kept: Collection[UUID]) -> None:
-    """Delete the blocks of channels that are gone, or that are sent to in another way now."""
-    for document in (item for kind in BLOCKS for item in _documents(client, kind)):
-        if document.id not in kept:
-            client.delete_block_document(document.id)
-
-
 def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Iterator[AutomationCore]:
     for notice in notices_for(channel):
         made = AutomationCore(
@@ -208,11 +197,6 @@ def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Ite
         )
         # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
         yield AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
-
-
-def _same(existing: Any, wanted: AutomationCore) -> bool:
-    """An automation that is written anew forgets what it waits for, so what did not change is left alone."""
-    return bool(_compared(existing) == _compared(wanted))
 
 
 def _compared(automation: Any) -> Any:

@@ -58,7 +58,13 @@ def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as temporary, _folder_of(path, Path(temporary)) as folder:
         result = open_model_folder(folder)
-        opened = _tokenizer(folder, result)
+        opened = open_tokenizer(folder)
+        opened.require_eod()
+        if opened.vocab_size > result.vocab_size:
+            raise ValueError(
+                f"the tokenizer of {folder} has {opened.vocab_size} words, its model {result.vocab_size}: "
+                "they do not belong together"
+            )
         tokenizer = publish(
             store,
             _tokenizer_folder(folder, opened, Path(temporary)),
@@ -104,19 +110,9 @@ def convert(file: Path, folder: Path) -> None:
     if "ModuleNotFoundError" in last:
         raise Missing(
             f"{file} needs transformers and gguf to be read: {last}",
-            remedy="Install them: pip install 'headway[cluster]'. Or give a Hugging Face folder.",
+            remedy="Install them: pip install 'headway[train]'. Or give a Hugging Face folder.",
         )
     raise ValueError(f"{file} cannot be made a Hugging Face folder: {last.removeprefix('ValueError: ')}")
-
-
-def _tokenizer(folder: Path, result: ModelFolder) -> OpenedTokenizer:
-    opened = open_tokenizer(folder)
-    opened.require_eod()
-    if opened.vocab_size > result.vocab_size:
-        raise ValueError(
-            f"the tokenizer of {folder} has {opened.vocab_size} words, its model {result.vocab_size}: they do not belong together"
-        )
-    return opened
 
 
 def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path:

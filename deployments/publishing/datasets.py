@@ -41,19 +41,21 @@ def make_dataset(
     *,
     include: str = "*",
     exclude: Sequence[str] = (),
+    text_field: str = "",
     bundles: Bundles = lambda folder: [],
     origin: Callable[[str], str] = lambda source: source,
     check: Callable[[], None] = lambda: None,
 ) -> Made:
     """Publish files as a version of a dataset; `work` is where the copy is made that is published.
 
-    `origin` says where a path came from, where that is another place. `check` is asked when all is read, and before anything is
-    published: it raises when the files are not what they were. Raises ValueError when there is nothing to publish.
+    With a `text_field`, the first lines of each file must have text in it (tasks/data/corpus/packing.py). `origin` says where a
+    path came from, where that is another place. `check` is asked when all is read, and before anything is published: it raises
+    when the files are not what they were. Raises ValueError when there is nothing to publish.
     """
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "out"
-        packed = pack(list(paths), out, include=include, exclude=tuple(exclude))
+        packed = pack(list(paths), out, include=include, exclude=tuple(exclude), text_field=text_field)
         check()
         sources = {shard: sorted({origin(source) for source in of}) for shard, of in packed.sources.items()}
         packed = packed._replace(sources=sources)

@@ -27,6 +27,15 @@ def choose_port(wanted: int | None, last: int | None) -> int:
     return last if last and is_free(last) else free_port()
 
 
+def require_same_port(wanted: int | None, running: int, what: str) -> None:
+    """Raise ValueError when a server that runs is asked for with another port."""
+    if wanted not in (None, running):
+        raise ValueError(
+            f"{what} runs on port {running}, which port {wanted} cannot change: leave the option out, or stop the platform first "
+            "(headway down) and start it again with it"
+        )
+
+
 def is_free(port: int) -> bool:
     """Whether nobody listens on a port of loopback."""
     with socket.socket() as probe:

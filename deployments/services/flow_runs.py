@@ -1,14 +1,20 @@
-"""What several duties ask Prefect's server: flow runs by state, and each run's history; whole, not in pages.
+"""What several duties ask Prefect's server: flow runs by state, each run's history, whole and not in pages; and who acts on
+a state.
 
 What is done about a flow run is in deployments/watch/dead_runs.py and deployments/watch/schedules.py.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import socket
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -55,3 +61,42 @@ def untried(state: State[Any]) -> bool:
 def at(seconds: float) -> str:
     """A time, in seconds since the epoch, as people read it in a state's message."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+STALE_SECONDS = 60.0
+"""A claim older than this, with the flow run still in its state, is that of a watch that died before it acted."""
+
+MOST = 200
+"""Claims of one state that Prefect lists: each is of a watch that died within a minute."""
+
+
+def claim(client: SyncPrefectClient, run: UUID, state: UUID, now: float) -> bool:
+    """Whether the caller, and nobody else, is to act on this state of this flow run: the first of several watches to say so.
+
+    Prefect sets a state without comparing it with the one that the caller saw. It does refuse a second input of one key for a
+    flow run, in its database. So the key of the input is the id of the state that is to be left, and the input is the claim to
+    it. No claim is ever deleted: one that is stale is followed by the next generation, whose key is made once as well.
+    """
+    first = f"headway-watch-{state}"
+    claims = {}
+    for made in client.filter_flow_run_input(run, key_prefix=first, limit=MOST, exclude_keys=set()):
+        # The first claim's key has no number; an input of any other form no watch wrote.
+        if match := re.fullmatch(r"(?:-(\d{1,9}))?", made.key.removeprefix(first)):
+            claims[int(match[1] or 0)] = made
+    newest = max(claims, default=-1)
+    if claims:
+        try:
+            age = abs(now - float(claims[newest].decoded_value["time"]))
+        except (ValueError, TypeError, KeyError, OverflowError):  # no watch wrote it
+            age = now
+        if age < STALE_SECONDS:
+            return False
+    mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "time": now})
+    key = f"{first}-{newest + 1}" if claims else first
+    try:
+        client.create_flow_run_input(run, key, mine)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code == httpx.codes.CONFLICT:
+            return False
+        raise
+    return True

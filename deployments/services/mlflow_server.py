@@ -14,12 +14,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from deployments.services.checks import choose_port, not_locked
-from deployments.services.prefect_server import password
+from deployments.services.checks import choose_port, not_locked, require_same_port
+from deployments.services.prefect_server import ANSWER_SECONDS, START_SECONDS, password
 from tasks.common import process
 from tasks.common.errors import Missing
-
-START_SECONDS = 120.0
 
 
 def start(home: Path, port: int | None = None) -> dict[str, Any]:
@@ -29,6 +27,7 @@ def start(home: Path, port: int | None = None) -> dict[str, Any]:
     """
     result = status(home)
     if result:
+        require_same_port(port, result["port"], "MLflow's server")
         return result
     folder = home / "platform" / "mlflow"
     not_locked(home / "mlflow" / "mlflow.db")
@@ -79,7 +78,7 @@ def _answers(server: dict[str, Any]) -> bool:
     address = f"{server['url']}/api/2.0/mlflow/experiments/search?max_results=1"
     request = urllib.request.Request(address, headers={"Authorization": f"Basic {login}"})
     try:
-        with urllib.request.urlopen(request, timeout=2) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

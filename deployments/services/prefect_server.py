@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import json
 import os
 import secrets
 import ssl
@@ -19,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployments.services.checks import choose_port, not_locked
+from deployments.services.checks import choose_port, not_locked, require_same_port
 from deployments.services.library_settings import take_no_files
 from tasks.common import process
 from tasks.common.errors import Missing, Refused
@@ -28,7 +29,10 @@ from tasks.security.policy import load_or_none
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-START_SECONDS = 90.0
+START_SECONDS = 300.0
+"""A server that died is told at once: this is for one that is on its way, on a machine where much else begins."""
+ANSWER_SECONDS = 10.0
+"""Patience of a probe. Nobody listening is told at once; a server that is busy may need some seconds for a small answer."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -54,7 +58,10 @@ def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
     if named:
         return {"url": named, "ours": False}
     folder = home / "prefect"
-    server = _running(folder) or _start(folder, port)
+    server = _running(folder)
+    if server:
+        require_same_port(port, server["port"], "Prefect's server")
+    server = server or _start(folder, port)
     os.environ.update(_client_environment(folder, server["port"]))
     return {**server, "ours": True}
 
@@ -90,6 +97,22 @@ def named_server(home: Path) -> str | None:
             remedy="Unset it; or have whoever keeps the policy write the address under `prefect_servers` there.",
         )
     return url
+
+
+def post(path: str, body: dict[str, Any]) -> Any:
+    """What the server of the environment answers to a request of its API. Prefect is not imported, which takes a second.
+
+    Raises OSError when there is no answer, or none of the kind.
+    """
+    key, login = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING", "")
+    headers = {
+        "Authorization": f"Bearer {key}" if key else f"Basic {base64.b64encode(login.encode()).decode()}",
+        "Content-Type": "application/json",
+    }
+    address = f"{os.environ['PREFECT_API_URL'].rstrip('/')}{path}"
+    request = urllib.request.Request(address, data=json.dumps(body).encode(), headers=headers)
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+        return json.load(answer)
 
 
 def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
@@ -136,21 +159,8 @@ def _running(folder: Path) -> dict[str, Any] | None:
     return server if server and process.alive(process.read_json(folder / "handle.json")) else None
 
 
-def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
-    not_locked(folder / "prefect.db")
-    known = process.read_json(folder / "server.json") or {}
-    port = choose_port(wanted, known.get("port"))
-    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
-    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
-    environment = _server_environment(folder, port)
-    spec = process.ProcessSpec(argv=argv, env=environment, log="server.log", restarts=20, steady=10.0, grace=5.0)
-    handle = process.start(folder, spec)
-    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
-    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
-    return {**server, "folder": str(folder)}
-
-
 def _server_environment(folder: Path, port: int) -> dict[str, str]:
+    """What the local server is started with."""
     return {
         **_client_environment(folder, port),
         # Its own, for the tables that a migration copies: the disk of the home has room, another may have none.
@@ -168,6 +178,21 @@ def _server_environment(folder: Path, port: int) -> dict[str, str]:
     }
 
 
+def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
+    not_locked(folder / "prefect.db")
+    known = process.read_json(folder / "server.json") or {}
+    port = choose_port(wanted, known.get("port"))
+    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
+    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
+    spec = process.ProcessSpec(
+        argv=argv, env=_server_environment(folder, port), log="server.log", restarts=20, steady=10.0, grace=5.0
+    )
+    handle = process.start(folder, spec)
+    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
+    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
+    return {**server, "folder": str(folder)}
+
+
 def _client_environment(folder: Path, port: int) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(folder),
@@ -182,7 +207,7 @@ def _answers(url: str) -> bool:
     login = base64.b64encode(os.environ.get("PREFECT_API_AUTH_STRING", "").encode()).decode()
     request = urllib.request.Request(f"{url}/api/admin/version", headers={"Authorization": f"Basic {login}"})
     try:
-        with urllib.request.urlopen(request, timeout=2) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -54,11 +54,26 @@ def register(client: SyncPrefectClient, deployments: list[Deployment]) -> None:
         wanted, result = _fields(deployment), _read(client, deployment)
         if result is None:
             flow = client.create_flow_from_name(deployment.flow)
-            client.create_deployment(flow_id=flow, name=deployment.name, work_pool_name=POOL, **wanted)
+            client.create_deployment(flow_id=flow, name=deployment.name, **wanted)
             result = _read(client, deployment)
             assert result is not None, f"{deployment.full_name} was just made"
-        matched = _matched(result, deployment.schedules)
-        changes = [*_of_fields(client, result, wanted), *_of_schedules(client, result, *matched)]
+        # By name. What has a name that is wanted no more was edited, if there is a new one: it stays the same for its
+        # runs.
+        existing = {one.slug: one for one in result.schedules if one.slug and one.slug.startswith(OURS)}
+        pairs = [
+            (existing.pop(schedule.slug), schedule) for schedule in deployment.schedules if schedule.slug in existing
+        ]
+        known = {schedule.slug for _, schedule in pairs}
+        new = [schedule for schedule in deployment.schedules if schedule.slug not in known]
+        old = [existing[slug] for slug in sorted(existing, key=lambda slug: (len(slug), slug))]
+        matched = _Matched([*pairs, *zip(old, new, strict=False)], new[len(old) :], old[len(new) :])
+        changes: list[Change] = []
+        # The limit itself comes back in another field, and never changes.
+        compared = [key for key in wanted if key != "concurrency_limit"]
+        if any(_plain(getattr(result, key)) != _plain(wanted[key]) for key in compared):
+            update = DeploymentUpdate(**wanted)
+            changes.append(partial(client.update_deployment, result.id, update))
+        changes += _of_schedules(client, result, *matched)
         if changes:
             # Change a deployment without losing a run: what is due is kept, what is to come is made again at once.
             # What was due of a schedule that is gone is cancelled, and says why.
@@ -79,13 +94,26 @@ def register(client: SyncPrefectClient, deployments: list[Deployment]) -> None:
             client.request("POST", "/deployments/{id}/schedule", path_params={"id": result.id}, json=payload)
 
 
+@cache
+def _form(flow: str) -> dict[str, Any]:
+    """The schema of a flow's parameters, which Prefect's page makes its form of; not to be changed.
+
+    It takes 10 ms, and each flow has several deployments.
+    """
+    function = getattr(importlib.import_module(f"flows.{flow}"), flow)
+    schema: dict[str, Any] = parameter_schema(function).model_dump_for_openapi()
+    return schema
+
+
 def _fields(deployment: Deployment) -> dict[str, Any]:
-    flow = getattr(importlib.import_module(f"flows.{deployment.flow}"), deployment.flow)
     strategy = ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy(deployment.collision))
     return {
+        # `prefect deploy` may have given it to another pool, and named another home than the worker's.
+        "work_pool_name": POOL,
+        "job_variables": {},
         "entrypoint": deployment.entrypoint,
         "parameters": deployment.parameters,
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "parameter_openapi_schema": _form(deployment.flow),
         "enforce_parameter_schema": True,
         "description": deployment.description,
         "tags": deployment.tags,
@@ -93,11 +121,6 @@ def _fields(deployment: Deployment) -> dict[str, Any]:
         "concurrency_options": strategy,
         "pull_steps": [],
     }
-
-
-def _compared(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The limit itself comes back in another field, and never changes."""
-    return {key: value for key, value in wanted.items() if key != "concurrency_limit"}
 
 
 def _plain(value: Any) -> Any:
@@ -111,29 +134,12 @@ def _read(client: SyncPrefectClient, deployment: Deployment) -> DeploymentRespon
         return None
 
 
-def _of_fields(client: SyncPrefectClient, result: DeploymentResponse, wanted: dict[str, Any]) -> Iterator[Change]:
-    if any(_plain(getattr(result, key)) != _plain(value) for key, value in _compared(wanted).items()):
-        yield partial(client.update_deployment, result.id, DeploymentUpdate(work_pool_name=POOL, **wanted))
-
-
 class _Matched(NamedTuple):
     """Which schedules at Prefect are which of the settings."""
 
     pairs: list[tuple[DeploymentSchedule, Schedule]]
     new: list[Schedule]
     gone: list[DeploymentSchedule]
-
-
-def _matched(result: DeploymentResponse, wanted: tuple[Schedule, ...]) -> _Matched:
-    """By name. What has a name that is wanted no more was edited, if there is a new one: it stays the same for its runs."""
-    existing = {one.slug: one for one in result.schedules if one.slug and one.slug.startswith(OURS)}
-    pairs = [(existing.pop(schedule.slug), schedule) for schedule in wanted if schedule.slug in existing]
-    known = {schedule.slug for _, schedule in pairs}
-    new = [schedule for schedule in wanted if schedule.slug not in known]
-    old = [
-        existing[slug] for slug in sorted(existing, key=lambda slug: (len(slug), slug))
-    ]  # of earlier releases: by number
-    return _Matched([*pairs, *zip(old, new, strict=False)], new[len(old) :], old[len(new) :])
 
 
 def _of_schedules(
@@ -144,7 +150,10 @@ def _of_schedules(
     gone: list[DeploymentSchedule],
 ) -> Iterator[Change]:
     for known, schedule in pairs:
-        if known.slug != schedule.slug or not _same(known, schedule):
+        rule: Any = known.schedule
+        times = (getattr(rule, "cron", ""), getattr(rule, "timezone", ""))
+        now = (known.slug, times, known.active, known.parameters or {})
+        if now != (schedule.slug, (schedule.cron, schedule.timezone), schedule.active, schedule.parameters):
             values = {"active": schedule.active, "parameters": schedule.parameters, "slug": schedule.slug}
             yield partial(client.update_deployment_schedule, result.id, known.id, schedule=_rule(schedule), **values)
     for schedule in new:
@@ -162,12 +171,6 @@ def _of_schedules(
         )
     for known in gone:
         yield partial(client.delete_deployment_schedule, result.id, known.id)
-
-
-def _same(known: Any, schedule: Schedule) -> bool:
-    rule = known.schedule
-    same_time = (getattr(rule, "cron", ""), getattr(rule, "timezone", "")) == (schedule.cron, schedule.timezone)
-    return same_time and known.active == schedule.active and (known.parameters or {}) == schedule.parameters
 
 
 def _rule(schedule: Schedule) -> CronSchedule:

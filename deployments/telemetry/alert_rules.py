@@ -1,7 +1,7 @@
 """What is an alert: for each rule a name, what it says, what to do, and a pure function from what was seen to what fires.
 
 Nothing is remembered or told here: that is deployments/watch/alerts.py. The same rules as Prometheus and Azure Monitor know them
-are rendered by deployments/telemetry/rules.py.
+are rendered by deployments/telemetry/monitors.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from deployments.telemetry.runs import RunView
 from tasks.registry.model_integrity import Untrusting
 from tasks.security import access_anomalies
 from tasks.security.access_anomalies import Habits, Unusual
-
-# What alerts are made of: what was seen at one moment, and one thing that a rule fires for.
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,6 @@ Found = list[Instance] | None
 def clock(time: float) -> str:
     """A time for people."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-# What is wrong with a model in service: not looked at, degraded, changed, its key revoked, odd answers.
 
 
 DAY = 86_400.0
@@ -188,18 +183,19 @@ def _ended(status: str, words: str) -> Callable[[Seen, AlertsConfig], Found]:
     """Runs that ended so, until one of the same flow and subject succeeds, or for `failed_hours`."""
 
     def find(seen: Seen, limits: AlertsConfig) -> Found:
-        newest = [run for run in failing(seen.runs) if run.status == status]
-        return [_of_run(run, words) for run in newest if seen.now - run.last_sign < limits.failed_hours * 3600]
+        result = []
+        for run in failing(seen.runs):
+            if run.status != status or seen.now - run.last_sign >= limits.failed_hours * 3600:
+                continue
+            stage = str(run.error.get("stage") or run.stage)
+            at = f" at {stage}" if stage else ""
+            labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
+            text = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
+            name, summary = f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}"
+            result.append(Instance(name, summary, text, labels, run.url))
+        return result
 
     return find
-
-
-def _of_run(run: RunView, words: str) -> Instance:
-    stage = str(run.error.get("stage") or run.stage)
-    at = f" at {stage}" if stage else ""
-    labels = {"flow": run.flow, "subject": run.subject, "stage": stage, "run": run.identity}
-    text = str(run.error.get("message") or "the run left no word") + f" ({clock(run.last_sign)})"
-    return Instance(f"{run.flow}.{run.subject}", f"{run.flow} of {run.subject} {words}{at}", text, labels, run.url)
 
 
 def _standing(seen: Seen, limits: AlertsConfig) -> Found:
@@ -276,24 +272,11 @@ def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Cal
     return find
 
 
-def _denied(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
-    return access_anomalies.many_denials(habits, now, most=limits.denials, minutes=limits.denials_minutes)
-
-
-def _bulk(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
-    gb, artifacts, times = limits.download_gb, limits.download_artifacts, limits.download_times_usual
-    return access_anomalies.bulk_downloads(habits, now, most_gb=gb, most_artifacts=artifacts, times_usual=times)
-
-
-def _moved(habits: Habits, now: float, limits: AlertsConfig) -> list[Unusual]:
-    return access_anomalies.new_places(habits, now, hours=limits.new_place_hours)
-
-
 RULES = (
     Rule(
         "run_failed",
         "A run failed, and none of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
-        "Read the run's page and log. The same command, or Retry on the page, goes on after the last finished stage.",
+        "Read the run's page and log. The same command, or Retry on the page, continues after the last finished stage.",
         "critical",
         _ended("failed", "failed"),
         _gone_wrong("failed"),
@@ -301,7 +284,7 @@ RULES = (
     Rule(
         "gate_closed",
         "A gate stayed closed, and no run of the same flow and model has succeeded since; ends by itself after `failed_hours`.",
-        "The report names each failed check, its value and its limit. Mend the data or the settings, and run again.",
+        "The report names each failed check, its value and its limit. Fix the data or the settings, and run again.",
         "warning",
         _ended("gate_closed", "was stopped by a closed gate"),
         _gone_wrong("gate_closed"),
@@ -309,7 +292,7 @@ RULES = (
     Rule(
         "flow_run_died",
         "The process of a run is gone without a word, and the run was not taken up again.",
-        "`headway status` tells whether it is resumed. If not: the same command goes on after the last finished stage.",
+        "`headway status` shows whether it is resumed. If not: the same command continues after the last finished stage.",
         "critical",
         _ended("died", "died"),
         _gone_wrong("died"),
@@ -317,7 +300,7 @@ RULES = (
     Rule(
         "job_without_progress",
         "A running stage did nothing new for `job_without_progress_minutes`.",
-        "Read the log of its job under jobs/. If it hangs, cancel the run; a new one goes on from the last checkpoint.",
+        "Read the log of its job under jobs/. If it hangs, cancel the run; a new one continues from the last checkpoint.",
         "warning",
         _standing,
         lambda limits: f"time() - {of.MOVED.prometheus} > {limits.job_without_progress_minutes * 60:.0f}",
@@ -325,7 +308,7 @@ RULES = (
     Rule(
         "schedule_missed",
         "A scheduled run has not started `schedule_missed_minutes` after its time.",
-        "`headway status` tells whether the worker runs and what occupies it; `headway up` starts what is missing.",
+        "`headway status` shows whether the worker runs and what occupies it; `headway up` starts what is missing.",
         "warning",
         _missed,
         _fires("schedule_missed"),
@@ -349,7 +332,7 @@ RULES = (
     Rule(
         "model_degraded",
         "The newest revalidation of a champion says degraded or invalid; ends when one says valid, or with another champion.",
-        "The page of its evidence says what moved. Mend the data, or `headway retrain`; `headway rollback` goes back.",
+        "The page of its evidence says what moved. Fix the data, or `headway retrain`; `headway rollback` goes back.",
         "warning",
         degraded,
         _fires("model_degraded"),
@@ -382,7 +365,7 @@ RULES = (
     Rule(
         "platform_part_down",
         "A part of the platform does not run, and could not be started again.",
-        "`headway doctor` tells what is missing; its log lies in its folder under platform/ or prefect/. Then `headway up`.",
+        "`headway doctor` names what is missing; its log lies in its folder under platform/ or prefect/. Then `headway up`.",
         "critical",
         _down,
         _fires("platform_part_down"),
@@ -400,7 +383,11 @@ RULES = (
         "A name, or several from one place, was refused `denials` times within `denials_minutes`.",
         "`headway audit-log --person NAME` says what was tried and from where. `headway person renew NAME` ends a token.",
         "warning",
-        _habit(_denied),
+        _habit(
+            lambda habits, now, limits: access_anomalies.many_denials(
+                habits, now, most=limits.denials, minutes=limits.denials_minutes
+            )
+        ),
         _fires("many_denials"),
     ),
     Rule(
@@ -408,7 +395,15 @@ RULES = (
         "A name read more of artifacts within an hour than `download_gb`, `download_artifacts` or `download_times_usual` allow.",
         "`headway audit-log --access --person NAME` lists what was read. `headway person remove NAME` ends their token.",
         "warning",
-        _habit(_bulk),
+        _habit(
+            lambda habits, now, limits: access_anomalies.bulk_downloads(
+                habits,
+                now,
+                most_gb=limits.download_gb,
+                most_artifacts=limits.download_artifacts,
+                times_usual=limits.download_times_usual,
+            )
+        ),
         _fires("bulk_download"),
     ),
     Rule(
@@ -416,7 +411,7 @@ RULES = (
         "A name was seen at a host or account where it never was before; ends by itself after `new_place_hours`.",
         "Ask them. If it was not they: `headway person renew NAME` ends the token, and the audit log says what was done.",
         "warning",
-        _habit(_moved),
+        _habit(lambda habits, now, limits: access_anomalies.new_places(habits, now, hours=limits.new_place_hours)),
         _fires("new_place"),
     ),
 )

@@ -21,26 +21,27 @@ from prometheus_client.registry import Collector
 
 from deployments.configuration.platform import PlatformConfig, TelemetryConfig
 from deployments.telemetry import instruments as of
-from deployments.telemetry.host import Host
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
-from deployments.telemetry.jobs import Jobs
 from deployments.telemetry.ledger import Key, Ledger
-from deployments.telemetry.measure import added, counts, of_alerts, of_runs, of_training, read_points, totals, written
-from deployments.telemetry.otel import metrics_data
-from deployments.telemetry.runs import Runs, Tail, read_object
-from deployments.telemetry.sinks import FileSink, Sink, azure_sink, otlp_sink
+from deployments.telemetry.measure import (
+    Host,
+    added,
+    counts,
+    of_alerts,
+    of_runs,
+    of_training,
+    read_points,
+    totals,
+    written,
+)
+from deployments.telemetry.runs import Jobs, Runs, Tail, read_object
+from deployments.telemetry.sinks import FileSink, Sink, azure_sink, metrics_data, otlp_sink
 from deployments.telemetry.trace_builder import Log, Span, Story
 from tasks.common import process
 from tasks.common.errors import HeadwayError, Missing
 from tasks.security import audit_chain
 from tasks.security.audit import Entry
 from tasks.storage import open_store
-
-# A way through the events of all runs that knows its place: every exporter has one of its own. Nothing is sent here.
-#
-# The place is in the ledger, and is moved only by `remember`. So what a killed watch read and did not send is read
-# again, and an exporter whose backend is away falls behind without holding up the others.
-
 
 EVENTS_AT_ONCE = 1000
 HISTORY_SECONDS = 86_400.0
@@ -50,7 +51,12 @@ FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
 
 @dataclass
 class Reader:
-    """One way through all events: its place is in the ledger. State: the runs that it is in the middle of, and when to go on."""
+    """One way through the events of all runs; every exporter has one of its own. Nothing is sent here.
+
+    Its place is in the ledger, and is moved only by `remember`. So what a killed watch read and did not send is read again, and
+    an exporter whose backend is away falls behind without holding up the others. State: the runs that it is in the middle of,
+    and when to go on.
+    """
 
     name: str
     ledger: Ledger
@@ -73,8 +79,15 @@ class Reader:
             at = known.get(run, 0)
             if size <= at or left <= 0:
                 continue
-            tail, story = self._stories.get(run) or self._begin(run, at)
-            self._stories[run] = tail, story
+            if run not in self._stories:
+                # The story of a run up to its place, told to nobody: what comes next stands on it.
+                tail, story = Tail(self.folder / run / "events.jsonl"), Story(run)
+                while events := tail.read(until=at):
+                    for end, event in events:
+                        story.take(end, event)
+                tail.offset = at
+                self._stories[run] = tail, story
+            tail, story = self._stories[run]
             events = tail.read(left)
             for end, event in events:
                 taken = story.take(end, event)
@@ -109,30 +122,15 @@ class Reader:
         """At the very first start: pass over the runs that have been over for long."""
         if self.ledger.positions(self.name):
             return
-        old = {run: size for run, size in sizes.items() if now - _changed(self.folder / run) > HISTORY_SECONDS}
+        old = {}
+        for run, size in sizes.items():
+            try:
+                changed = (self.folder / run / "events.jsonl").stat().st_mtime
+            except OSError:
+                changed = 0.0
+            if now - changed > HISTORY_SECONDS:
+                old[run] = size
         self.ledger.advance(self.name, {**old, "": 1})
-
-    def _begin(self, run: str, at: int) -> tuple[Tail, Story]:
-        """The story of a run up to a place, told to nobody: what comes next stands on it."""
-        tail, story = Tail(self.folder / run / "events.jsonl"), Story(run)
-        while events := tail.read(until=at):
-            for end, event in events:
-                story.take(end, event)
-        tail.offset = at
-        return tail, story
-
-
-def _changed(folder: Path) -> float:
-    try:
-        return (folder / "events.jsonl").stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-# The audit log as log records, for those who watch over many machines in one place. The log itself is
-# tasks/security/audit.py.
-#
-# How far each exporter got is in the ledger, as for runs. A record that is told is no proof; the chain is.
 
 
 EVERY_SECONDS = 15.0
@@ -142,7 +140,10 @@ ITEM = "audit"
 
 
 class Audited:
-    """State: the newest entry that is known, and when it was asked for."""
+    """The audit log (tasks/security/audit.py) as log records, for those who watch over many machines in one place.
+
+    A record that is told is no proof; the chain is. State: the newest entry that is known, and when it was asked for.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self._newest, self._asked = home, 0, float("-inf")
@@ -182,12 +183,6 @@ def _log(number: int, hash_: str, data: bytes) -> Log | None:
     )
 
 
-# /metrics for Prometheus, on loopback, at a port of its own that it keeps: `platform/metrics.json` says where.
-#
-# Only figures are served: names of flows, models and stages, and numbers. It takes no requests but GET, and no other
-# machine reaches it.
-
-
 LOOPBACK = "127.0.0.1"
 
 
@@ -204,7 +199,11 @@ class Scrape(Collector):
 
 
 def serve(home: Path, scrape: Scrape) -> str:
-    """Serve the figures until the process ends; returns the address. The port of last time is taken again if it is free."""
+    """Serve /metrics for Prometheus until the process ends; returns the address, which `platform/metrics.json` holds too.
+
+    On loopback, at the port of last time if that is free. Only figures are served: names of flows, models and stages, and
+    numbers.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(scrape)
     path = home / "platform" / "metrics.json"
@@ -222,21 +221,18 @@ def serve(home: Path, scrape: Scrape) -> str:
 def _family(instrument: Instrument, points: Iterable[Point]) -> Metric:
     name, labels = instrument.prometheus, instrument.labels
     if instrument.kind == "histogram":
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
         histogram = HistogramMetricFamily(name, instrument.help, labels=labels)
         for point in points:
-            histogram.add_metric(point.labels, _cumulative(point.buckets), point.value)
+            # Prometheus counts in each bucket all that is smaller, too.
+            counted = [(bound, float(sum(point.buckets[: i + 1]))) for i, bound in enumerate(bounds)]
+            histogram.add_metric(point.labels, counted, point.value)
         return histogram
     kind = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
     family = kind(name, instrument.help, labels=labels)
     for point in points:
         family.add_metric(point.labels, point.value)
     return family
-
-
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    """Prometheus counts in each bucket all that is smaller, too."""
-    bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
-    return [(bound, float(sum(buckets[: i + 1]))) for i, bound in enumerate(bounds)]
 
 
 COUNTER = "counter"
@@ -282,10 +278,24 @@ class Telemetry:
                     add |= {key: add.get(key, 0.0) + more} if more else {}
             self._counter.remember(to, sizes, add)
             for sink, reader in self._sinks:
-                self._export(sink, reader, sizes, now)
-            points = self._points(sizes, now)
+                if reader.ready(now):
+                    self._send_events(sink, reader, sizes, now)
+            points = [
+                *totals(self._ledger.totals),
+                *of_runs(self._runs.views()),
+                *of_training(self._jobs.training(now)),
+                *of_alerts(self.home),
+                *self._host.look(),
+                Point(of.TICK, (), self._took),
+                Point(of.TIME, (), now),
+                *(Point(of.BEHIND, (sink.name,), float(reader.behind(sizes))) for sink, reader in self._sinks),
+            ]
             self._scrape.points = points
-            self._measure(points, now)
+            if not 0 <= now - self._measured < self._config.metrics_seconds:
+                self._measured = now
+                for sink, reader in self._sinks:
+                    if reader.ready(now):
+                        reader.rest(now, well=self._send_figures(sink, points, now))
         except (OSError, sqlite3.OperationalError) as error:
             logging.warning("telemetry: %s; the next look tries again", error)
         self._took = time.perf_counter() - began
@@ -293,54 +303,26 @@ class Telemetry:
     def _reader(self, name: str) -> Reader:
         return Reader(name, self._ledger, self._runs.folder)
 
-    def _export(self, sink: Sink, reader: Reader, sizes: dict[str, int], now: float) -> None:
+    def _send_events(self, sink: Sink, reader: Reader, sizes: dict[str, int], now: float) -> None:
         """Send what a sink does not have yet, and remember it only when it arrived."""
-        if not reader.ready(now):
-            return
         if not sink.history:
             reader.skip_history(sizes, now)
         spans, logs, to = reader.read(sizes)
-        failed, ends = self._failed_jobs(sink, now)
-        entries, payload = self._audited.read(self._ledger.positions(sink.name).get(ITEM, 0), now)
-        if not to and not ends and not payload:
-            return
-        new = [entry for entry in entries if sink.history or now - entry.time < HISTORY_SECONDS]
-        arrived = sink.send(spans, [*logs, *failed, *new])
-        if arrived or sink.keeps:
-            reader.remember({**to, **ends, **payload, **sink.marks()}, sizes)
-        reader.rest(now, well=arrived)
-
-    def _failed_jobs(self, sink: Sink, now: float) -> tuple[list[Log], dict[str, int]]:
-        """The logs of failed jobs that a sink does not have yet, and the items to remember for them."""
-        logs: list[Log] = []
+        known = self._ledger.positions(sink.name)
         ends: dict[str, int] = {}
         for job in (view for view in self._jobs.views() if view.failed):
             item, at = f"job:{job.identity}", int(job.ended * 1000)
-            if self._ledger.positions(sink.name).get(item, 0) < at:
+            if known.get(item, 0) < at:
                 ends[item] = at
                 logs += [job.told()] if sink.history or now - job.ended < HISTORY_SECONDS else []
-        return logs, ends
-
-    def _points(self, sizes: dict[str, int], now: float) -> list[Point]:
-        return [
-            *totals(self._ledger.totals),
-            *of_runs(self._runs.views()),
-            *of_training(self._jobs.training(now)),
-            *of_alerts(self.home),
-            *self._host.look(),
-            Point(of.TICK, (), self._took),
-            Point(of.TIME, (), now),
-            *(Point(of.BEHIND, (sink.name,), float(reader.behind(sizes))) for sink, reader in self._sinks),
-        ]
-
-    def _measure(self, points: list[Point], now: float) -> None:
-        """Send all figures, now and then."""
-        if 0 <= now - self._measured < self._config.metrics_seconds:
+        entries, payload = self._audited.read(known.get(ITEM, 0), now)
+        if not to and not ends and not payload:
             return
-        self._measured = now
-        for sink, reader in self._sinks:
-            if reader.ready(now):
-                reader.rest(now, well=self._send_figures(sink, points, now))
+        new = [entry for entry in entries if sink.history or now - entry.time < HISTORY_SECONDS]
+        arrived = sink.send(spans, [*logs, *new])
+        if arrived or sink.keeps:
+            reader.remember({**to, **ends, **payload, **sink.marks()}, sizes)
+        reader.rest(now, well=arrived)
 
     def _send_figures(self, sink: Sink, points: list[Point], now: float) -> bool:
         if not sink.delta:
@@ -367,4 +349,4 @@ def sinks(config: TelemetryConfig, folder: Path, ledger: Ledger) -> Iterator[Sin
         except (Missing, ValueError) as error:
             logging.error("telemetry: %s", error)
         except ImportError as error:
-            logging.error("telemetry: %s. Install it: pip install -c constraints.txt -e '.[monitor]'", error)
+            logging.error("telemetry: %s. Install it: pip install -c constraints.txt -e '.[orchestrator,azure]'", error)

@@ -1,17 +1,23 @@
-"""All figures of one moment: from runs, jobs and alerts, and the totals of the ledger. Where they go is in export.py."""
+"""All figures of one moment: of runs, jobs and alerts, the totals of the ledger, and the machine. Where they go is export.py.
+
+Of the machine, psutil asks the kernel. What is not there is not told: a missing figure is no zero."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from deployments.telemetry import instruments as of
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
-from deployments.telemetry.jobs import JobView
 from deployments.telemetry.ledger import Key
-from deployments.telemetry.runs import RunView, read_object
+from deployments.telemetry.runs import JobView, RunView, read_object
 from deployments.telemetry.trace_builder import Span
 
 COUNTED = {instrument.name: instrument for instrument in (of.RUNS, of.GATES, of.STAGES, of.RESTARTS)}
@@ -107,7 +113,14 @@ def of_alerts(home: Path) -> Iterator[Point]:
 
 def added(points: Iterable[Point], before: Mapping[tuple[str, tuple[str, ...]], Point]) -> list[Point]:
     """The same figures, but of totals only what was added since; a total that is smaller than before began anew."""
-    return [_added(point, before.get((point.instrument.name, point.labels))) for point in points]
+    result = []
+    for point in points:
+        then = before.get((point.instrument.name, point.labels))
+        if then is not None and point.instrument.kind != "gauge" and point.value >= then.value:
+            buckets = tuple(new - old for new, old in zip(point.buckets, then.buckets, strict=True))
+            point = Point(point.instrument, point.labels, point.value - then.value, buckets)
+        result.append(point)
+    return result
 
 
 def written(points: Iterable[Point]) -> list[list[Any]]:
@@ -123,8 +136,78 @@ def read_points(rows: Iterable[list[Any]]) -> dict[tuple[str, tuple[str, ...]], 
     return {(point.instrument.name, point.labels): point for point in result}
 
 
-def _added(point: Point, before: Point | None) -> Point:
-    if before is None or point.instrument.kind == "gauge" or point.value < before.value:
-        return point
-    buckets = tuple(now - then for now, then in zip(point.buckets, before.buckets, strict=True))
-    return Point(point.instrument, point.labels, point.value - before.value, buckets)
+MIB = 1024.0 * 1024.0
+ASKED = "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw"
+FIGURES: tuple[tuple[Instrument, float], ...] = (
+    (of.GPU, 0.01),
+    (of.GPU_MEMORY, MIB),
+    (of.GPU_LIMIT, MIB),
+    (of.GPU_HEAT, 1.0),
+    (of.GPU_POWER, 1.0),
+)
+
+
+class Host:
+    """This machine. State: the CPU clock of the last look, which psutil keeps, and a question to nvidia-smi."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._smi: subprocess.Popen[str] | None = None
+        psutil.cpu_percent()
+
+    def look(self) -> list[Point]:
+        """What the machine does now; CPU is the mean since the last look."""
+        memory = psutil.virtual_memory()
+        points = [
+            Point(of.CPU, (), psutil.cpu_percent() / 100),
+            Point(of.LOAD, (), os.getloadavg()[0]),
+            Point(of.CORES, (), float(psutil.cpu_count() or 1)),
+            Point(of.MEMORY, ("used",), float(memory.total - memory.available)),
+            Point(of.MEMORY, ("available",), float(memory.available)),
+        ]
+        if disk := free_room(self.home):
+            points += [Point(of.DISK, ("used",), float(disk[1])), Point(of.DISK, ("free",), float(disk[0]))]
+        if disks := psutil.disk_io_counters():  # none in containers without /proc/diskstats
+            points += [Point(of.DISK_IO, ("read",), float(disks.read_bytes))]
+            points += [Point(of.DISK_IO, ("write",), float(disks.write_bytes))]
+        cards = [card for name, card in psutil.net_io_counters(pernic=True).items() if not name.startswith("lo")]
+        if cards:
+            points += [Point(of.NETWORK, ("receive",), float(sum(card.bytes_recv for card in cards)))]
+            points += [Point(of.NETWORK, ("transmit",), float(sum(card.bytes_sent for card in cards)))]
+        return [*points, *self._gpus()]
+
+    def _gpus(self) -> list[Point]:
+        """The answer to the last question, and the next question: nvidia-smi takes up to a second, for which nothing waits."""
+        points: list[Point] = []
+        if self._smi is not None:
+            if self._smi.poll() is None:
+                return points
+            points = list(parse_smi(self._smi.communicate()[0])) if self._smi.returncode == 0 else []
+            self._smi = None
+        program = shutil.which("nvidia-smi")
+        if program:
+            asked = [program, f"--query-gpu={ASKED}", "--format=csv,noheader,nounits"]
+            self._smi = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return points
+
+
+def parse_smi(text: str) -> Iterator[Point]:
+    """The figures of nvidia-smi's CSV. `[N/A]` and `[Not Supported]` are left out, as are lines of another shape."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(ASKED.split(",")):
+            continue
+        for (instrument, factor), cell in zip(FIGURES, cells[2:], strict=True):
+            try:
+                yield Point(instrument, (cells[0], cells[1]), float(cell) * factor)
+            except ValueError:
+                continue
+
+
+def free_room(home: Path) -> tuple[int, int] | None:
+    """Bytes free for us and bytes in use on the disk that holds a folder; None when it cannot be asked."""
+    try:
+        usage = shutil.disk_usage(home)
+    except OSError:
+        return None
+    return usage.free, usage.used

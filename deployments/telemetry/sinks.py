@@ -1,23 +1,140 @@
-"""Where telemetry goes: a file, an OTLP collector, Azure Monitor. What Prometheus scrapes is export.py.
+"""Where telemetry goes: a file, an OTLP collector, Azure Monitor; and what is told there, as OpenTelemetry's own values.
 
 A sink sends and says whether it worked; what it was sent for is remembered by its caller (export.py), which tries again later.
 The vendors' exporters do the talking. Their own telemetry is switched off, and none of them may hold the watch up for long.
+Spans, records and figures are made directly and not through a tracer or a meter: what happened, happened in other processes and
+at other times, and its ids and totals must be the same however often it is told. What Prometheus scrapes is export.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import platform
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.trace.status import Status, StatusCode
 
+from deployments.telemetry.instruments import SECONDS, Point
 from deployments.telemetry.ledger import Ledger
-from deployments.telemetry.otel import readable_log, readable_span
 from deployments.telemetry.trace_builder import Log, Span
+
+NUMBERS = {
+    "DEBUG": SeverityNumber.DEBUG,
+    "INFO": SeverityNumber.INFO,
+    "WARN": SeverityNumber.WARN,
+    "ERROR": SeverityNumber.ERROR,
+}
+
+
+@cache
+def resource() -> Resource:
+    """Who tells: this service on this host."""
+    return Resource(
+        {
+            "service.name": "headway",
+            "service.version": version("headway"),
+            "service.instance.id": socket.gethostname(),
+            "host.name": socket.gethostname(),
+            "host.arch": platform.machine(),
+            "os.type": platform.system().lower(),
+        }
+    )
+
+
+@cache
+def scope() -> InstrumentationScope:
+    return InstrumentationScope("headway", version("headway"))
+
+
+def readable_span(span: Span) -> ReadableSpan:
+    """A flow run's span is of kind CONSUMER, work that was asked for elsewhere; Azure Monitor shows it as a request."""
+    status = Status(StatusCode.OK) if span.ok else Status(StatusCode.ERROR, span.message or span.status)
+    return ReadableSpan(
+        name=span.name,
+        context=_context(span.trace, span.identity),
+        parent=_context(span.trace, span.parent) if span.parent is not None else None,
+        resource=resource(),
+        attributes=dict(span.attributes),
+        kind=SpanKind.CONSUMER if span.kind == "run" else SpanKind.INTERNAL,
+        status=status,
+        start_time=_nanoseconds(span.start),
+        end_time=_nanoseconds(span.end),
+        instrumentation_scope=scope(),
+    )
+
+
+def readable_log(log: Log) -> ReadableLogRecord:
+    record = LogRecord(
+        timestamp=_nanoseconds(log.time),
+        observed_timestamp=_nanoseconds(log.time),
+        context=set_span_in_context(NonRecordingSpan(_context(log.trace, log.span))),
+        severity_text=log.severity,
+        severity_number=NUMBERS[log.severity],
+        body=log.body,
+        attributes=dict(log.attributes),
+        event_name=log.name,
+    )
+    return ReadableLogRecord(record, resource(), scope())
+
+
+def metrics_data(points: Iterable[Point], *, since: float, now: float, delta: bool) -> MetricsData:
+    """Figures of one moment. Totals count from `since`; with `delta`, that is the moment of the last export."""
+    span = (_nanoseconds(since), _nanoseconds(now))
+    temporality = AggregationTemporality.DELTA if delta else AggregationTemporality.CUMULATIVE
+    # Smallest and largest are not kept: both are optional in the protocol, though not in the SDK's annotations.
+    unknown = cast(float, None)
+    metrics = []
+    ordered = sorted(points, key=lambda point: point.instrument.name)
+    for instrument, same in groupby(ordered, key=lambda point: point.instrument):
+        data: Gauge | Sum | Histogram
+        if instrument.kind == "histogram":
+            buckets = [
+                HistogramDataPoint(p.attributes, *span, sum(p.buckets), p.value, p.buckets, SECONDS, unknown, unknown)
+                for p in same
+            ]
+            data = Histogram(buckets, temporality)
+        else:
+            numbers = [NumberDataPoint(point.attributes, *span, point.value) for point in same]
+            data = Gauge(numbers) if instrument.kind == "gauge" else Sum(numbers, temporality, is_monotonic=True)
+        metrics.append(Metric(instrument.name, instrument.help, instrument.unit, data))
+    return MetricsData([ResourceMetrics(resource(), [ScopeMetrics(scope(), metrics, "")], "")])
+
+
+def _context(trace: int, span: int) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _nanoseconds(time: float) -> int:
+    return int(time * 1e9)
+
 
 TIMEOUT_SECONDS = 3.0
 FILE_BYTES = 20_000_000

@@ -108,21 +108,36 @@ class Story:
             outcome = event.get("outcome") or {}
             stage, status = str(outcome.get("name")), str(outcome.get("status"))
             if stage in self.working:
-                spans.spans.append(self._stage_span(stage, status, _why(outcome), time, _facts(outcome)))
+                # Its key, its inputs and outputs, its job, and every figure that it measured.
+                facts: dict[str, Value] = {"headway.key": str(outcome.get("key") or "")}
+                facts |= {f"headway.{n}": ", ".join(map(str, outcome.get(n) or [])) for n in ("inputs", "outputs")}
+                job, figures = outcome.get("job") or {}, outcome.get("metrics") or {}
+                facts |= {f"headway.job.{n}": job[n] for n in ("id", "attempts", "submissions") if n in job}
+                facts |= {f"headway.metric.{n}": v for n, v in figures.items() if isinstance(v, int | float)}
+                facts = {key: value for key, value in facts.items() if value != ""}
+                spans.spans.append(self._stage_span(stage, status, _why(outcome), time, facts))
         elif kind == "closed":
-            self._closed(str(event.get("status")), event.get("error") or {}, time, spans)
+            status, error = str(event.get("status")), event.get("error") or {}
+            message = str(error.get("message", ""))
+            self._stop_working(spans, status, message)
+            facts = {"error.type": str(error["type"])} if error.get("type") else {}
+            facts |= {"headway.stage": str(error["stage"])} if error.get("stage") else {}
+            spans.spans.append(self._root_span(status, message, time, facts))
+            self.began = 0.0
         self.last = time
         if kind != "progress":
-            spans.logs.append(self._log(end, kind, event))
+            status, text, facts = _said(kind, event)
+            log = Log(
+                name=f"headway.{kind}",
+                time=time,
+                severity=SEVERITIES.get(status, "INFO"),
+                body=f"{self.flow} of {self.subject}: {text}",
+                attributes={**self.attributes, **facts, "log.record.uid": f"{self.run}:{end}"},
+                trace=self.trace,
+                span=self.root,
+            )
+            spans.logs.append(log)
         return spans
-
-    def _closed(self, status: str, error: Mapping[str, Any], time: float, payload: Told) -> None:
-        message = str(error.get("message", ""))
-        self._stop_working(payload, status, message)
-        facts = {"error.type": str(error["type"])} if error.get("type") else {}
-        facts |= {"headway.stage": str(error["stage"])} if error.get("stage") else {}
-        payload.spans.append(self._root_span(status, message, time, facts))
-        self.began = 0.0
 
     def _stop_working(self, payload: Told, status: str, message: str) -> None:
         payload.spans += [self._stage_span(stage, status, message, self.last, {}) for stage in list(self.working)]
@@ -154,18 +169,6 @@ class Story:
             status=status,
             message=message,
             attributes={**self.attributes, "headway.status": status, **(facts or {})},
-        )
-
-    def _log(self, end: int, kind: str, event: Mapping[str, Any]) -> Log:
-        status, output, facts = _said(kind, event)
-        return Log(
-            name=f"headway.{kind}",
-            time=float(event["time"]),
-            severity=SEVERITIES.get(status, "INFO"),
-            body=f"{self.flow} of {self.subject}: {output}",
-            attributes={**self.attributes, **facts, "log.record.uid": f"{self.run}:{end}"},
-            trace=self.trace,
-            span=self.root,
         )
 
 
@@ -202,17 +205,6 @@ def _why(outcome: Mapping[str, Any]) -> str:
         return ""
     failed = [check for check in outcome.get("checks") or [] if not check.get("passed", False)]
     return "; ".join(f"{c.get('name')}: {c.get('measured')}, limit {c.get('limit')}" for c in failed)
-
-
-def _facts(outcome: Mapping[str, Any]) -> dict[str, Value]:
-    """Of a stage: its key, its inputs and outputs, its job, and every figure that it measured."""
-    facts: dict[str, Value] = {"headway.key": str(outcome.get("key") or "")}
-    facts |= {f"headway.{name}": ", ".join(map(str, outcome.get(name) or [])) for name in ("inputs", "outputs")}
-    job = outcome.get("job") or {}
-    facts |= {f"headway.job.{name}": job[name] for name in ("id", "attempts", "submissions") if name in job}
-    figures = outcome.get("metrics") or {}
-    facts |= {f"headway.metric.{name}": v for name, v in figures.items() if isinstance(v, int | float)}
-    return {key: value for key, value in facts.items() if value != ""}
 
 
 def _number(text: str, digits: int) -> int:

@@ -1,8 +1,8 @@
 """Alerts: what fires is found at every look, kept in platform/alerts.json, told once when it begins and once when it ends.
 
-The rules are deployments/telemetry/alert_rules.py. Telling is an event (alert_events.py) that goes into an outbox in the same
-file, in the same write, and out of it when it was taken. So a killed watch tells nothing twice, and nothing gets lost while
-Prefect is away.
+The rules are deployments/telemetry/alert_rules.py. Telling is an event in Prefect, on which automations notify people; the
+contract is docs/monitoring.md. It goes into an outbox in the same file, in the same write, and out of it when it was taken. So
+a killed watch tells nothing twice, and nothing gets lost while Prefect is away.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from deployments.configuration.platform import AlertsConfig, PlatformConfig
-from deployments.services import bridge, mlflow_server, prefect_server, worker
-from deployments.telemetry.alert_rules import RULES, Champion, Instance, Rule, Seen
-from deployments.telemetry.host import free_room
-from deployments.telemetry.runs import Runs, read_object
-from deployments.watch.alert_events import event_of, send
+from deployments.services import mlflow_server, prefect_server
+from deployments.services.parts import bridge, worker
+from deployments.telemetry.alert_rules import RULES, Champion, Seen
+from deployments.telemetry.measure import free_room
+from deployments.telemetry.runs import Runs, read_alerts
 from tasks.common import process
 from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
@@ -35,10 +38,42 @@ from tasks.security.access_anomalies import Habits
 from tasks.security.audit import Entry
 from tasks.serving.monitor.watch import standing_anomalies
 from tasks.storage import open_store
-from tasks.storage.store import Store
 
-# Who is asked for what alerts want to know beside run folders: Prefect for schedules, the folders of the platform's
-# parts.
+LONGEST = 4000
+"""Characters of details: they may hold the end of a log, and end up in messages."""
+FIRED, CLEARED = "headway.alert.fired", "headway.alert.cleared"
+
+
+def event_of(alert: Mapping[str, Any], state: Literal["fired", "cleared"], now: float) -> dict[str, Any]:
+    """The event of a change, as Prefect's API takes it."""
+    resource = f"headway.alert.{alert['alert']}.{slug(str(alert['instance']))}"
+    occurred = datetime.fromtimestamp(now, UTC).isoformat()
+    labels = {f"headway.{name}": str(value) for name, value in alert["labels"].items() if value}
+    return {
+        "id": str(uuid5(NAMESPACE_URL, f"{resource}/{state}/{alert['since']}/{now}")),
+        "event": FIRED if state == "fired" else CLEARED,
+        "occurred": occurred,
+        "resource": {
+            "prefect.resource.id": resource,
+            "prefect.resource.name": alert["summary"],
+            "headway.alert": alert["alert"],
+            "headway.severity": alert["severity"],
+            **labels,
+        },
+        "related": [],
+        "payload": {**alert, "details": alert["details"][:LONGEST], "state": state, "time": now},
+    }
+
+
+def slug(text: str) -> str:
+    """A part of a resource's id: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text) or "-"
+
+
+def send(event: dict[str, Any]) -> None:
+    """Hand an event to the Prefect server of the environment. Raises httpx.HTTPError while it does not take it."""
+    with prefect_server.client() as client:
+        client.request("POST", "/events", json=[event]).raise_for_status()
 
 
 def platform_sources(home: Path, config: PlatformConfig) -> Sources:
@@ -68,12 +103,6 @@ def parts_down(home: Path) -> list[dict[str, str]]:
     return [{"name": name, "details": f"its log: {log}"} for name, (runs, log) in parts.items() if not runs]
 
 
-# Follows the audit log and the access log, and remembers what the rules about the unusual need: platform/habits.json.
-#
-# The rules are tasks/security/access_anomalies.py; they become alerts in deployments/telemetry/alert_rules.py. How far
-# it has read is written together with what it read, so a killed watch counts nothing twice.
-
-
 @dataclass
 class Followed:
     """How far both logs were read, and what came of it."""
@@ -89,12 +118,19 @@ _KEPT = TypeAdapter(Followed)
 
 
 class Follower:
-    """State: what was followed so far, as the file has it."""
+    """Follows the audit log and the access log, and remembers what the rules about the unusual need (alert_rules.py).
+
+    State: what was followed so far, as platform/habits.json has it. How far was read is written together with what was read, so a
+    killed watch counts nothing twice.
+    """
 
     def __init__(self, home: Path, limits: AlertsConfig) -> None:
         self.home, self._limits = home, limits
         self._path = home / "platform" / "habits.json"
-        self._kept = _access_anomalies_read(self._path)
+        try:
+            self._kept = _KEPT.validate_json(self._path.read_bytes())
+        except (OSError, ValidationError):  # both logs are read again from their beginning
+            self._kept = Followed()
 
     def look(self, now: float) -> Habits:
         """Read on, and what is known then. Raises what the store raises while it is away."""
@@ -108,31 +144,20 @@ class Follower:
             except (ValueError, TypeError):
                 continue  # `headway audit-log --verify` names it
         self._kept.entry = newest
-        self._read_files()
-        self._kept.habits.forget(now, denials_minutes=self._limits.denials_minutes)
-        if asdict(self._kept) != before:
-            process.write_json(self._path, asdict(self._kept))
-        return self._kept.habits
-
-    def _read_files(self) -> None:
         existing = access.days(self.home)
         for path in existing:
             with open(path, "rb") as file:
                 file.seek(self._kept.files.get(path.name, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            for read in access.lines(whole):
-                self._kept.habits.take_read(read)
+                read = file.read()
+            whole = read[: read.rfind(b"\n") + 1]
+            for line in access.lines(whole):
+                self._kept.habits.take_read(line)
             self._kept.files[path.name] = self._kept.files.get(path.name, 0) + len(whole)
         self._kept.files = {path.name: self._kept.files[path.name] for path in existing}
-
-
-def _access_anomalies_read(path: Path) -> Followed:
-    """What was kept; of an odd file nothing: both logs are read again from their beginning."""
-    try:
-        return _KEPT.validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return Followed()
+        self._kept.habits.forget(now, denials_minutes=self._limits.denials_minutes)
+        if asdict(self._kept) != before:
+            process.write_json(self._path, asdict(self._kept))
+        return self._kept.habits
 
 
 SLOW_SECONDS = 30.0
@@ -162,7 +187,7 @@ class Alerts:
         self._path = home / "platform" / "alerts.json"
         self._runs = Runs(home)
         self._habits = Follower(home, config.alerts)
-        self._kept = _read(self._path)
+        self._kept = read_alerts(self._path)
         self._asked = float("-inf")
         self._slow: dict[str, Any] = {}
 
@@ -171,18 +196,54 @@ class Alerts:
         self._runs.refresh()
         if not 0 <= now - self._asked < SLOW_SECONDS:
             self._asked, self._slow = now, self._ask(now)
-        self._settle(self._seen(now), now)
-        self._tell()
-
-    def _seen(self, now: float) -> Seen:
         room = free_room(self.home)
-        return Seen(
+        before = {_key(alert): alert for alert in self._kept["firing"]}
+        seen = Seen(
             now=now,
             runs=self._runs.views(),
             disk_free=room[0] if room else None,
-            firing=frozenset(_key(alert) for alert in self._kept["firing"]),
+            firing=frozenset(before),
             **self._slow,
         )
+        # Put what is found in the place of what was known; each beginning and each end is an event.
+        after = self._firing(seen, before)
+        if after != before:
+            events = [event_of(alert, "fired", now) for key, alert in after.items() if key not in before]
+            events += [event_of(alert, "cleared", now) for key, alert in before.items() if key not in after]
+            self._keep(firing=list(after.values()), outbox=[*self._kept["outbox"], *events])
+        # Send what waits, in its order; what is not taken stays, and all behind it.
+        while self._kept["outbox"]:
+            first, *rest = self._kept["outbox"]
+            try:
+                self._sources.tell(first)
+            except AWAY as error:
+                logging.info("alerts: an event waits: %s", error)
+                return
+            self._keep(outbox=rest)
+
+    def _firing(self, seen: Seen, before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The alerts that fire by what is seen, by their keys. What is not known just now fires on."""
+        after: dict[str, dict[str, Any]] = {}
+        for rule in RULES:
+            result = rule.find(seen, self._limits)
+            if result is None:
+                after |= {key: alert for key, alert in before.items() if alert["alert"] == rule.name}
+                continue
+            for instance in result:
+                alert = {
+                    "alert": rule.name,
+                    "instance": instance.name,
+                    "severity": rule.severity,
+                    "summary": instance.summary,
+                    "details": instance.details,
+                    "remedy": rule.remedy,
+                    "labels": dict(instance.labels),
+                    "url": instance.url,
+                    "since": seen.now,
+                }
+                alert = redact_value(alert)
+                after[_key(alert)] = {**alert, "since": before.get(_key(alert), alert)["since"]}
+        return after
 
     def _ask(self, now: float) -> dict[str, Any]:
         """The slow facts; those that cannot be had now are left out."""
@@ -208,77 +269,23 @@ class Alerts:
         """Every champion, when it last passed a revalidation or became champion, and what the newest one said of it."""
         store = open_store(self.home)
         results = [(model, last_revalidated(store, model)) for model in champions(store)]
-        return [Champion(model, since, *_verdict(store, model)) for model, since in results if since is not None]
-
-    def _settle(self, seen: Seen, now: float) -> None:
-        """Put what is found in the place of what was known; each beginning and each end is an event."""
-        before = {_key(alert): alert for alert in self._kept["firing"]}
-        after: dict[str, dict[str, Any]] = {}
-        for rule in RULES:
-            result = rule.find(seen, self._limits)
-            if result is None:
-                after |= {key: alert for key, alert in before.items() if alert["alert"] == rule.name}
-                continue
-            for instance in result:
-                alert = redact_value(_alert(rule, instance, now))
-                after[_key(alert)] = {**alert, "since": before.get(_key(alert), alert)["since"]}
-        if after == before:
-            return
-        events = [event_of(alert, "fired", now) for key, alert in after.items() if key not in before]
-        events += [event_of(alert, "cleared", now) for key, alert in before.items() if key not in after]
-        self._keep(firing=list(after.values()), outbox=[*self._kept["outbox"], *events])
-
-    def _tell(self) -> None:
-        """Send what waits, in its order; what is not taken stays, and all behind it."""
-        while self._kept["outbox"]:
-            first, *rest = self._kept["outbox"]
-            try:
-                self._sources.tell(first)
-            except AWAY as error:
-                logging.info("alerts: an event waits: %s", error)
-                return
-            self._keep(outbox=rest)
+        made = []
+        for model, since in results:
+            if since is not None:
+                champion = read_ref(store, f"{model}/champion")
+                # The newest verdict on the champion that says anything, and why.
+                verdicts = (
+                    (str(noted["verdict"]), " ".join(noted.get("why", [])))
+                    for noted in revalidations(store, model)
+                    if noted["champion"] == champion and noted["verdict"] != "unknown"
+                )
+                made.append(Champion(model, since, *next(verdicts, ("", ""))))
+        return made
 
     def _keep(self, **changes: Any) -> None:
         self._kept = {**self._kept, **changes}
         process.write_json(self._path, self._kept)
 
 
-def firing(home: Path) -> list[dict[str, Any]]:
-    """The alerts that fire: alert, instance, severity, summary, details, remedy, labels, url, since."""
-    alerts: list[dict[str, Any]] = _read(home / "platform" / "alerts.json")["firing"]
-    return alerts
-
-
-def _verdict(store: Store, model: str) -> tuple[str, str]:
-    """The newest verdict on the champion that says anything, and why."""
-    champion = read_ref(store, f"{model}/champion")
-    for noted in revalidations(store, model):
-        if noted["champion"] == champion and noted["verdict"] != "unknown":
-            return str(noted["verdict"]), " ".join(noted.get("why", []))
-    return "", ""
-
-
-def _alert(rule: Rule, instance: Instance, now: float) -> dict[str, Any]:
-    return {
-        "alert": rule.name,
-        "instance": instance.name,
-        "severity": rule.severity,
-        "summary": instance.summary,
-        "details": instance.details,
-        "remedy": rule.remedy,
-        "labels": dict(instance.labels),
-        "url": instance.url,
-        "since": now,
-    }
-
-
 def _key(alert: Mapping[str, Any]) -> str:
     return f"{alert['alert']}/{alert['instance']}"
-
-
-def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was kept; of an odd file nothing, so that whatever fires is told again rather than never."""
-    result = read_object(path)
-    lists = {name: value if isinstance(value := result.get(name), list) else [] for name in ("firing", "outbox")}
-    return {name: [one for one in value if isinstance(one, dict)] for name, value in lists.items()}

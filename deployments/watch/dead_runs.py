@@ -1,13 +1,17 @@
-"""Flow runs that stopped before their end: found, given their true end, and taken up again where the settings say so.
+"""Flow runs that stopped before their end: they are given their true end, and resumed where the settings say so.
 
-Prefect alone leaves them Running, Cancelling or Pending for ever when the worker died with them. Whether a process
-lives, and that no slot stays occupied, is here too; who acts when several watches see the same is run_claim.py. Finished
-stages are not run again: their records are reused (tasks/orchestration/stage.py). Dead jobs are the compute backends' business.
-What `headway down` stopped always goes on, and is not counted, nor is what a worker had only taken up when the platform stopped;
-so does what was at work before, and lost its slot to another run meanwhile.
+When a worker dies with them, Prefect leaves such runs Running, Cancelling or Pending for ever. This file judges whether a run's
+process lives, and corrects the slots of deployments; which watch acts when several see the same run is `claim` of
+deployments/services/flow_runs.py. Finished stages do not run again: their records are reused (tasks/orchestration/stage.py).
+Dead jobs are handled by the compute backends.
+
+A run is resumed a limited number of times. Not counted are runs that `headway down` stopped, runs that a worker had only taken
+up when the platform stopped, and runs that were at work before and lost their slot to another run meanwhile: these always go
+on.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
-line. A run from the command line that dies before it opened its folder (runs/ID) belongs to nobody that can be known: it is left.
+line. A run from the command line that dies before it opened its folder (runs/ID) cannot be attributed to a home, and is left
+alone.
 """
 
 from __future__ import annotations
@@ -43,20 +47,11 @@ from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed,
 
 from deployments.catalogue.flows import POOL, REFUSED
 from deployments.configuration.platform import PlatformConfig
-from deployments.services.flow_runs import AT_WORK, KEPT, at, flow_runs, history
+from deployments.services.flow_runs import AT_WORK, KEPT, at, claim, flow_runs, history
 from deployments.services.parts import LAST_LOOK
-from deployments.watch.run_claim import claim
 from flows.support.prefect_run import STOPPED
 from tasks.common import process
 from tasks.orchestration.run_log import LoggedRun, read_run
-
-# Whether the process that works on a flow run is alive, judged from this host. Nothing is changed here.
-#
-# Prefect stores a bare process number and no host (infrastructure_pid). So three things are put together: `handle.json`
-# of the run's folder (process, start time, boot, host), which is sure; the worker's name on the flow run, which holds
-# the host (deployments/services/worker.py); and the environment of the process with Prefect's number, which names the
-# flow run.
-
 
 WORKER = "headway-"
 """Our workers are called so, and the host's name follows."""
@@ -74,9 +69,13 @@ class Sighting:
 
 
 def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
-    """Look for the process of a flow run. `began` tells when its newest attempt was taken up; it is asked only when needed.
+    """Look for the process of a flow run, from this host. `began` tells when its newest attempt was taken up; it is asked
+    only when needed. Nothing is changed.
 
-    A handle that is older than that belongs to an earlier attempt of the same flow run, and says nothing about this one.
+    Prefect stores a bare process number and no host (`infrastructure_pid`). So three things are combined: `handle.json` of the
+    run's folder (process, start time, boot, host), which is certain; the worker's name on the flow run, which holds the host
+    (deployments/services/parts.py); and the environment of the process with Prefect's number, which names the flow run. A
+    handle that is older than that belongs to an earlier attempt of the same flow run, and says nothing about this one.
     """
     hostname = socket.gethostname()
     log = read_run(home / "runs" / str(run.id))
@@ -88,7 +87,11 @@ def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
         return Sighting("alive")
     opened = log.last("opened")
     if logged_here and opened and opened["time"] >= began():
-        return Sighting("gone", f"its process {log.handle['pid']} on {hostname} is gone{_last_sign(log)}", log)
+        started, ended = log.last("started"), log.last("ended")
+        at_work = started is not None and (not ended or ended["time"] < started["time"])
+        where = f", in {started['stage']}" if started and at_work else ""
+        sign = f"last sign of life {at(log.events[-1]['time'])}{where}"
+        return Sighting("gone", f"its process {log.handle['pid']} on {hostname} is gone ({sign})", log)
     if run.infrastructure_pid and _works_on(run.infrastructure_pid, run):
         return Sighting("alive")
     if host is None and not (run.state and run.state.is_pending()):
@@ -115,32 +118,24 @@ def _works_on(pid: str, run: FlowRun) -> bool:
     return f"PREFECT__FLOW_RUN_ID={run.id}".encode() in environment.split(b"\0")
 
 
-def _last_sign(log: LoggedRun) -> str:
-    """Where it was, and when it last said something."""
-    started, ended = log.last("started"), log.last("ended")
-    stage = started["stage"] if started and (not ended or ended["time"] < started["time"]) else ""
-    return f" (last sign of life {at(log.events[-1]['time'])}{', in ' + stage if stage else ''})"
-
-
-# Slots of deployments: as many are occupied as runs are at work.
-#
-# Prefect counts slots up and down as states change, and can miscount: a run whose lease ran out gives its slot back
-# once when it runs out and once more when the run ends; a run that goes on after a pause takes none. Then a run waits
-# for a slot that nobody holds, or two are at work at once. What is counted here is what is.
-
-
 Seen = dict[UUID, tuple[int, frozenset[UUID]]]
 """Of each deployment whose count is wrong: the count, and the states of the runs at work."""
 
 
 class Slots:
-    """State: what was wrong at the last look. Only what is still wrong in the same way at the next one is put right."""
+    """Corrects the slots of deployments: as many are taken as runs are at work.
+
+    Prefect counts slots up and down as states change, and can miscount: a run whose lease ran out gives its slot back once when
+    it runs out and once more when the run ends; a run that goes on after a pause takes none. Then a run waits for a slot that
+    nobody holds, or two are at work at once. State: what was wrong at the last look; only what is still wrong in the same way
+    at the next look is corrected.
+    """
 
     def __init__(self) -> None:
         self._seen: Seen = {}
 
     def tick(self, client: SyncPrefectClient) -> None:
-        """Put the counts right."""
+        """Correct the counts."""
         states = defaultdict(set)
         for run in flow_runs(client, *AT_WORK):
             states[run.deployment_id].add(run.state_id)
@@ -260,16 +255,16 @@ class DeadRuns:
         if seen.log and status in OVER:
             error = (seen.log.last("closed") or {}).get("error") or {}
             return Failed(message=f"{status}: {error.get('message', '')} (it could not tell Prefect; found {at(now)})")
-        return Crashed(message=f"Crashed: {seen.words}; found {at(now)}. {self._what_next(run, queued)}")
-
-    def _what_next(self, run: FlowRun, queued: int) -> str:
         if run.deployment_id is None:
-            return "The same command goes on after the last finished stage."
-        if self.config.on_crash == "mark":
-            return "Retry goes on after the last finished stage."
-        if queued >= self.config.max_resumes:
-            return f"It was taken up again {queued} times already. See its logs; Retry goes on after the last finished stage."
-        return "It is taken up again."
+            goes_on = "The same command goes on after the last finished stage."
+        elif self.config.on_crash == "mark":
+            goes_on = "Retry goes on after the last finished stage."
+        elif queued >= self.config.max_resumes:
+            again = "See its logs; Retry goes on after the last finished stage."
+            goes_on = f"It was taken up again {queued} times already. {again}"
+        else:
+            goes_on = "It is taken up again."
+        return Crashed(message=f"Crashed: {seen.words}; found {at(now)}. {goes_on}")
 
     def _ended(self, client: SyncPrefectClient, how: StateType, now: float, since: float) -> list[FlowRun]:
         """Runs that ended so, as others said: a worker tells twice, so the first seconds are left to it."""

@@ -1,5 +1,4 @@
-"""Duties of the watch that are a few lines each: models' files, answers of endpoints, stale champions, the audit log's copy, and
-more.
+"""Duties of the watch that are a few lines each: models' files, answers of endpoints, stale champions, the audit log's copy...
 
 Each has `tick(now)`. Those with a subject of their own have files beside this one: dead_runs.py, schedules.py, waiting.py,
 alerts.py.
@@ -30,17 +29,16 @@ from tasks.serving.monitor import watch
 from tasks.storage import open_store
 from tasks.storage.store import Store
 
-# Work that takes longer than a turn of the watch: in a thread of its own, at the lowest priority, one piece at a time.
-#
-# Reading and hashing let go of the interpreter, and the thread stands behind everything else that wants a core, so the
-# other duties are taken in their time. What is cut off by the end of the watch is begun anew at its next start.
-
-
 LOWEST = 19
 
 
 class Background:
-    """State: the piece of work that was begun last."""
+    """Work that takes longer than a turn of the watch: in a thread of its own, at the lowest priority, one piece at a time.
+
+    Reading and hashing let go of the interpreter, and the thread stands behind everything else that wants a core, so the other
+    duties are taken in their time. What is cut off by the end of the watch is begun anew at its next start. State: the piece of
+    work that was begun last.
+    """
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_stand_back)
@@ -71,17 +69,15 @@ def _stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
-# The answers of every endpoint in service, looked at every few minutes, in the background.
-#
-# What a window is, when it stands out, and what is said then is tasks/serving/monitor/watch.py: the flow watch and
-# `headway watch` look by the same, and share what is known.
-
-
 ANOMALIES_SECONDS = 120.0
 
 
 class Anomalies:
-    """State: when it last looked; what is known of each endpoint is on disk."""
+    """The answers of every endpoint in service, looked at every few minutes, in the background.
+
+    What a window is, when it stands out, and what is said then is tasks/serving/monitor/watch.py: the flow watch and `headway
+    watch` look by the same, and share what is known. State: when it last looked; what is known of each endpoint is on disk.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self._last = home, float("-inf")
@@ -99,15 +95,14 @@ class Anomalies:
         watch.look(self.home, now)
 
 
-# Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one. How is
-# tasks/security/audit_copy.py.
-
-
 AUDIT_COPY_SECONDS = 15.0
 
 
 class AuditCopy:
-    """State: when it last looked."""
+    """Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one (tasks/security/audit_copy.py).
+
+    State: when it last looked.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self._last = home, 0.0
@@ -128,18 +123,16 @@ class AuditCopy:
             logging.info("audit log: %s entries were copied to %s", sent, lines.uri)
 
 
-# Deletes what stands on Azure ML and is over: models that were kept warm for the way back, and test endpoints that
-# expired.
-#
-# What that is, tasks/serving/azureml/endpoint.py knows; an endpoint on this machine looks after itself. A deletion
-# takes minutes, so it is done in the background.
-
-
 CLOUD_ENDPOINTS_SECONDS = 60.0
 
 
 class CloudEndpoints:
-    """State: when it last looked."""
+    """Deletes what stands on Azure ML and is over: models that were kept warm for the way back, and test endpoints that
+    expired.
+
+    What that is, tasks/serving/azureml/endpoint.py knows; an endpoint on this machine looks after itself. A deletion takes
+    minutes, so it is done in the background. State: when it last looked.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self._last = home, 0.0
@@ -157,11 +150,11 @@ class CloudEndpoints:
             logging.info("deleted on Azure ML: %s", deleted)
 
 
-# What MLflow missed: publishers that gave up, or died with their machine, are started again.
-
-
 class Spools:
-    """State: when it last looked."""
+    """Tells MLflow what it missed: publishers that gave up, or died with their machine, are started again.
+
+    State: when it last looked.
+    """
 
     def __init__(self, home: Path, every: float) -> None:
         self.home, self.every, self._last = home, every, 0.0
@@ -176,17 +169,16 @@ class Spools:
                 start_publisher(folder)
 
 
-# Models that were served before and are signed by a key that was revoked since answer no more for the one in service.
-#
-# What is served goes on being served, and an alert says so (deployments/telemetry/alert_rules.py). See docs/trust.md,
-# "A revoked key".
-
-
 TRUSTED_SECONDS = 30.0
 
 
 class Trusted:
-    """State: when it last looked."""
+    """Bars models that were served before and are signed by a key that was revoked since: they answer no more for the one in
+    service.
+
+    What is served goes on being served, and an alert says so (deployments/telemetry/alert_rules.py). See docs/trust.md, "A
+    revoked key". State: when it last looked.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home, self._last = home, float("-inf")
@@ -202,17 +194,17 @@ class Trusted:
             )
 
 
-# Champions that nobody looked at for a whole period: `model.stale`, once a period, so that a trigger can have it done.
-#
-# The alert of it is champion_not_revalidated in deployments/telemetry/alert_rules.py; the flow is revalidate.
-
-
 STALE_CHAMPIONS_SECONDS = 60.0
 DAY = 86_400.0
 
 
 class Periods:
-    """State: when it last looked, and in platform/periods.json what was said of each champion."""
+    """Says of champions that nobody looked at for a whole period `model.stale`, once a period, so that a trigger can have it
+    done.
+
+    The alert of it is champion_not_revalidated in deployments/telemetry/alert_rules.py; the flow is revalidate. State: when it
+    last looked, and in platform/periods.json what was said of each champion.
+    """
 
     def __init__(self, home: Path, days: float) -> None:
         self.home, self.period, self._last = home, days * DAY, float("-inf")
@@ -223,43 +215,30 @@ class Periods:
         if 0 <= now - self._last < STALE_CHAMPIONS_SECONDS:
             return
         self._last = now
-        stale = self._stale(now)
+        # When each stale champion was last looked at, and how many whole periods have passed.
+        store, stale = open_store(self.home), {}
+        for model in champions(store):
+            champion, looked = read_ref(store, f"{model}/champion"), last_looked_at(store, model)
+            if champion and looked is not None and now - looked >= self.period:
+                stale[champion] = (looked, int((now - looked) // self.period))
         output = process.read_json(self._path) or {}
         for champion, (looked, periods) in stale.items():
             identity = f"{champion}#{looked:.0f}.{periods}"
             if output.get(champion) != identity:
-                Ledger(self.home).receive(_event(champion, identity, looked=looked, now=now))
+                event = Event(
+                    name="model.stale",
+                    subject=champion.partition("@")[0],
+                    source=SOURCE,
+                    identity=identity,
+                    object=identity,
+                    occurred=now,
+                    channel="headway",
+                    data={"model": champion, "last_looked_at": looked},
+                )
+                Ledger(self.home).receive(event)
         after = {champion: f"{champion}#{looked:.0f}.{periods}" for champion, (looked, periods) in stale.items()}
         if after != output:
             process.write_json(self._path, after)
-
-    def _stale(self, now: float) -> dict[str, tuple[float, int]]:
-        """When each stale champion was last looked at, and how many whole periods have passed."""
-        store, result = open_store(self.home), {}
-        for model in champions(store):
-            champion, looked = read_ref(store, f"{model}/champion"), last_looked_at(store, model)
-            if champion and looked is not None and now - looked >= self.period:
-                result[champion] = (looked, int((now - looked) // self.period))
-        return result
-
-
-def _event(champion: str, identity: str, *, looked: float, now: float) -> Event:
-    return Event(
-        name="model.stale",
-        subject=champion.partition("@")[0],
-        source=SOURCE,
-        identity=identity,
-        object=identity,
-        occurred=now,
-        channel="headway",
-        data={"model": champion, "last_looked_at": looked},
-    )
-
-
-# The files of every champion, and of what every endpoint serves, against what was signed: all bytes, again and again.
-#
-# Sizes and times are not asked: whoever changes a file can keep them. Each model is read one file at a time in the
-# background. What is compared, and what becomes of a difference, is tasks/registry/model_integrity.py.
 
 
 SOURCE = "headway/watch"
@@ -268,7 +247,13 @@ AWAY = (HeadwayError, OSError, ValueError)
 
 
 class Integrity:
-    """State: when it last began to look."""
+    """Compares the files of every champion, and of what every endpoint serves, with what was signed: all bytes, again and
+    again.
+
+    Sizes and times are not asked: whoever changes a file can keep them. Each model is read one file at a time in the
+    background. What is compared, and what becomes of a difference, is tasks/registry/model_integrity.py. State: when it last
+    began to look.
+    """
 
     def __init__(self, home: Path, every: float) -> None:
         self.home, self.every, self._last = home, every, float("-inf")
@@ -305,7 +290,9 @@ class Integrity:
 
 def watched(home: Path, store: Store) -> set[str]:
     """Champions, what is served, and what was when it was stopped for changed files: until another model is served there."""
-    crowned = {read_ref(store, f"{name}/champion") for name in champions(store)}
+    champions_now = {read_ref(store, f"{name}/champion") for name in champions(store)}
     served = [endpoint_of(home, name).serves_from() for name in known_endpoints(home)]
     known = standing(home)
-    return {ref for ref in crowned if ref} | {s.model_ref for s in served if s and (s.running or s.model_ref in known)}
+    return {ref for ref in champions_now if ref} | {
+        s.model_ref for s in served if s and (s.running or s.model_ref in known)
+    }

@@ -22,7 +22,6 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilterStartTime
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Cancelled, Scheduled
 
 from deployments.catalogue.flows import OURS, POOL, by_slug
@@ -30,20 +29,18 @@ from deployments.configuration.platform import PlatformConfig, ScheduleConfig
 from deployments.services.flow_runs import AT_WORK, at, flow_runs, history, untried
 from tasks.common import process
 
-# Times of schedules that passed while nothing ran, for schedules that make up for all of them (`missed: run_all`).
-#
-# Prefect makes a schedule's runs ahead of their time, three at least and one hour at least, and never for a time that
-# is over. So after a longer silence there are fewer runs than times. Here the server is asked for the rest; it makes no
-# run twice.
-
-
 MOST = 100
 """Times made up for after one silence."""
 NOTED_EVERY_SECONDS = 30.0
 
 
 class Backfill:
-    """State: a file that says when this was last called, so that a silence is known after it."""
+    """Times of schedules that passed while nothing ran, for schedules that make up for all of them (`missed: run_all`).
+
+    Prefect makes a schedule's runs ahead of their time, three at least and one hour at least, and never for a time that is
+    over. So after a longer silence there are fewer runs than times. The server is asked for the rest; it makes no run twice.
+    State: a file that says when this was last called, so that a silence is known after it.
+    """
 
     def __init__(self, home: Path, deployments: list[str]) -> None:
         self.path = home / "platform" / "watch" / "looked.json"
@@ -53,25 +50,19 @@ class Backfill:
         """Ask for the runs of a silence that just ended, if there was one."""
         last = float((process.read_json(self.path) or {}).get("time", now))
         if now - last > grace:
+            start, end = (datetime.fromtimestamp(seconds, UTC).isoformat() for seconds in (last, now))
+            between = {"start_time": start, "end_time": end, "min_runs": MOST, "max_runs": MOST}
             for name in self.deployments:
-                _fill(client, client.read_deployment_by_name(name), last, now)
+                made = client.read_deployment_by_name(name)
+                # Prefect makes them for all schedules of a deployment: so not where a person added one that we know
+                # nothing about.
+                foreign = any(one.active and not (one.slug or "").startswith(OURS) for one in made.schedules)
+                if not made.paused and not foreign:
+                    path = {"id": made.id}
+                    answer = client.request("POST", "/deployments/{id}/schedule", path_params=path, json=between)
+                    answer.raise_for_status()
         if not self.path.exists() or abs(now - last) >= NOTED_EVERY_SECONDS:
             process.write_json(self.path, {"time": now})
-
-
-def _fill(client: SyncPrefectClient, deployment: DeploymentResponse, since: float, until: float) -> None:
-    """Prefect makes them for all schedules of a deployment: so not where a person added one that we know nothing about."""
-    foreign = [one for one in deployment.schedules if one.active and not (one.slug or "").startswith(OURS)]
-    if deployment.paused or foreign:
-        return
-    between = {"start_time": _iso(since), "end_time": _iso(until), "min_runs": MOST, "max_runs": MOST}
-    client.request(
-        "POST", "/deployments/{id}/schedule", path_params={"id": deployment.id}, json=between
-    ).raise_for_status()
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 GRACE_SECONDS = 120.0
@@ -178,14 +169,14 @@ class Schedules:
     def _missed(self, client: SyncPrefectClient, waiting: list[Waiting], now: float, grace: float) -> list[Waiting]:
         """Those that nobody looked at in time. While as many runs are at work as may be, none of the untried counts."""
         late = [one for one in waiting if one.missed_by(now) > grace]
-        if any(one.tried is None for one in late) and self._full(client):
+        if all(one.tried is not None for one in late):
+            return late
+        busy = sum(1 for run in flow_runs(client, *AT_WORK) if run.work_pool_name == POOL)
+        if (
+            busy >= self.config.parallel_runs
+        ):  # the worker takes no further run up; those that wait for a person do not count
             return [one for one in late if one.tried is not None]
         return late
-
-    def _full(self, client: SyncPrefectClient) -> bool:
-        """Whether the worker takes no further run up, because of `parallel_runs`. Those that wait for a person do not count."""
-        busy = flow_runs(client, *AT_WORK)
-        return sum(1 for run in busy if run.work_pool_name == POOL) >= self.config.parallel_runs
 
     def _delay(self, client: SyncPrefectClient, one: Waiting, now: float) -> None:
         """Move a run by a delay that depends on nothing but the run, once: afterwards its times differ."""

@@ -20,9 +20,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry
 from pydantic import ValidationError
 
-from deployments.services.flow_runs import at
+from deployments.services.flow_runs import at, claim
 from deployments.watch.dead_runs import RESUME_SECONDS
-from deployments.watch.run_claim import claim
 from flows.support.approval import Question
 from flows.support.pause import withdraw
 from tasks.common import process
@@ -56,14 +55,19 @@ class Waiting:
                     write_question(folder, question.model_copy(update=later).model_dump())
             self._note(now)
         for folder in suspended(self.home):
-            state = _state(client, UUID(folder.name))
-            if _over(state, now):
+            try:
+                state: State[Any] | None = client.read_flow_run(UUID(folder.name)).state
+            except ObjectNotFound:
+                state = None
+            # One that crashed, or that a limit cancelled, is put back by dead_runs.py.
+            patience = RESUME_SECONDS if state and state.is_crashed() else SETTLED_SECONDS
+            if state is None or (state.is_final() and now - state.timestamp.timestamp() > patience):
                 # Write down what nobody else can any more, and forget the question.
                 if read_run(folder).status == "waiting":
                     how = f"ended the flow run ({state.name})" if state else "deleted the flow run"
                     note_cancelled(folder, f"somebody {how} in Prefect while it waited for an approval")
                 withdraw(client, self.home, UUID(folder.name))
-            elif state is not None and state.is_paused() and state.state_details.pause_reschedule:
+            elif state.is_paused() and state.state_details.pause_reschedule:
                 self._look(client, folder, state, now)
         self._looked = now
         if abs(now - self._noted) >= NOTED_EVERY_SECONDS:
@@ -92,20 +96,3 @@ class Waiting:
     def _put_back(self, client: SyncPrefectClient, folder: Path, state: State[Any], now: float, text: str) -> None:
         if state.id and claim(client, UUID(folder.name), state.id, now):
             client.set_flow_run_state(UUID(folder.name), AwaitingRetry(message=text))
-
-
-def _over(state: State[Any] | None, now: float) -> bool:
-    """Whether a flow run has ended for good: one that crashed, or that a limit cancelled, is put back by dead_runs.py."""
-    if state is None:
-        return True
-    patience = RESUME_SECONDS if state.is_crashed() else SETTLED_SECONDS
-    return bool(state.is_final() and now - state.timestamp.timestamp() > patience)
-
-
-def _state(client: SyncPrefectClient, run: UUID) -> State[Any] | None:
-    """The state of a flow run; None when there is no such run any more."""
-    try:
-        state: State[Any] | None = client.read_flow_run(run).state
-    except ObjectNotFound:
-        return None
-    return state

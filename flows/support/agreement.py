@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flows.support.approval import approve, using
-from flows.support.inputs import resolve
+from flows.support.inputs import of_deployment, resolve
 from flows.support.prefect_page import champion_table
-from flows.support.prefect_run import config_of_deployment
-from tasks.artifacts import Checkpoint, Model, Plan, Tokens
+from tasks.artifacts import Checkpoint, Cluster, Model, Plan, Tokens
 from tasks.common.errors import HeadwayError
 from tasks.config.base import canonical_json, digest
 from tasks.config.continue_from import ContinueFrom, Origin
 from tasks.config.flows import ApprovalConfig, RetrainConfig
 from tasks.config.serving import DeploymentConfig
-from tasks.config.training import TrainingConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.data.suite import read_suite
 from tasks.deploy import stands
 from tasks.deploy import terms as deploy_terms
 from tasks.events.batches import events_of
@@ -59,8 +60,24 @@ def agreed(dataset: str, config: RetrainConfig, cause: str, continue_from: Conti
         "from_stage": run.first or "",
         "to_stage": run.last or "",
         "continue_from": canonical_json(continue_from.model_dump(mode="json")) if continue_from else "",
+        "suite": read_suite(Path(config.validation.suite), run.home).digest if config.validation.suite else "",
     }
-    parts = (_evidence(run, noted), _events(run, cause), _settings(config))
+    old = {**flat("", RetrainConfig().model_dump(mode="json")), **flat("", of_deployment(RetrainConfig))}
+    new = flat("", config.model_dump(mode="json"))
+    rows = [
+        [name.removeprefix("."), _shown(old.get(name)), _shown(value)]
+        for name, value in new.items()
+        if canonical_json(old.get(name)) != canonical_json(value)
+    ]
+    events = [
+        [time.strftime("%Y-%m-%d %H:%M", time.localtime(row["occurred"])), row["name"], row["subject"], row["source"]]
+        for row in events_of(Ledger(run.home), cause)
+    ]
+    parts = (
+        _evidence(run, noted),
+        f"Asked for by:\n\n{table(['when', 'event', 'about', 'said by'], events)}" if events else "",
+        f"Other settings than its own:\n\n{table(['setting', 'as shipped', 'here'], rows)}" if rows else "",
+    )
     given = approve(
         question,
         "\n\n".join(part for part in parts if part),
@@ -94,19 +111,33 @@ def agree_to_train(
     mixed: tuple[Tokens, ...] = (),
     origin: Origin | None = None,
     *,
+    how: ExecutionConfig,
     under: Plan,
+    on: Cluster,
     **rest: Any,
 ) -> Iterator[None]:
     """Wait until a person agrees to what training takes; what is done inside uses that up.
 
-    Asked once for a plan and what it does not hold. Raises GateFailed when somebody rejects, or nobody answers in time.
+    Asked once for a plan, and for what is trained and where: the plan is only a record in the store, which may be of another
+    training. Raises GateFailed when somebody rejects, or nobody answers in time.
     """
     cost = f" and {under.metrics['cost']:,.2f} in the prices' currency" if under.metrics.get("cost") else ""
-    terms = training_terms(mixed, origin)
-    rows = [[name.replace("_", " "), value] for name, value in terms.items()]
+    begins = beginnings(mixed, origin)
+    trained = {
+        "tokens": tokens.ref,
+        "training": training.model_dump(mode="json"),
+        "base": base.ref if base else "",
+        "execution": how.model_dump(mode="json"),
+        "cluster": [on.name, on.backend, on.nodes, on.ranks_per_node],
+    }
+    rows = [[name.replace("_", " "), value] for name, value in begins.items()]
+    settings = flat("training", training.model_dump(mode="json", exclude_defaults=True))
+    settings |= flat("execution", how.model_dump(mode="json", exclude_defaults=True))
+    settings |= {"tokens": short(tokens.ref), "cluster": f"{on.name}, {on.nodes} x {on.ranks_per_node} ranks"}
     numbers = [[name.replace("_", " "), number(value)] for name, value in under.metrics.items()]
     checks = [[check.name, number(check.measured), check.limit] for check in under.checks]
     tables = [table(["begins with", ""], rows)] if rows else []
+    tables += [table(["setting", "beside the defaults"], [[name, _shown(value)] for name, value in settings.items()])]
     tables += [table(["plan", "value"], numbers), table(["limit", "planned", "allowed"], checks)]
     given = approve(
         f"Train {training.model} for about {duration(under.seconds)}{cost}?",
@@ -114,7 +145,7 @@ def agree_to_train(
         config,
         kind="train",
         subject=under.ref,
-        terms=terms,
+        terms={"settings": digest(trained), **begins},
         exercises="run",
     )
     run = current()
@@ -147,8 +178,8 @@ def agree_to_deploy(config: ApprovalConfig, model: Model, serving: DeploymentCon
         yield
 
 
-def training_terms(mixed: tuple[Tokens, ...], origin: Origin | None) -> dict[str, str]:
-    """What training is made from that its plan does not hold: a mixture's other tokens, the checkpoint that it goes on from."""
+def beginnings(mixed: tuple[Tokens, ...], origin: Origin | None) -> dict[str, str]:
+    """What training begins with beside its own tokens: a mixture's other tokens, the checkpoint that it goes on from."""
     mixture = {"mixture": ", ".join(tokens.ref for tokens in mixed)} if mixed else {}
     return mixture | ({"continue_from": f"{origin.job} step {origin.step}, {origin.sha256}"} if origin else {})
 
@@ -187,26 +218,5 @@ def _evidence(run: Lifecycle, noted: dict[str, str]) -> str:
     return "\n\n".join((evidence_markdown(payload), " ".join(where)))
 
 
-def _settings(config: RetrainConfig) -> str:
-    """What is set otherwise than in the deployment that runs, or than a setting's default where there is none."""
-    old = {**flat("", RetrainConfig().model_dump(mode="json")), **flat("", config_of_deployment())}
-    new = flat("", config.model_dump(mode="json"))
-    rows = [
-        [name.removeprefix("."), _shown(old.get(name)), _shown(value)]
-        for name, value in new.items()
-        if canonical_json(old.get(name)) != canonical_json(value)
-    ]
-    return f"Other settings than its own:\n\n{table(['setting', 'as shipped', 'here'], rows)}" if rows else ""
-
-
 def _shown(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _events(run: Lifecycle, cause: str) -> str:
-    """What asked for this run."""
-    rows = [
-        [time.strftime("%Y-%m-%d %H:%M", time.localtime(row["occurred"])), row["name"], row["subject"], row["source"]]
-        for row in events_of(Ledger(run.home), cause)
-    ]
-    return f"Asked for by:\n\n{table(['when', 'event', 'about', 'said by'], rows)}" if rows else ""

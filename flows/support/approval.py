@@ -27,7 +27,7 @@ from tasks.config.flows import ApprovalConfig
 from tasks.orchestration.prefect_artifacts import Away, ask
 from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.run_log import read_question, write_question
-from tasks.registry.approvals import Approval, Asked, keep, spend, standing, token_of, words
+from tasks.registry.approvals import Approval, Asked, keep, require_standing, spend, standing, token_of, words
 from tasks.security.audit import acting, audit, audited, by_somebody
 from tasks.security.policy import Right, authorise, load_policy
 
@@ -159,6 +159,9 @@ def approve(
     with run.standing_aside():
         answer, proven = _decided(run, question, asked, pause, answer, refused)
         approval = _conclude(run, question, answer, proven)
+    require_standing(
+        run.home, run.store, asked, approval
+    )  # other runs may have been at work for hours since the answer
     return _told(run, asked, approval)
 
 
@@ -184,7 +187,10 @@ def _told(run: Lifecycle, asked: Asked, given: Approval) -> Approval:
 
 
 def _asked_before(run: Lifecycle, question: Question) -> tuple[Question, str]:
-    """The question with the time to answer that it had when the run was suspended; a changed one, and that it has changed."""
+    """The question with the time to answer that it had when the run was suspended; a changed one, and that it has changed.
+
+    A question of another kind is still to come in this run, and so are the answers to it.
+    """
     kept = read_question(run.home / "runs" / question.flow_run)
     if kept is None:
         return question, ""
@@ -194,6 +200,8 @@ def _asked_before(run: Lifecycle, question: Question) -> tuple[Question, str]:
             times = {"asked": before.asked, "expires": before.expires}
             hours = min(before.valid_hours, question.valid_hours)  # the settings may say more than the form said
             return question.model_copy(update={**times, "valid_hours": hours}), ""
+        if question.kind != before.kind:
+            return question, ""
     with suppress(Away):
         ask(lambda client: withdraw(client, run.home, UUID(question.flow_run)))
     return question, "What was asked has changed since then."

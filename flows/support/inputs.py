@@ -5,24 +5,30 @@ them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, get_args
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from prefect.runtime import flow_run as runtime
+from pydantic import Field, ValidationError, WithJsonSchema
 
 from flows.support.continuing import require_possible
-from flows.support.prefect_run import config_of_deployment
+from flows.support.prefect_run import parameters_of_deployment
 from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref, unqualified
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.validation import explain
-from tasks.config.base import Settings
+from tasks.config.base import Settings, digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.continue_from import ContinueFrom
 from tasks.config.data import PreprocessingConfig, ValidationConfig
+from tasks.config.files import load, load_cluster, part_of, places, presets, with_settings
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
+from tasks.data.suite import read_suite
 from tasks.formats.model_folder import require_positions
 from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
@@ -44,6 +50,8 @@ class Inputs:
     """The other corpora of a mixture, in the order of their shares."""
     files: tuple[Dataset, ...]
     """What suites of the evaluation read."""
+    suites: str | None
+    """A digest of what they read by path."""
 
 
 def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom | None) -> Inputs:
@@ -59,17 +67,33 @@ def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom |
         tokenizer=tokenizer_of_base(store, config),
         mixed=mixed_in(store, dataset, config.training, heldout_fraction=config.preprocessing.heldout_fraction),
         files=datasets(config.evaluation.files),
+        suites=content_of(config.evaluation.paths),
     )
+
+
+def content_of(paths: Iterable[str]) -> str | None:
+    """A digest of the files behind paths, and in folders; None without any. What only the job's machine has is left out."""
+    files = [
+        file for path in paths for file in (sorted(Path(path).rglob("*")) if Path(path).is_dir() else [Path(path)])
+    ]
+    sums = {}
+    for file in filter(Path.is_file, files):
+        with file.open("rb") as opened:
+            sums[str(file)] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digest(sums) if sums else None
 
 
 def validated(
     dataset: Dataset, config: ValidationConfig, preprocessing: PreprocessingConfig, cluster: ClusterConfig
 ) -> Validation:
     """The verdict on a dataset, judged against the version before it. Raises Unknown for a benchmark or a tokenizer that there is
-    not."""
+    not, ValueError for a suite that cannot be read. A suite counts by its content, wherever its file lies."""
     tokenizer_given(current().store, preprocessing)  # used later; missed before anything is spent
     before, benchmarks = accepted_before(dataset), datasets(config.benchmarks)
-    return validate(dataset, config, before, preprocessing.heldout_fraction, benchmarks, on=unqualified(cluster))
+    own = read_suite(Path(config.suite), current().home) if config.suite else None
+    rules, suite = config.model_copy(update={"suite": ""}), own.digest if own else None
+    heldout = preprocessing.heldout_fraction
+    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster), own=own)
 
 
 def tokenized(
@@ -213,15 +237,80 @@ REMEDY = (
     "schedule, `set` in the platform's settings. docs/configuration.md lists all settings"
 )
 
+# The fields of the forms. What is left empty has a value that the schema of its field holds, not null: Prefect's page sends
+# every default along, and draws a switch between types, with nothing to type into, for what may be null.
+Preset = Annotated[str, WithJsonSchema({"type": "string", "enum": ["", *presets()]})]
+Where = Annotated[str, WithJsonSchema({"type": "string", "enum": ["", *places()]})]
+Overrides = tuple[Annotated[str, Field(pattern=r"^[^=\s]+=")], ...]
+Config = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": True})]
+NOTHING: dict[str, Any] = {}
 
-def configured(form: type[C], value: Any) -> C:
-    """The configuration of the running flow run; what it does not name is as in its deployment, not as in the class.
 
-    Raises ValueError as `checked` does.
+def configured(
+    form: type[C], config: Any, preset: Any = "", where: str = "", overrides: Iterable[str] = (), **training: float
+) -> C:
+    """The configuration of the running flow run, by the fields of its form; those of `training` that are not 0 count.
+
+    What `config` does not name is as in the deployment, and what that does not name is as in the preset. Raises ValueError: for
+    `overrides` the one of the command line's `--set`, for `config` the one of `checked`.
     """
-    if isinstance(value, dict) and not _whole(form, value):
-        value = _over(form, config_of_deployment(), value)
-    return checked(form, value)
+    changed = [f"training.{name}={value}" for name, value in training.items() if value]
+    return checked(form, settings(form, config, preset, where, [*changed, *overrides]))
+
+
+def settings(form: type[Settings], config: Any, preset: Any, where: str, overrides: Iterable[str]) -> Any:
+    """The same, not checked as a whole. Raises ValueError for a name of none that is shipped: it is no path to be read."""
+    if isinstance(
+        preset, Settings | dict
+    ):  # retrain("tiny", load("tiny", [])), as it was called before there were presets
+        config, preset = preset, ""
+    preset, where, changes, value = preset or "", where or "", list(overrides or ()), config or {}
+    if not isinstance(value, Settings | dict) or not all(isinstance(one, str) for one in changes):
+        raise ValueError(
+            f"`config` must hold settings by section, and `overrides` texts of the form A.B=VALUE. {REMEDY}"
+        )
+    for name, known in ((preset, presets), (where, places)):
+        if name and name not in known():
+            raise ValueError(
+                f"there is no shipped configuration {name!r} for this field: there are {', '.join(known())}"
+            )
+    if isinstance(value, Settings):
+        return with_settings(value.model_dump(mode="json"), changes) if changes else value
+    if _whole(form, value):  # a run or a schedule of an earlier release, which knew no presets
+        cluster = {"cluster": load_cluster(where, []).model_dump(mode="json")} if where else {}
+        return with_settings({**value, **cluster}, changes)
+    own = parameters_of_deployment() if value or not preset else {}
+    if not preset and own.get("preset"):
+        return settings(form, value, own["preset"], where, changes)
+    sources = [one for one in (preset, where) if one]
+    if sources and not (value or own.get("config")):
+        return part_of(form, load(sources, changes))
+    # The preset may have what this flow's class lacks: `training.model` of a revalidation.
+    of_preset = [one for one in changes if sources and one.partition("=")[0].split(".")[0] not in form.model_fields]
+    changes = [one for one in changes if one not in of_preset]
+    below = part_of(form, load(sources, of_preset)) if sources else {}
+    return with_settings(_over(form, _over(form, below, own.get("config") or {}), value), changes)
+
+
+def of_deployment(form: type[Settings]) -> dict[str, Any]:
+    """The configuration that the running flow run's deployment stands for; empty where it has none."""
+    own = parameters_of_deployment()
+    changes = [f"training.{name}={own[name]}" for name in ("learning_rate", "steps") if own.get(name)]
+    fields = (own.get("config"), own.get("preset", ""), own.get("where", ""), [*changes, *own.get("overrides", ())])
+    return dict(settings(form, *fields)) if own else {}
+
+
+def setting(form: type[Settings], *path: str) -> str:
+    """A setting of the running flow run, before anybody checked it; where it cannot be told, the preset's name."""
+    given = runtime.get_parameters()
+    preset = given.get("preset") or ""
+    try:
+        value = settings(form, given.get("config"), preset, given.get("where") or "", given.get("overrides") or ())
+    except ValueError:
+        return str(preset)
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
+    return str(value or "")
 
 
 def checked(form: type[C], value: Any) -> C:
@@ -287,10 +376,12 @@ def _accepted(store: Store, manifest: Manifest) -> Validation | None:
 
 
 def _whole(form: type[Settings], value: dict[str, Any]) -> bool:
-    """Whether a value names every setting of its class, section by section."""
+    """Whether a value names every setting of its class, section by section; but those that are written only with another value
+    than their default."""
     return all(
-        name in value and (not isinstance(value[name], dict) or section is None or _whole(section, value[name]))
+        _whole(section, value[name]) if section and isinstance(value.get(name), dict) else name in value
         for name, section in _sections(form).items()
+        if name in value or form.model_fields[name].exclude_if is None
     )
 
 
@@ -308,6 +399,6 @@ def _sections(form: type[Settings]) -> dict[str, type[Settings] | None]:
     """Each setting of a class, with the class of what is a section."""
     result = {}
     for name, field in form.model_fields.items():
-        kinds = (field.annotation, *get_args(field.annotation))
+        kinds = get_args(field.annotation) if isinstance(field.annotation, UnionType) else (field.annotation,)
         result[name] = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
     return result

@@ -30,7 +30,7 @@ from pydantic import Field, SecretStr
 
 from tasks.common.errors import Cancelled
 from tasks.common.errors import Suspended as Waits
-from tasks.orchestration.prefect_artifacts import Away, Request, ask, hand_in, log
+from tasks.orchestration.prefect_artifacts import Away, ask, hand_in, log
 from tasks.orchestration.run_log import drop_question
 
 AWAY_SECONDS = 2.0
@@ -70,8 +70,15 @@ class Pause:
 
         Raises Cancelled; NeverAnswered after `expires`; tasks.common.errors.Suspended where the run is to wait without a process.
         """
+
+        def read(client: Any) -> State[Any] | None:
+            with suppress(ObjectNotFound):
+                state: State[Any] = client.read_flow_run(self.flow_run).state
+                return state
+            return None
+
         try:
-            state = self._state()
+            state = ask(read)
             if state is None:
                 raise Cancelled("somebody deleted the flow run in Prefect while it waited for an approval")
             if state.is_cancelling() or state.is_cancelled():
@@ -117,27 +124,22 @@ class Pause:
                 raise Stop(state=shown.state)
             raise Cancelled(f"the flow run does not wait for an approval: Prefect refused, {shown.details.reason}")
 
-    def _state(self) -> State[Any] | None:
-        """The flow run's state; None when there is no such run any more. Raises Away."""
-
-        def read(client: Any) -> State[Any] | None:
-            try:
-                result: State[Any] = client.read_flow_run(self.flow_run).state
-            except ObjectNotFound:
-                return None
-            return result
-
-        return ask(read)
-
     def _show(self, text: str, state: State[Any]) -> Any:
         """The form is there before the run is paused: a paused run without a form could never be resumed. Raises Away."""
+        import orjson
+
         number = len(self._inputs("-schema"))
         keys = keyset_from_base_key(f"paused-{self._name}-{number}")
         schema = Form.model_json_schema()
         schema["properties"]["question"] |= {"enum": [self._key], "default": self._key}
         payload = {keys["schema"]: schema, keys["description"]: text}
         for key, value in payload.items():
-            self._write(key, value)
+            text_of = orjson.dumps(value).decode()
+            try:
+                ask(partial(_add, self.flow_run, key, text_of))
+            except Away as away:
+                if not away.refused:  # it is there already: this was tried before
+                    raise
         state.state_details.pause_key, state.state_details.run_input_keyset = f"{self._name}-{number}", keys
         return ask(lambda client: client.set_flow_run_state(self.flow_run, state))
 
@@ -149,7 +151,7 @@ class Pause:
         result = self._inputs("-response")
         if not result:
             return None
-        hand_in(*(_deletion(self.flow_run, one.key) for one in result))
+        hand_in(*(partial(_forget, self.flow_run, one.key) for one in result))
         empty_write_ahead_log(self.home / "prefect" / "prefect.db")
         answers: list[Form] = []
         for one in sorted(result, key=lambda one: int(one.key.split("-")[-2])):
@@ -161,27 +163,21 @@ class Pause:
     def _inputs(self, suffix: str) -> list[Any]:
         return ask(lambda client: _inputs(client, self.flow_run, f"paused-{self._name}-", suffix))
 
-    def _write(self, key: str, value: Any) -> None:
-        import orjson
-
-        text = orjson.dumps(value).decode()
-        try:
-            ask(lambda client: client.create_flow_run_input(self.flow_run, key=key, value=text))
-        except Away as away:
-            if not away.refused:  # it is there already: this was tried before
-                raise
-
 
 def withdraw(client: Any, home: Path, flow_run: UUID) -> None:
     """Forget what a flow run asked when it was suspended, and every answer that it has not taken."""
     for one in _inputs(client, flow_run, "paused-", "-response"):
-        client.delete_flow_run_input(flow_run, one.key)
+        _forget(flow_run, one.key, client)
     empty_write_ahead_log(home / "prefect" / "prefect.db")
     drop_question(home / "runs" / str(flow_run))
 
 
-def _deletion(flow_run: UUID, key: str) -> Request:
-    return lambda client: client.delete_flow_run_input(flow_run, key)
+def _add(flow_run: UUID, key: str, value: str, client: Any) -> None:
+    client.create_flow_run_input(flow_run, key=key, value=value)
+
+
+def _forget(flow_run: UUID, key: str, client: Any) -> None:
+    client.delete_flow_run_input(flow_run, key)
 
 
 def _inputs(client: Any, flow_run: UUID, prefix: str, suffix: str) -> list[Any]:

@@ -83,63 +83,42 @@ def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
     """The job of a stage. Raises ValueError for a stage that has none."""
     if stage not in PROGRAMS:
         raise ValueError(f"{stage!r} is no stage that runs a job; those are {', '.join(PROGRAMS)}")
-    result = _dry(stage, dataset, config)
-    program: Program = PROGRAMS[stage](result, config)
-    key = result.outcomes[stage].key
-    if not key:
-        result.pending.append("token: the stage's key is known when its inputs are")
-    folders = {name: _folder(artifact) for name, artifact in program.inputs.items()}
-    job = job_of(stage, key or NOT_YET, program, on=on_which(stage, config), folders=folders)
-    return Planned(job, tuple(result.pending))
-
-
-def _dry(stage: str, dataset: str, config: RetrainConfig) -> _Found:
     with lifecycle("retrain", config, subject=config.training.model, stages=STAGES, last=stage, dry=True) as run:
         try:
             resolve(dataset)
         except Unknown:
             benchmark.benchmark(config.cluster, config.benchmark, training=config.training)  # needs no data
-            return _Found(run.store, dataset, run.outcomes)
-        chain(dataset, config)
-    return _Found(run.store, run.result.dataset or dataset, run.outcomes)
-
-
-def _folder(artifact: Artifact) -> str:
-    """Where an input lies; its bytes are not read. Of a local store it is the very folder that the job is given, or that it
-    will be copied to where a policy holds."""
-    if not artifact.uri:
-        return f"(not made yet: {artifact.KIND}/{artifact.name})"
-    if artifact.uri.startswith("file://") and has_policy(home()):
-        return str(home() / "cache" / artifact.KIND / artifact.name / artifact.version / "files")
-    return f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
-
-
-def _of_validate(result: _Found, config: RetrainConfig) -> Program:
-    benchmarks = tuple(result.named(Dataset, ref) for ref in config.validation.benchmarks)
-    dataset, on = result.named(Dataset, result.dataset), unqualified(config.cluster)
-    return validate.program(dataset, config.validation, config.preprocessing.heldout_fraction, benchmarks, on=on)
+        else:
+            chain(dataset, config)
+    result = _Found(run.store, run.result.dataset or dataset, run.outcomes)
+    program: Program = PROGRAMS[stage](result, config)
+    key = result.outcomes[stage].key
+    if not key:
+        result.pending.append("token: the stage's key is known when its inputs are")
+    # Where inputs lie; their bytes are not read. Of a local store it is the very folder that the job is given, or that it will be
+    # copied to where a policy holds.
+    folders = {}
+    for name, artifact in program.inputs.items():
+        place = f"{artifact.uri.removeprefix('file://')}/files" if artifact.uri.startswith("file://") else artifact.uri
+        if not artifact.uri:
+            place = f"(not made yet: {artifact.KIND}/{artifact.name})"
+        elif artifact.uri.startswith("file://") and has_policy(home()):
+            place = str(home() / "cache" / artifact.KIND / artifact.name / artifact.version / "files")
+        folders[name] = place
+    job = job_of(stage, key or NOT_YET, program, on=on_which(stage, config), folders=folders)
+    return Planned(job, tuple(result.pending))
 
 
 def _of_preprocess(result: _Found, config: RetrainConfig) -> Program:
-    return preprocess.program(
-        result.accepted(), config.preprocessing, _tokenizer(result, config), on=unqualified(config.cluster)
-    )
-
-
-def _tokenizer(result: _Found, config: RetrainConfig) -> Tokenizer | None:
-    """The base model's, or the one that is configured, or a placeholder; None: one is trained."""
-    ref = config.preprocessing.tokenizer.ref
-    if not config.training.base:
-        return result.named(Tokenizer, ref) if ref else None
-    try:
-        return tokenizer_of_base(result.store, config)
-    except Unknown:
-        _, name, _ = parse_ref(config.training.base, kind="checkpoint")
-        return result.missing(Tokenizer, name, "the base model is not published")
-
-
-def _of_benchmark(result: _Found, config: RetrainConfig) -> Program:
-    return benchmark.program(config.cluster, config.benchmark, config.training)
+    ref, base = config.preprocessing.tokenizer.ref, config.training.base
+    tokenizer = result.named(Tokenizer, ref) if ref and not base else None  # None: one is trained
+    if base:
+        try:
+            tokenizer = tokenizer_of_base(result.store, config)
+        except Unknown:
+            _, name, _ = parse_ref(base, kind="checkpoint")
+            tokenizer = result.missing(Tokenizer, name, "the base model is not published")
+    return preprocess.program(result.accepted(), config.preprocessing, tokenizer, on=unqualified(config.cluster))
 
 
 def _of_train(result: _Found, config: RetrainConfig) -> Program:
@@ -177,10 +156,6 @@ def _of_evaluate(result: _Found, config: RetrainConfig) -> Program:
     )
 
 
-def _of_export(result: _Found, config: RetrainConfig) -> Program:
-    return export.program(_checkpoint(result, config), _tokens(result), config.export, on=unqualified(config.cluster))
-
-
 def _mixed(result: _Found, config: RetrainConfig) -> tuple[Tokens, ...]:
     return tuple(result.named(Tokens, ref) for ref in others(result.dataset, config.training).values())
 
@@ -194,11 +169,19 @@ def _checkpoint(result: _Found, config: RetrainConfig) -> Checkpoint:
 
 
 PROGRAMS: dict[str, Any] = {
-    "validate": _of_validate,
+    "validate": lambda result, config: validate.program(
+        result.named(Dataset, result.dataset),
+        config.validation,
+        config.preprocessing.heldout_fraction,
+        tuple(result.named(Dataset, ref) for ref in config.validation.benchmarks),
+        on=unqualified(config.cluster),
+    ),
     "preprocess": _of_preprocess,
-    "benchmark": _of_benchmark,
+    "benchmark": lambda result, config: benchmark.program(config.cluster, config.benchmark, config.training),
     "train": _of_train,
     "evaluate": _of_evaluate,
-    "export": _of_export,
+    "export": lambda result, config: export.program(
+        _checkpoint(result, config), _tokens(result), config.export, on=unqualified(config.cluster)
+    ),
 }
 """The stages that run a job, and what each runs."""

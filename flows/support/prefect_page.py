@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.actions import ArtifactUpdate
@@ -29,15 +31,17 @@ from tasks.orchestration.observers import Outcome, Unobserved, interrupted
 from tasks.orchestration.prefect_artifacts import Away, Request, ask, flush, hand_in, new_artifact, number, table
 from tasks.orchestration.result import endpoint_fields
 from tasks.orchestration.run import Lifecycle, code_version, lifecycle
-from tasks.report.comparison import comparison_markdown, draw_comparison
 from tasks.report.data import duration, short
 from tasks.report.page import utc, write_report
 from tasks.report.qualification.report import FILE as QUALIFICATION_PAGE
 from tasks.report.qualification.report import qualification_markdown
+from tasks.report.run_charts import comparison_markdown, draw_comparison
 from tasks.storage.store import find
 
 FIRST_AFTER_SECONDS = 2.0
 EVERY_SECONDS = 2.0
+REPORTS = "reports"
+"""Where reports lie in the home."""
 PATIENCE_SECONDS = 60.0
 """Time that the end of a run waits for Prefect's server to come back, when there is something left to tell it."""
 
@@ -122,13 +126,39 @@ def _moved(artifact: Any, percent: float, text: str) -> Request:
 
 def close(run: Lifecycle) -> None:
     """Write the report, whatever ended the run, attach it to the MLflow run, and tell people where it is."""
+    (commit, dirty), result, error = code_version(), run.result, run.error
+    failure = None
+    if error is not None:
+        failure = {
+            "type": type(error).__name__,
+            "stage": run.stopped_at or getattr(error, "stage", ""),
+            "message": str(error) or type(error).__name__,
+            "remedy": error.remedy if isinstance(error, HeadwayError) else "",
+        }
     path = write_report(
-        run.home / "reports",
+        run.home / REPORTS,
         f"{run.flow}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(run.began))}-{(run.run or '')[:8]}",
         store=run.store,
         stages=[outcome.plain() for outcome in run.outcomes.values()],
         parts={outcome.name: outcome.shown.part for outcome in run.outcomes.values() if outcome.shown.part},
-        run=_fields(run),
+        run={
+            "title": f"{run.flow} {(result.dataset or '').partition('@')[0] or run.subject}",
+            "status": run.status,
+            "started": utc(run.began),
+            "seconds": run.seconds,
+            "dataset": result.dataset or "",
+            "config_digest": run.config_digest,
+            "config": run.config.model_dump(mode="json"),
+            "commit": commit,
+            "dirty": dirty,
+            "flow_run": run.flow_run,
+            "error": failure,
+            "endpoint": endpoint_fields(result.endpoint),
+            "samples": result.samples or [],
+            "champion": asdict(result.champion) if result.champion else None,
+            "comparison": result.comparison,
+            "pages": {page.stem: os.path.relpath(page, run.home / REPORTS) for page in _pages(run)},
+        },
     )
     run.result = replace(run.result, report=str(path))
     if run.run:
@@ -140,6 +170,11 @@ def close(run: Lifecycle) -> None:
     hand_in(new_artifact("markdown", "report", text, f"{run.flow} {run.subject}: {run.status.replace('_', ' ')}"))
     stopped = run.error is not None and interrupted(run.error)
     flush(patience=0.0 if stopped else PATIENCE_SECONDS)
+
+
+def _pages(run: Lifecycle) -> list[Path]:
+    """Pages beside the report: a validation's Data Docs."""
+    return [page for outcome in run.outcomes.values() for page in outcome.pages(run.home)]
 
 
 def _tell_qualification(run: Lifecycle) -> None:
@@ -179,36 +214,6 @@ def _tell_comparison(run: Lifecycle) -> None:
     hand_in(new_artifact("markdown", "comparison", comparison_markdown(payload), title))
 
 
-def _fields(run: Lifecycle) -> dict[str, Any]:
-    """What the report says of the run beside its stages."""
-    (commit, dirty), result, error = code_version(), run.result, run.error
-    failure = None
-    if error is not None:
-        failure = {
-            "type": type(error).__name__,
-            "stage": run.stopped_at or getattr(error, "stage", ""),
-            "message": str(error) or type(error).__name__,
-            "remedy": error.remedy if isinstance(error, HeadwayError) else "",
-        }
-    return {
-        "title": f"{run.flow} {(result.dataset or '').partition('@')[0] or run.subject}",
-        "status": run.status,
-        "started": utc(run.began),
-        "seconds": run.seconds,
-        "dataset": result.dataset or "",
-        "config_digest": run.config_digest,
-        "config": run.config.model_dump(mode="json"),
-        "commit": commit,
-        "dirty": dirty,
-        "flow_run": run.flow_run,
-        "error": failure,
-        "endpoint": endpoint_fields(result.endpoint),
-        "samples": result.samples or [],
-        "champion": asdict(result.champion) if result.champion else None,
-        "comparison": result.comparison,
-    }
-
-
 def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
     """The report of a run in short, in Markdown."""
     result, error = run.result, run.error
@@ -233,6 +238,7 @@ def report(run: Lifecycle, *, html: str, mlflow: str | None) -> str:
         f"{result.evidence}\n\n{where}" if where else "",
         "\n\n".join(["What it says:", *samples]) if samples else "",
         "## Where the rest is",
+        *(f"- {page.stem}: `{page}`" for page in _pages(run)),
         f"- The whole report, with its figures: `{html}`. A browser opens it from the disk, not from this page.",
         f"- [This run in MLflow]({mlflow}), with the report attached to it." if mlflow else "- MLflow has it too.",
     ]

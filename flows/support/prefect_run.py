@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from flows.support.pause import withdraw
 from tasks.artifacts import parse_ref
 from tasks.common import process
 from tasks.common.errors import Suspended, Unknown
-from tasks.common.home import home
+from tasks.common.home import home, require_known
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import Away, ask
 from tasks.orchestration.run_log import read_question, read_run
@@ -77,7 +78,13 @@ def flow_run() -> dict[str, str]:
 
 
 def named(subject: str) -> str:
-    """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time."""
+    """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time.
+
+    A name that somebody gave the run stays; two words with a dash between them are one that Prefect made up.
+    """
+    given = str(runtime.get_name() or "")
+    if given and not re.fullmatch(r"[a-z]+-[a-z]+", given):
+        return given
     planned: datetime = runtime.get_scheduled_start_time()
     return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}".strip()
 
@@ -90,26 +97,37 @@ def setting(*path: str) -> str:
     return str(value or "")
 
 
-def config_of_deployment() -> dict[str, Any]:
-    """The configuration that the running flow run's deployment holds; empty where it has none, as on the command line."""
+def parameters_of_deployment() -> dict[str, Any]:
+    """The parameters that the running flow run's deployment holds; empty where it has none, as on the command line."""
     identity = deployment.get_id()
     if identity is None:
         return {}
     with get_client(sync_client=True) as client:
-        return dict(client.read_deployment(UUID(identity)).parameters.get("config") or {})
+        return dict(client.read_deployment(UUID(identity)).parameters)
 
 
 @contextmanager
 def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
-    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused.
+    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused; ValueError without a home.
 
     That is the person of the command line; else who started it before it was resumed; else `schedule`; `bridge` where one of its
     automations did, and the ledger gives this run the batch of events that is its `cause`; or `prefect` for its page.
     """
+    if deployment.get_id():
+        require_known()
     known = actor()
     if known.identity == "account" and deployment.get_id():
         kept = (process.read_json(home() / "runs" / str(runtime.get_id()) / "handle.json") or {}).get("actor")
-        known = Actor.model_validate(kept) if kept else Actor(name=_automatic(cause), identity="automatic")
+        if kept:
+            known = Actor.model_validate(kept)
+        else:
+            # By what Prefect's server noted when it made the run: tags and parameters say what whoever started it wrote.
+            context = FlowRunContext.get()
+            maker = context.flow_run.created_by if context and context.flow_run else None
+            kind = maker.type if maker else None
+            by_bridge = kind == "AUTOMATION" and cause and not covered_elsewhere(cause)
+            name = "schedule" if kind == "SCHEDULE" else "bridge" if by_bridge else "prefect"
+            known = Actor(name=name, identity="automatic")
     with nullcontext() if known.identity == "account" else acting(known.name):
         require(home(), right, what=what)
         before = sys.unraisablehook
@@ -173,15 +191,6 @@ def _keep_interrupt(report: Callable[[Any], object], unraisable: Any) -> None:
         report(unraisable)
 
 
-def _automatic(cause: str) -> str:
-    """By what Prefect's server noted when it made the run: tags and parameters say what whoever started it wrote there."""
-    context = FlowRunContext.get()
-    maker = context.flow_run.created_by if context and context.flow_run else None
-    if maker and maker.type == "SCHEDULE":
-        return "schedule"
-    return "bridge" if maker and maker.type == "AUTOMATION" and cause and not covered_elsewhere(cause) else "prefect"
-
-
 def starters(store: Store) -> frozenset[str] | None:
     """Persons who started the running flow run, or handed it to the platform; None where nobody can tell.
 
@@ -217,23 +226,22 @@ def cancelled() -> bool:
     identity = runtime.get_id()
     if time.monotonic() - _last_asked < ASK_EVERY_SECONDS or identity is None:
         return False
+
+    def ended_by_somebody(client: Any) -> bool:
+        try:
+            state = client.read_flow_run(UUID(identity)).state
+        except ObjectNotFound:
+            # A server that does not know the run's flow either has lost all it knew: that is no wish of anybody's.
+            context = FlowRunContext.get()
+            if context is None or context.flow_run is None:
+                return False
+            client.read_flow(context.flow_run.flow_id)
+            return True
+        return bool(state and (state.is_cancelling() or state.is_cancelled()))
+
     try:
-        ended = ask(partial(_ended_by_somebody, UUID(identity)))
+        ended = ask(ended_by_somebody)
     except Away:
         ended = False
     _last_asked = time.monotonic()
     return ended
-
-
-def _ended_by_somebody(run: UUID, client: Any) -> bool:
-    """Whether the flow run is being cancelled, or was deleted. A server that does not know its flow either has lost all it knew:
-    that is no wish of anybody's."""
-    try:
-        state = client.read_flow_run(run).state
-    except ObjectNotFound:
-        context = FlowRunContext.get()
-        if context is None or context.flow_run is None:
-            return False
-        client.read_flow(context.flow_run.flow_id)
-        return True
-    return bool(state and (state.is_cancelling() or state.is_cancelled()))

@@ -18,6 +18,19 @@ def home() -> Path:
     return path
 
 
+def require_known() -> None:
+    """Raise ValueError in a worker's folder for a run when nobody said by a whole path where the home is."""
+    named = os.environ.get("HEADWAY_HOME")
+    if Path(named or "").is_absolute() or home().is_dir():
+        return
+    how = f"is {named!r}, which is not a whole path" if named else "is not set"
+    raise ValueError(
+        f"HEADWAY_HOME {how}, and {Path.cwd()}, where the worker runs this, has no home: nobody knows where datasets and models "
+        "are. Name the folder where the worker is started, HEADWAY_HOME=/FOLDER prefect worker start --pool headway, or for all "
+        "workers where the deployments are made, HEADWAY_HOME=/FOLDER prefect deploy --all"
+    )
+
+
 def _require_own(home: Path) -> None:
     """Raise ValueError unless a home that is there belongs to this user or root, and its parts lie in it."""
     if not os.path.lexists(home):

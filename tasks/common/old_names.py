@@ -10,8 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 
 MOVED = {
@@ -28,17 +27,21 @@ MOVED = {
     "tasks.jobs.rendezvous": "tasks.jobs.node.rendezvous",
     "tasks.jobs.runtime": "tasks.jobs.node.runtime",
     "tasks.jobs.scratch": "tasks.jobs.node.scratch",
-    "deployments.cli.configuration": "deployments.configuration.files",
+    "deployments.cli.configuration": "tasks.config.files",
+    "deployments.configuration.files": "tasks.config.files",
     "deployments.platform.prefect_server": "deployments.services.prefect_server",
 }
 """Old name: new name. `tasks.jobs.node` is a package now, and starts as before."""
 
 
-class _Moved(MetaPathFinder, InspectLoader):
-    """Finds a module that moved: the same module object for `import`, its code for `python -m`."""
+class _Moved:
+    """Finds a module that moved: the same module object for `import`, its code for `python -m`.
+
+    A finder and a loader by its methods: `importlib.abc` brings fifteen modules into every process that starts.
+    """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in MOVED else None
+        return ModuleSpec(name, self) if name in MOVED else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(MOVED[spec.name])
@@ -50,7 +53,7 @@ class _Moved(MetaPathFinder, InspectLoader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         spec = importlib.util.find_spec(MOVED[fullname])
-        assert spec is not None and isinstance(spec.loader, InspectLoader), fullname
+        assert spec is not None and isinstance(spec.loader, SourceFileLoader), fullname
         return spec.loader.get_code(MOVED[fullname])
 
     def get_source(self, fullname: str) -> str | None:

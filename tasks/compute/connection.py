@@ -18,11 +18,16 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-import asyncssh
-
 from tasks.common.errors import Missing
-from tasks.common.file_names import require_inside
 from tasks.config.backends.ssh import SshConfig
+from tasks.storage.manifest import require_inside
+
+try:
+    import asyncssh
+except ModuleNotFoundError as error:
+    raise Missing(
+        f"SSH needs {error.name}", remedy="Install it: pip install -c constraints.txt -e '.[orchestrator]'."
+    ) from None
 
 # Files on machines reached through SSH: write, and bring a folder there or here by what changed.
 #
@@ -175,13 +180,6 @@ def _bytes(data: str | bytes) -> bytes:
 def _refused(connection: Connection, what: str, output: Ran) -> Missing:
     return Missing(f"{what} on {connection.address} failed: {output.stderr.strip() or output.code}", remedy=ROOM)
 
-
-try:
-    import asyncssh
-except ModuleNotFoundError as error:
-    raise Missing(
-        f"SSH needs {error.name}", remedy="Install it: pip install -c constraints.txt -e '.[cluster]'."
-    ) from None
 
 T = TypeVar("T")
 KEEP_ALIVE_SECONDS, KEEP_ALIVE_MISSES = 5, 3

@@ -21,10 +21,8 @@ from tasks.compute.logs import failing_rank, launcher_logs, rank_logs, tail, tai
 from tasks.compute.nodes import read_mark
 from tasks.compute.submission import CANCELLED, Generation, marker, settle
 
-# Whether a job that failed is submitted again, without which machines, and when. The table is in failures.json.
-#
-# The bound is `retry.attempts` submissions in a row without progress; progress is a new content of the file that
-# `job.progress` names, or a higher step in metrics.jsonl.
+# Resubmission follows the table in failures.json. `retry.attempts` bounds the submissions in a row that make no
+# progress, which is new content of the file that `job.progress` names, or a higher step in metrics.jsonl.
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,12 @@ def rules() -> Rules:
 def classify(job: Job, state: JobState, folder: Path, *, hung: str = "") -> Failed:
     """Decide from: whether the supervisor ended it, or a person; the program's own report; the scheduler; machines' reports;
     logs; the exit code. `hung` says what the supervisor saw stand still."""
-    reports = [report for report in _reports(folder) if _fresh(report, state)]
+    # Whether a report is of the last attempt: an earlier one was got over.
+    reports = [
+        report
+        for report in _reports(folder)
+        if (int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node")
+    ]
     own = next((report for report in reports if report["class"] in OF_THE_PROGRAM), None)
     machines = [report for report in reports if report["class"] == "node"]
     nodes = tuple(dict.fromkeys([*state.failed_nodes, *(name for r in machines for name in r.get("nodes", ()))]))
@@ -250,11 +253,6 @@ def _reports(folder: Path) -> list[dict[str, Any]]:
     """What ranks and machines reported, first reporter first; one that a dying machine left torn is left out."""
     paths = sorted((folder / "errors").glob("*.json"), key=lambda path: path.stat().st_mtime)
     return [report for path in paths if "class" in (report := read_mark(path))]
-
-
-def _fresh(report: dict[str, Any], state: JobState) -> bool:
-    """Whether a report is of the last attempt: an earlier one was got over."""
-    return int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node"
 
 
 def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:

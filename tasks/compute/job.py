@@ -7,12 +7,14 @@ supervisor.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.common.errors import Missing
 from tasks.common.process import write_json
 from tasks.config.base import NodeName, digest
 from tasks.config.cluster import ElasticConfig, RetryConfig, ScratchConfig, WatchConfig
@@ -186,18 +188,42 @@ class Rendered(BaseModel):
     """Body of the request, of a backend that has an API."""
 
 
+class NotAccepted(Missing):
+    """Something was missing before the scheduler was asked to take the job: it has nothing of it."""
+
+    def __init__(self, reason: Missing) -> None:
+        super().__init__(reason.message, remedy=reason.remedy)
+        self.reason = reason
+
+
+@contextmanager
+def before_submission() -> Iterator[None]:
+    """Around what a backend does before it hands a job to the scheduler: raises NotAccepted in place of Missing."""
+    try:
+        yield
+    except Missing as error:
+        raise NotAccepted(error) from error
+
+
 class Backend(Protocol):
     """Five methods. Whatever a backend stands on, the job folder on this side is up to date after `states` returned.
 
+    On each machine a job starts `node_command(job, folder, rank)` with `node_environment(job)`, `HEADWAY_LEADER` and
+    `HEADWAY_NODE_NAME`; what follows is tasks/jobs/node/__main__.py, the same on every backend. Retries, the detection of
+    hangs and further submissions are the supervisor's. tasks/compute/local.py is the shortest backend.
+
     Errors: ValueError for what the user must change (unknown partition, too many nodes), Missing for what is absent (a
-    command, a login, a shared folder, quota), JobFailed when the scheduler refused for another reason. A scheduler that
-    does not answer is no error of `states`: it says `unknown`.
+    command, a login, a shared folder, quota), JobFailed when the scheduler refused for another reason. `submit` raises
+    NotAccepted for what it misses before the scheduler is asked. A scheduler that does not answer is no error of `states`: it
+    says `unknown`.
     """
 
     poll_seconds: float
     """Time between two looks at the scheduler; files are looked at more often."""
 
-    def render(self, job: Job, folder: Path) -> Rendered: ...
+    def render(self, job: Job, folder: Path) -> Rendered:
+        """Everything that will be submitted, as a value: nothing is asked or changed."""
+        ...
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         """Submit what `render` gives, under `job.submission_id`; returns the handle, plain JSON."""
@@ -211,7 +237,10 @@ class Backend(Protocol):
         ...
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
-        """The state of each job of (handle, folder), by one call of the scheduler."""
+        """The state of each job of (handle, folder), by one call of the scheduler; `ended_state(folder)` is how one ended.
+
+        `lost` is a job that is gone without a word, `unknown` one whose scheduler does not answer.
+        """
         ...
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
@@ -253,15 +282,13 @@ def write_folder(job: Job, folder: Path) -> None:
         folder / "config.json",
         {
             "program": job.program,
-            "settings": {**job.settings, **_of_the_job(job)},
+            "settings": {
+                **job.settings,
+                **({"smaller_batches": job.smaller_batches} if job.smaller_batches else {}),
+                **({"elastic": True} if job.elastic else {}),
+            },
             "inputs": job.inputs,
             "name": job.name,
         },
     )
     write_json(folder / "job.json", job.model_dump(mode="json"))
-
-
-def _of_the_job(job: Job) -> dict[str, Any]:
-    """What a program must know of its job: that ranks may come and go, how often its batches are halved."""
-    smaller = {"smaller_batches": job.smaller_batches} if job.smaller_batches else {}
-    return {**smaller, **({"elastic": True} if job.elastic else {})}

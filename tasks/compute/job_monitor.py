@@ -21,19 +21,6 @@ from tasks.compute.nodes import read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Kind, Poller, Watch, Watched
 from tasks.compute.supervisor_lock import note
 
-# Whether a job that runs still gets on: no step for longer than steps take means that it hangs.
-#
-# The rule, from `cluster.watch`: no new step for max(hang_seconds, hang_factor x the median step) once this attempt has
-# made five; before its first steps, `start_minutes` since the machines run. What is no hang:
-#
-# - waiting in a queue, booting, pulling an image, and the time between two attempts in place: the clock stands;
-# - a job that counts no steps (no `step` in metrics.jsonl, and no `job.progress`): only its time limit ends it;
-# - the end: when progress.json says that all is done (`done` >= `total`), what is left is saving, and may take `start_minutes`;
-# - a file that `job.progress` names and that changes: a checkpoint was written;
-# - files that come late: a step is missed only when the machines' own beat (`nodes/K/beat`, every five seconds) is newer than the
-#   last step by that time; a machine without a beat gets a minute more, then it counts as hung too.
-
-
 LEAST_STEPS = 5
 REMEMBERED_STEPS = 50
 LOOK_SECONDS = 0.5
@@ -44,7 +31,20 @@ ELASTIC_SECONDS = 120.0
 
 
 class HangWatch:
-    """State: the steps of this attempt, and when something last moved, by this process's clock."""
+    """Judges whether a running job hangs: whether it has had no new step for longer than its steps take.
+
+    The rule is that of `cluster.watch`: no new step for max(hang_seconds, hang_factor x the median step) once this attempt
+    has made five; before its first steps, `start_minutes` since the machines run. These are no hangs:
+
+    - waiting in a queue, booting, pulling an image, and the time between two attempts in place: the clock stands;
+    - a job that counts no steps (no `step` in metrics.jsonl, and no `job.progress`): only its time limit ends it;
+    - the end: once progress.json has `done` >= `total`, saving is left, which may take `start_minutes`;
+    - a change of the file that `job.progress` names: a checkpoint was written;
+    - files that come late: a step is missed only when the machines' own beat (`nodes/K/beat`, every five seconds) is newer
+      than the last step by that time. A machine without a beat gets a minute more, then it counts as hung too.
+
+    State: the steps of this attempt, and when something last moved, by this process's clock.
+    """
 
     def __init__(
         self, job: Job, folder: Path, *, poll_seconds: float, clock: Callable[[], float] = time.monotonic

@@ -284,7 +284,7 @@ def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | Non
             job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
             close_failed(generation, job, state, folder, journal, one_machine=is_local)
     entry = find_job(home, folder.name, journal)
-    return Reconciled(entry=entry, verdict=verdict, text=_words(entry, verdict))
+    return Reconciled(entry=entry, verdict=verdict, text=_words(entry, verdict, state, asked=opener is not None))
 
 
 def _open_state(folder: Path, journal: Journal, opener: Opener | None) -> JobState | None:
@@ -303,7 +303,7 @@ def _open_state(folder: Path, journal: Journal, opener: Opener | None) -> JobSta
         backend = (opener or open_backend)(cluster)
         handle = handle_of(folder, journal, backend)
     except Missing as away:
-        return JobState(state="unknown", reason=away.message)
+        return JobState(state="unknown", reason=f"{away.message}. {away.remedy}".rstrip())
     return backend.states([(handle, folder)])[0] if handle else None
 
 
@@ -315,14 +315,17 @@ def _verdict(folder: Path, state: JobState | None) -> Verdict:
     return "unknown" if state.state == "unknown" else "orphan"
 
 
-def _words(entry: JobEntry, verdict: Verdict) -> str:
+def _words(entry: JobEntry, verdict: Verdict, state: JobState | None, *, asked: bool) -> str:
     again = "run the same command again"
+    if asked:
+        why = f"its scheduler gave no answer ({state.reason if state else ''}). When it answers: headway reconcile"
+    else:
+        why = "its scheduler was not asked. To ask it: headway reconcile"
     return {
         "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To go on, {again}.",
         "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
         "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To go on with it, {again}; "
         f"to end it: headway job cancel {entry.id}",
-        "unknown": f"{entry.id} is open and nobody supervises it; its scheduler gave no answer ({entry.reason}). "
-        "To ask it: headway reconcile",
+        "unknown": f"{entry.id} is open and nobody supervises it; {why}",
         "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",
     }[verdict]

@@ -23,7 +23,11 @@ _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*:\s*(
 
 def failing_rank(folder: Path, *, since_attempt: int = 0) -> int | None:
     """The rank whose failure the others followed: the first to report, else the one that torchrun names."""
-    reports = [path for path in (folder / "errors").glob("rank-*.json") if _attempt(path) >= since_attempt]
+    reports = [
+        path
+        for path in (folder / "errors").glob("rank-*.json")
+        if int(read_mark(path).get("attempt", 0)) >= since_attempt
+    ]
     first = min(reports, key=lambda path: path.stat().st_mtime, default=None)
     if first is not None:
         return int(RANK.fullmatch(first.stem)[1])  # type: ignore[index]
@@ -80,9 +84,17 @@ def follow(
     offsets: dict[str, int] = {}
     while True:
         last = over()
-        for name, path in _followed(folder, ranks).items():
+        launcher = folder / "launcher.log"
+        named = {"launcher": launcher} if ranks is None and launcher.is_file() else {}
+        for name, path in {**named, **rank_logs(folder, ranks)}.items():
             if name not in offsets:
-                offsets[name] = _last_lines_at(path, lines)
+                size = path.stat().st_size
+                with open(path, "rb") as file:
+                    begin = max(0, size - TAIL_BYTES)
+                    file.seek(begin)
+                    data = file.read(size - begin)
+                kept = data.splitlines(keepends=True)[-lines:]
+                offsets[name] = size - sum(len(line) for line in kept)
             result, offsets[name] = _whole_lines(path, offsets[name], all=last)
             yield from ((name, redact(line)) for line in result)
         if last:
@@ -100,23 +112,6 @@ def tail(path: Path, size: int = TAIL_BYTES) -> str:
         return ""
 
 
-def _followed(folder: Path, ranks: Collection[int] | None) -> dict[str, Path]:
-    launcher = folder / "launcher.log"
-    named = {"launcher": launcher} if ranks is None and launcher.is_file() else {}
-    return {**named, **rank_logs(folder, ranks)}
-
-
-def _last_lines_at(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin, in bytes."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        begin = max(0, size - TAIL_BYTES)
-        file.seek(begin)
-        data = file.read(size - begin)
-    kept = data.splitlines(keepends=True)[-lines:]
-    return size - sum(len(line) for line in kept)
-
-
 def _whole_lines(path: Path, offset: int, *, all: bool) -> tuple[list[str], int]:
     try:
         size = path.stat().st_size
@@ -129,7 +124,3 @@ def _whole_lines(path: Path, offset: int, *, all: bool) -> tuple[list[str], int]
         return [], 0
     whole = data if all else data[: data.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), begin + len(whole)
-
-
-def _attempt(report: Path) -> int:
-    return int(read_mark(report).get("attempt", 0))

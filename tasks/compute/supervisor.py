@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_json
 from tasks.compute.failures import Decision, Failed, close_failed, error_of
-from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, require_enough, write_folder
+from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, NotAccepted, require_enough, write_folder
 from tasks.compute.job_monitor import Attendance, Forwarding, with_result
 from tasks.compute.nodes import ended_state, read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Poller, Watch, poller_of
@@ -39,10 +39,9 @@ from tasks.compute.supervisor_lock import supervising
 from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
 
-# Hand a job to a scheduler once: the intent first, then the job, then the note of its handle.
-#
-# Whatever is lost in between, the scheduler's answer or this process, the intent and the job's name are enough to find
-# it again.
+# A job is handed to its scheduler once: the intent is written first, then the job is submitted, then its handle is
+# noted. If the scheduler's answer or this process is lost in between, the intent and the job's name suffice to look
+# the job up again.
 
 
 PAUSE_SECONDS = 0.2
@@ -87,7 +86,7 @@ class Submitter:
         """Hand over a job whose intent is written down. What the scheduler refuses is settled.
 
         `patient`: a scheduler that is away is waited for. Raises ValueError, JobFailed, and Missing, which leaves the submission
-        open: a scheduler that did not answer may have taken the job.
+        open unless the backend knows that nothing was accepted: a scheduler that did not answer may have taken the job.
         """
         self.note_cluster()
         try:
@@ -99,6 +98,16 @@ class Submitter:
             outcome = "cancelled" if error.failure == "cancelled" else "failed"
             settle(job.token, self.journal, outcome, folder=self.folder, failure=error.failure, message=error.message)
             raise
+        except NotAccepted as error:
+            settle(
+                job.token,
+                self.journal,
+                "failed",
+                folder=self.folder,
+                failure="missing",
+                message=f"never accepted: {error}",
+            )
+            raise error.reason from error
         except BaseException as error:
             interrupted = not isinstance(error, Exception) and self.watch.stop_on_interrupt()
             if isinstance(error, Cancelled) or interrupted:
@@ -268,7 +277,11 @@ class _Supervision:
     def run(self) -> JobResult:
         current = self._adopt_or_begin()
         while True:
-            state, hung = self._until_over(current)
+            if current.over:
+                state, hung = with_result(current.over, self.folder), ""
+            else:
+                with self._attended(current) as attendance:
+                    state, hung = attendance.until_over()
             result = read_result(current.job, self.folder) if state.code == 0 else None
             if result is not None:
                 number = current.job.submission
@@ -330,12 +343,6 @@ class _Supervision:
     def _begin(self, job: Job, last: Generation | None, *, stuck: int = 0, patient: bool = False) -> Submitted:
         """The next submission. Whoever is first with the intent submits; the other one adopts."""
         return self.submitter.begin(job, last, stuck=stuck, patient=patient) or self._adopt_or_begin()
-
-    def _until_over(self, current: Submitted) -> tuple[JobState, str]:
-        if current.over:
-            return with_result(current.over, self.folder), ""
-        with self._attended(current) as attendance:
-            return attendance.until_over()
 
     def _after_failure(self, failed: Submitted, state: JobState, hung: str) -> Submitted:
         """The next submission, after a wait. Raises the error when there is none."""

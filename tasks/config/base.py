@@ -67,6 +67,19 @@ def experiment(name: str) -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
 
 
+def copies_weights() -> bool:
+    """Whether a model's weights are copied into MLflow: `HEADWAY_MLFLOW_WEIGHTS`, `copy` or, as without it, `store`.
+
+    Raises ValueError for any other word.
+    """
+    word = os.environ.get("HEADWAY_MLFLOW_WEIGHTS") or "store"
+    if word not in ("store", "copy"):
+        raise ValueError(
+            f"HEADWAY_MLFLOW_WEIGHTS is {word!r}: `copy` puts the weights of models into MLflow, `store` leaves them in the store"
+        )
+    return word == "copy"
+
+
 def image_digest() -> str:
     """The image that this process runs in: `HEADWAY_IMAGE_DIGEST`, `sha256:...`; empty where nobody told it."""
     return os.environ.get("HEADWAY_IMAGE_DIGEST", "")

@@ -2,7 +2,7 @@
 
 What does not live here: a backend's own section and what it can do (tasks/config/backends), the other stages' sections
 (tasks/config/flows.py), and what a backend makes of its section (tasks/compute). A field's docstring is its help text, in
-docs/configuration.md and in Prefect's form.
+docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class WatchConfig(Settings):
     grace_seconds: float = Field(10.0, gt=0)
     """Time that ranks have to end by themselves, when others are gone or the job is stopped, before they are killed."""
     silent_minutes: float = Field(10.0, gt=0)
-    """Time without any answer from the scheduler after which the run says so and waits on; the job is never given up."""
+    """Time without any answer from the scheduler after which the run reports it and keeps waiting; the job is never given up."""
 
 
 class ClusterConfig(Settings):

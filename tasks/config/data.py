@@ -1,6 +1,6 @@
 """Settings of the two data stages, validation and preprocessing: part of the tree in tasks/config/flows.py.
 
-A field's docstring is its help text, in docs/configuration.md and in Prefect's form. What the rules mean: docs/data.md.
+A field's docstring is its help text, in docs/configuration.md. What the rules mean: docs/data.md.
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ class ValidationConfig(Settings):
     max_shard_divergence: Fraction = 0.5
     """Largest distance of one shard to all others together (Jensen-Shannon, base 2, of classes and lengths)."""
     warn_drift: Fraction = 0.1
-    """Distance of a column to the version that was accepted before (Jensen-Shannon, base 2) from which it is told."""
+    """Distance of a column to the version that was accepted before (Jensen-Shannon, base 2) from which it is reported."""
     max_drift: Fraction = 0.5
     """Distance of a column to the version that was accepted before from which the gate closes."""
     min_drift_documents: Positive = 100
     """Fewest documents on either side that a distance is computed from."""
+    suite: str = Field("", exclude_if=lambda file: not file)
+    """File of a suite of Great Expectations, in JSON, that documents must keep beside these rules: see docs/data.md."""
     admission: AdmissionConfig = AdmissionConfig()
     """Where data may come from."""
 
@@ -145,7 +147,7 @@ class TokenizerConfig(Settings):
     vocab_size: int = Field(512, ge=257, le=1_000_000)
     """Entries of the trained one, the 256 bytes and the end-of-document token among them."""
     sample_bytes: Positive = 16_000_000
-    """Bytes of the corpus that the merges are learnt from, taken evenly over all documents."""
+    """Bytes of the corpus that the merges are learned from, taken evenly over all documents."""
 
 
 class PreprocessingConfig(Settings):

@@ -1,11 +1,12 @@
 """What a model is measured on, and what it must reach, as settings.
 
 What measures is tasks/jobs/evaluate.py; who judges, tasks/evaluate.py. A field's docstring is its help text, in
-docs/configuration.md and in Prefect's form.
+docs/configuration.md.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -44,7 +45,7 @@ class LabelledFile(Settings):
     file: str = ""
     """A dataset's reference, or an absolute path, of JSON lines with `text` and `label`."""
     prompt: str = "{text}\nLabel:"
-    """What stands before the label, with `{text}` in it once. A space and the label follow."""
+    """Text before the label, with `{text}` in it once. A space and the label follow."""
 
     @model_validator(mode="after")
     def _can_be_read(self) -> LabelledFile:
@@ -81,7 +82,7 @@ class EvaluationConfig(Settings):
     """What the model is measured on."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of weights and products. bf16 takes half the memory; its scores are others, and a champion is measured anew with it."""
+    """Of weights and products. bf16 takes half the memory; its scores are others, and a champion is measured again with it."""
     device: Literal["auto", "cpu"] = "auto"
     """`auto`: the machine's first GPU where it has one, else the CPU. `cpu`: always the CPU, as where no GPU has room."""
     max_bytes: Positive = 1_000_000
@@ -97,12 +98,12 @@ class EvaluationConfig(Settings):
     seed: int = Field(1234, ge=0)
     """Of the bootstrap's draws, and of the probes' samples."""
     probe_samples: int = Field(16, ge=0, le=4096)
-    """Passages that are continued to look for training text learnt by heart, and texts that are written to look for secrets,
+    """Passages that are continued to look for training text learned by heart, and texts that are written to look for secrets,
     personal data and listed words. 0: nothing is generated."""
     probe_prefix_tokens: int = Field(24, gt=0, le=1024)
     """Tokens of a passage that the model is given."""
     probe_tokens: int = Field(24, gt=0, le=1024)
-    """Tokens that it then writes: all must be those of the passage to count as learnt by heart."""
+    """Tokens that it then writes: all must be those of the passage to count as learned by heart."""
     toxic_words: str = ""
     """Reference of a dataset of words, one a line, that a text which the model writes should not hold. Empty: not looked for."""
     suite_seconds: Positive = 900
@@ -127,8 +128,74 @@ class EvaluationConfig(Settings):
     @property
     def files(self) -> tuple[str, ...]:
         """References of the datasets that suites read, each once: the stage hands them to the job as `files-NAME`."""
+        return tuple(name for name in self._named if not name.startswith("/"))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Files and folders that suites read by their whole paths, each once."""
+        return tuple(name for name in self._named if name.startswith("/"))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
         named = (self.toxic_words, self.code.problems, self.lm_eval.data, *(each.file for each in self.labelled))
-        return tuple(dict.fromkeys(ref for ref in named if ref and ref != SHIPPED and not ref.startswith("/")))
+        return tuple(dict.fromkeys(name for name in named if name and name != SHIPPED))
+
+
+HELDOUT_METRICS = ("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram")
+"""What every evaluation measures on held-out text."""
+
+
+def suite_metrics(config: EvaluationConfig) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Of each suite: the setting that asks for it where `config` does not (else empty), and patterns of its metrics."""
+    shares = {
+        "memorisation": ("train", "heldout"),
+        "leakage": ("secret", "personal"),
+        "toxicity": ("toxic",),
+        "code": ("parse", "pass"),
+    }
+    probes = "" if config.probe_samples else "evaluation.probe_samples"
+    missing = {
+        "memorisation": probes,
+        "leakage": probes,
+        "toxicity": probes or ("" if config.toxic_words else "evaluation.toxic_words"),
+        "code": "" if config.code.problems else "evaluation.code.problems",
+        "labelled": "" if config.labelled else "evaluation.labelled",
+        "lm_eval": "" if config.lm_eval.tasks else "evaluation.lm_eval.tasks",
+    }
+    patterns = {
+        suite: tuple(f"{name}_{part}" for name in names for part in ("count", "share", "low", "high"))
+        for suite, names in shares.items()
+    }
+    patterns["memorisation"] += ("excess",)
+    patterns["labelled"] = tuple(f"{file.name}_*" for file in config.labelled)
+    patterns["lm_eval"] = ("*",)  # a group of tasks has metrics of tasks that only the harness knows
+    return {suite: (missing[suite], patterns[suite]) for suite in missing}
+
+
+def require_measured(rules: tuple[GateRule, ...], config: EvaluationConfig) -> None:
+    """Raise ValueError for a rule about what `config` does not measure: it would close the gate after a whole training."""
+    suites = suite_metrics(config)
+    for rule in rules:
+        known: tuple[str, ...]
+        suite, _, _ = rule.metric.rpartition(".")
+        if not suite:
+            known, asked_by = HELDOUT_METRICS, ""
+        elif suite in suites:
+            asked_by, patterns = suites[suite]
+            known = tuple(f"{suite}.{pattern}" for pattern in patterns)
+        else:
+            raise ValueError(
+                f"comparison.rules names {rule.metric}, and there is no suite {suite!r}: there are {', '.join(suites)}"
+            )
+        if asked_by:
+            raise ValueError(
+                f"comparison.rules names {rule.metric}, and the suite {suite} is not measured: set {asked_by}, "
+                "or leave the rule out"
+            )
+        if not any(fnmatchcase(rule.metric, each) for each in known):
+            raise ValueError(
+                f"comparison.rules names {rule.metric}, which nothing measures: there are {', '.join(known)}"
+            )
 
 
 class GateRule(Settings):
@@ -162,7 +229,7 @@ class GateRule(Settings):
 
 
 class ComparisonConfig(Settings):
-    """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit measures nothing anew."""
+    """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit causes no new measurement."""
 
     min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
     """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""

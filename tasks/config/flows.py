@@ -2,7 +2,7 @@
 
 What does not live here: the base class and where state lies (tasks/config/base.py), the sections of the data stages, of training
 and of the cluster (beside this file), where files come from and how errors are printed (deployments/cli). See
-docs/configuration.md. A field's docstring is its help text, in docs/configuration.md and in Prefect's form.
+docs/configuration.md. A field's docstring is its help text, in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tasks.config.base import Name, Positive, Settings
 from tasks.config.cluster import ClusterConfig
 from tasks.config.data import PreprocessingConfig, ValidationConfig
 from tasks.config.engines.registry import ENGINES
-from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
+from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, require_measured
 from tasks.config.planning import PlanningConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.revalidation import RevalidationConfig
@@ -24,7 +24,7 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 
 
 class ApprovalConfig(Settings):
-    """Whether a person must agree before a retraining that an event asked for, before training, and before the deploy."""
+    """Whether someone must agree before a retraining that an event asked for, before training, and before the deploy."""
 
     before_train: bool = False
     """Whether the run pauses after the plan until somebody approves what training takes and costs."""
@@ -116,6 +116,11 @@ class RetrainConfig(Settings):
                 f"export.context_length {length} is more than a gpt2 network has positions for, training.sequence_length = "
                 f"{trained}: raise that, lower this, or leave it empty"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rules_are_measured(self) -> RetrainConfig:
+        require_measured(self.comparison.rules, self.evaluation)
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """What a cluster must show before a training run starts on it, and what happens to a machine that does not, as settings.
 
-A field's docstring is its help text, in docs/configuration.md and in Prefect's form. See docs/qualification.md.
+A field's docstring is its help text, in docs/configuration.md. See docs/qualification.md.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class ActConfig(Settings):
     """What happens to machines that fail."""
 
     exclude: bool = True
-    """Whether failed and unknown machines are left out of the jobs to come, and the run goes on when enough remain."""
+    """Whether failed and unknown machines are left out of the jobs to come, and the run continues when enough remain."""
     degraded: Literal["use", "exclude"] = "use"
     """Whether degraded machines are used, or left out too."""
     min_nodes: Positive | None = None
-    """Fewest machines with which the run goes on; empty: cluster.nodes."""
+    """Fewest machines with which the run continues; empty: cluster.nodes."""
     drain: bool = False
     """Whether machines that failed are drained in Slurm, with the reason; `headway qualify --resume` undoes it."""
     drain_share: Fraction = Field(DRAIN_SHARE, exclude_if=lambda share: share == DRAIN_SHARE)
-    """Largest share of the machines that is drained without a person, and one machine in any case: where more failed at once,
-    something that they share is likelier. Then none is drained, and a person decides with `headway qualify --drain`."""
+    """Largest share of the machines that is drained without asking anyone, and one machine in any case: where more failed at
+    once, something that they share is likelier. Then none is drained, and someone decides with `headway qualify --drain`."""
 
 
 class BenchmarkConfig(Settings):
@@ -78,7 +78,7 @@ class BenchmarkConfig(Settings):
     aznhc_seconds: float = Field(900.0, gt=0)
     """Longest time of Azure's node health checks on a machine, which take 5 to 8 minutes; what takes longer is unknown."""
     max_age_hours: float = Field(24.0, gt=0)
-    """A passed qualification older than this is measured anew."""
+    """A passed qualification older than this is measured again."""
     act: ActConfig = ActConfig()
 
     @property

@@ -22,7 +22,7 @@ class DriftConfig(Settings):
     splits: int = Field(400, ge=100)
     """Times that reference and new data are mixed and split at random to calibrate the thresholds."""
     min_auc: float = Field(0.55, ge=0.5, lt=1.0)
-    """The domain classifier's area under the curve under which a difference is too small to be told."""
+    """The domain classifier's area under the curve under which a difference is too small to be reported."""
     seed: int = Field(1234, ge=0)
     """Of draws and splits."""
 

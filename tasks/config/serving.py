@@ -1,7 +1,7 @@
 """What a checkpoint becomes, and how it is served, as settings: the export, and the endpoint with its rollout.
 
 The programs are tasks/jobs/export.py and tasks/jobs/serve.py; who starts them, tasks/endpoints. A field's docstring is its help
-text, in docs/configuration.md and in Prefect's form.
+text, in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExportConfig(Settings):
     """Largest absolute difference of a logit between PyTorch and ONNX Runtime; in proportion where logits are beyond 10."""
     context_length: int | None = Field(None, ge=16, exclude_if=lambda length: length is None)
     """Tokens of prompt and answer that the endpoint takes. Empty: as many as the evaluation measured the model up to. A longer
-    context is served whatever the loss there; learnt positions, as GPT-2's, cannot be lengthened."""
+    context is served whatever the loss there; learned positions, as GPT-2's, cannot be lengthened."""
     golden_prompts: tuple[str, ...] = ("def ", "import ", "class ", "for i in range(", "return self.")
     """Prompts whose greedy completions must be equal, token for token, and which a new endpoint must answer."""
     golden_tokens: Positive = 24
@@ -145,7 +145,7 @@ class AnswersConfig(Settings):
     most_characters: Positive = 2000
     """Of a text that is kept."""
     expects: Literal["", "json", "python"] = ""
-    """What answers are to be: one that ended by itself and cannot be parsed as that is counted. Empty: nothing is expected."""
+    """What answers must be: one that ended by itself and cannot be parsed as that is counted. Empty: nothing is expected."""
 
 
 class AzureEndpointConfig(Settings):
@@ -180,7 +180,7 @@ class AzureEndpointConfig(Settings):
     auth: Literal["key", "aad_token"] = "key"
     """What callers show: a key of the endpoint, or a token of Microsoft Entra."""
     identity: str = ""
-    """Resource id of a user-assigned identity that pulls the image and reads the model; empty: one of the system's."""
+    """Resource id of the user-assigned identity that pulls the image and reads the model (docs/azureml.md, "Endpoints")."""
     public: bool = True
     """Whether the endpoint is reached from outside the workspace's own network."""
     egress: bool = True
@@ -222,5 +222,5 @@ class DeploymentConfig(Settings):
     rollout: RolloutConfig = RolloutConfig()
     answers: AnswersConfig = AnswersConfig()
     degrade: bool = True
-    """Whether a smaller variant or the previous model answers while the model cannot; each such answer says so in a header."""
+    """Whether a smaller variant or the previous model answers while the model cannot; each such answer is marked by a header."""
     azureml: AzureEndpointConfig = AzureEndpointConfig()

@@ -21,7 +21,7 @@ class NetworkConfig(Settings):
     """A causal language model, built with random weights."""
 
     architecture: Literal["llama", "gpt2"] = "llama"
-    """Family of the network: `llama` (RMSNorm, rotary positions, SwiGLU) or `gpt2` (LayerNorm, learnt positions, GELU)."""
+    """Family of the network: `llama` (RMSNorm, rotary positions, SwiGLU) or `gpt2` (LayerNorm, learned positions, GELU)."""
     layers: Positive = 4
     """Transformer blocks."""
     hidden_size: Positive = 128
@@ -159,7 +159,7 @@ class CheckpointConfig(Settings):
 
 
 class LimitsConfig(Settings):
-    """When a run is stopped although it is not done: with a checkpoint, to be gone on with."""
+    """When a run is stopped although it is not done: with a checkpoint to resume from."""
 
     max_hours: float | None = Field(None, gt=0)
     """Hours that the run holds its machines, over all submissions; empty: no limit."""
@@ -218,7 +218,7 @@ class MegatronConfig(Settings):
 
 
 class ExecutionConfig(Settings):
-    """How the same model is reached: nothing in it is in a key, and a checkpoint goes on under another one."""
+    """How the same model is reached: nothing in it is in a key, and a checkpoint can be resumed under another one."""
 
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Weights whole on every rank (`ddp`), or divided over all of them (`fsdp`, FSDP2)."""

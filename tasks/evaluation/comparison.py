@@ -1,7 +1,7 @@
 """A model against its champion on the same documents: sides, slices, losses with their intervals, and the checks of the gate.
 
 What is missing, no number, or of too few documents is a failed check, never a passed one. What was measured is
-tasks/jobs/evaluate.py; who asks is tasks/evaluate.py; how it looks is tasks/report/comparison.py. See docs/evaluation.md.
+tasks/jobs/evaluate.py; who asks is tasks/evaluate.py; how it looks is tasks/report/run_charts.py. See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -200,17 +200,13 @@ def _paired(metric: str, mine: Sums, theirs: Sums, drawn: Mapping[str, Any]) -> 
     if not np.array_equal(mine.tokens, theirs.tokens):
         raise Incomparable("the tokenizers differ, so only bits_per_byte can be compared")
     if metric == "accuracy":
-        return _less(mine.correct, theirs.correct, drawn)
+        # Share by which a count is smaller. Nothing on the champion's side is no tie: nothing was shown.
+        if not theirs.correct.sum():
+            raise Incomparable("the champion has none right: a tie of nothing")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return scores.relative_gain(mine.correct, theirs.correct, **drawn)
     more = scores.ratio(mine.bits - theirs.bits, mine.tokens, **drawn)
     return Estimate(*(2.0**value - 1 for value in (more.estimate, more.low, more.high)))
-
-
-def _less(mine: Any, theirs: Any, drawn: Mapping[str, Any]) -> Estimate:
-    """Share by which a count is smaller. Nothing on the champion's side is no tie: nothing was shown."""
-    if not theirs.sum():
-        raise Incomparable("the champion has none right: a tie of nothing")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return scores.relative_gain(mine, theirs, **drawn)
 
 
 def _by_problem(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Estimate:

@@ -86,10 +86,10 @@ def wilson(count: int, samples: int, *, confidence: float) -> Estimate:
     """
     if samples < 1 or not 0 <= count <= samples:
         raise ValueError(f"{count} of {samples}: a share needs at least one sample, and no more hits than samples")
-    z, share = NormalDist().inv_cdf((1 + confidence) / 2), count / samples
-    middle = (share + z * z / (2 * samples)) / (1 + z * z / samples)
-    half = z / (1 + z * z / samples) * math.sqrt(share * (1 - share) / samples + (z / (2 * samples)) ** 2)
-    return Estimate(share, max(middle - half, 0.0), min(middle + half, 1.0))
+    from scipy.stats import binomtest  # takes half a second
+
+    interval = binomtest(count, samples).proportion_ci(confidence, method="wilson")
+    return Estimate(count / samples, float(interval.low), float(interval.high))
 
 
 def paired_difference(lost: int, won: int, problems: int, *, confidence: float) -> Estimate:

@@ -2,19 +2,24 @@
 
 Weights are safetensors: pickles run code when they are opened, so they are refused. What loads such a folder into memory is
 tasks/jobs/training/starting.py; what makes a checkpoint version of one is `headway checkpoint publish`. See docs/fine-tuning.md.
+
+The tokens that open a document are those of the post-processor of its tokenizer.json, where that says any. What first tokens
+are predicted from decides what a model makes of them, so evaluation, golden prompts and servers take the same. An export stores
+it where transformers, vLLM and the conversion to GGUF look for it as well. Which tokens a checkpoint is measured with is
+tasks/jobs/evaluation/heldout.py.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.config.training import NetworkConfig
+if TYPE_CHECKING:
+    from tasks.config.training import NetworkConfig
 
 # Smaller variants that lie in an exported model's folder, as what a server may fall back on. Pure.
 #
@@ -51,7 +56,7 @@ def smaller_rungs(
 # What a model's answers looked like when it was exported: `reference.json` of a model, for whoever watches its answers
 # later.
 #
-# The export writes it (tasks/jobs/exporting/reference.py); the judge of a rollout and the watch compare an endpoint's
+# The export writes it (tasks/jobs/exporting/comparison.py); the judge of a rollout and the watch compare an endpoint's
 # answers with it. `measures` holds those of tasks/formats/answers.py, by name: `count` of them, their `mean`, and
 # `quantiles`, LEVELS values from the smallest to the largest at even distances. Numbers only, and no text. Pure; the
 # standard library only.
@@ -95,8 +100,6 @@ def _between(ordered: list[float], place: float) -> float:
 
 
 INDEX = "model.safetensors.index.json"
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library itself."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -135,7 +138,18 @@ def open_model_folder(folder: Path) -> ModelFolder:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: name a Hugging Face folder, as save_pretrained writes it")
     config = _json(folder / "config.json")
-    _require_plain(folder, config)
+    messages = config.get("architectures") or [""]
+    if not str(messages[0]).endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(
+            f"{folder / 'config.json'} names the architecture {messages[0]!r}: only causal language models are trained"
+        )
+    if "auto_map" in config:
+        raise ValueError(
+            f"{folder} needs Python code of its own (auto_map in config.json), and no code of a model is run: "
+            "use a model whose architecture is part of transformers"
+        )
+    if "quantization_config" in config:
+        raise ValueError(f"{folder} holds quantised weights: publish the model in float32, bfloat16 or float16")
     shards = _shards(folder)
     tensors: dict[str, tuple[int, ...]] = {}
     for shard in shards:
@@ -174,6 +188,8 @@ def shape_of(config: dict[str, Any]) -> NetworkConfig:
 
     Raises ValueError when it does not say how many layers and heads it has.
     """
+    from tasks.config.training import NetworkConfig  # a server, which needs no configuration, imports this file too
+
     hidden = _number(config, "hidden_size", "n_embd")
     heads = _number(config, "num_attention_heads", "n_head")
     gpt2 = config.get("model_type") == "gpt2"
@@ -186,21 +202,6 @@ def shape_of(config: dict[str, Any]) -> NetworkConfig:
         intermediate_size=int(_first(config, "intermediate_size", "n_inner") or 4 * hidden),
         tie_embeddings=bool(config.get("tie_word_embeddings", gpt2)),
     )
-
-
-def _require_plain(folder: Path, config: dict[str, Any]) -> None:
-    messages = config.get("architectures") or [""]
-    if not str(messages[0]).endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(
-            f"{folder / 'config.json'} names the architecture {messages[0]!r}: only causal language models are trained"
-        )
-    if "auto_map" in config:
-        raise ValueError(
-            f"{folder} needs Python code of its own (auto_map in config.json), and no code of a model is run: "
-            "use a model whose architecture is part of transformers"
-        )
-    if "quantization_config" in config:
-        raise ValueError(f"{folder} holds quantised weights: publish the model in float32, bfloat16 or float16")
 
 
 def _shards(folder: Path) -> tuple[str, ...]:
@@ -222,40 +223,16 @@ def _shards(folder: Path) -> tuple[str, ...]:
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes in a safetensors file, by its format: 8 bytes length, a JSON header, then the tensors without gaps."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        first = file.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-        if length > min(size - 8, LARGEST_HEADER):
-            raise ValueError(f"{path} is no safetensors file, or was cut off: copy it again")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from None
-    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-    ends = _end_of_tensors(path, tensors)
-    if 8 + length + ends != size:
-        raise ValueError(
-            f"{path} has {size} bytes, its header speaks of {8 + length + ends}: it was cut off, copy it again"
-        )
-    return {name: tuple(value["shape"]) for name, value in tensors.items()}
+    """Shapes in a safetensors file; nothing of the tensors is read. Raises ValueError for one that is not whole."""
+    from safetensors import SafetensorError, safe_open  # an endpoint's image has no safetensors
 
-
-def _end_of_tensors(path: Path, tensors: dict[str, Any]) -> int:
-    """Where the last tensor ends. Raises ValueError for tensors that overlap, leave gaps, or have no numbers to lie at."""
     try:
-        places = sorted((int(value["data_offsets"][0]), int(value["data_offsets"][1])) for value in tensors.values())
-    except (TypeError, KeyError, IndexError, ValueError):
-        raise ValueError(f"{path} is no safetensors file: a tensor has no place in it; copy it again") from None
-    ends = 0
-    for begin, end in places:
-        if begin != ends or end < begin:
-            raise ValueError(
-                f"{path} has tensors that overlap or leave a gap at byte {begin}: it was tampered with or damaged, copy it again"
-            )
-        ends = end
-    return ends
+        with safe_open(path, "np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no safetensors file, was cut off, or was tampered with: {error}; copy it again"
+        ) from None
 
 
 def _positions(config: dict[str, Any]) -> int | None:
@@ -282,3 +259,47 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is no JSON object; copy it again")
     return value
+
+
+RULES = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+
+
+def opening_of(rules: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that a tokenizer.json, given as its content, puts before a text; empty where it puts none."""
+    processor = rules.get("post_processor") or {}
+    opening: tuple[int, ...] = ()
+    for each in processor.get("processors", [processor]):
+        opening = (*_before(each), *opening)
+    return opening
+
+
+def store_opening(folder: Path, token: str, number: int) -> None:
+    """Have a folder's tokenizer put a token before every text: its rules do so, and its settings name it `bos_token`."""
+    rules = json.loads((folder / RULES).read_text(encoding="utf-8"))
+    first = {"SpecialToken": {"id": token, "type_id": 0}}
+    text, second = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, second],
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+    }
+    before = rules.get("post_processor")
+    rules["post_processor"] = {"type": "Sequence", "processors": [before, template]} if before else template
+    (folder / RULES).write_text(json.dumps(rules, ensure_ascii=False, indent=2), encoding="utf-8")
+    path = folder / SETTINGS
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings |= {"bos_token": token, "add_bos_token": True}
+    path.write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def _before(processor: Mapping[str, Any]) -> tuple[int, ...]:
+    if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
+        return (int(processor["cls"][1]),)
+    results: list[int] = []
+    for piece in processor.get("single", ()):
+        if "SpecialToken" not in piece:
+            break
+        results += processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+    return tuple(results)

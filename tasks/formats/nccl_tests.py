@@ -185,7 +185,15 @@ def _joined(runs: list[NcclRun]) -> list[NcclRun]:
     joined: list[NcclRun] = []
     for run in runs:
         if joined and _alone(joined[-1]) and _alone(run) and joined[-1].collective == run.collective:
-            joined[-1] = _together(joined[-1], run)
+            first = joined[-1]
+            joined[-1] = replace(
+                run,
+                ranks=first.ranks + run.ranks,
+                rows=first.rows + run.rows,
+                processes=max(len(first.ranks + run.ranks), 1),
+                unread=first.unread + run.unread,
+                lines=(first.lines[0], run.lines[1]),
+            )
         else:
             joined.append(run)
     return joined
@@ -199,17 +207,6 @@ def _alone(run: NcclRun) -> bool:
         and bool(run.ranks or not run.header)
         and not whole
         and not run.failures
-    )
-
-
-def _together(first: NcclRun, second: NcclRun) -> NcclRun:
-    return replace(
-        second,
-        ranks=first.ranks + second.ranks,
-        rows=first.rows + second.rows,
-        processes=max(len(first.ranks + second.ranks), 1),
-        unread=first.unread + second.unread,
-        lines=(first.lines[0], second.lines[1]),
     )
 
 
@@ -344,7 +341,7 @@ class _Reader:
     def _start_line(self, line: Line, kind: str, result: re.Match[str]) -> None:
         run = self.open.get(line.tag)
         if run and (run.begun or (run.failures and kind in run.seen)):
-            self._end(line.tag)
+            self.done.append(self.open.pop(line.tag))
         run = self._run(line)
         run.seen.add(kind)
         if kind == "tool":
@@ -403,9 +400,6 @@ class _Reader:
             run.said.setdefault("collective", self.command)
         run.last, self.last = line.number, run
         return run
-
-    def _end(self, tag: str) -> None:
-        self.done.append(self.open.pop(tag))
 
 
 def words_during(text: str, runs: list[NcclRun]) -> list[str]:

@@ -17,11 +17,8 @@ from pydantic import ValidationError
 from tasks.common.validation import explain
 from tasks.hardware.sku import Sku, plain_name
 
-# What can be said of a kind of machine, by name, and in which unit: a number in another unit is refused where a file is
-# read.
-#
-# GB is 10^9 bytes and GiB 2^30; Gbit/s is a port's rate, as ib_write_bw prints it, and GB/s everything that is
-# measured.
+# A check's unit is fixed: a number in another unit is refused when a file is read. GB is 10^9 bytes and GiB 2^30;
+# Gbit/s is a port's rate, as ib_write_bw prints it, and GB/s is everything that is measured.
 
 
 CHECKS = {
@@ -160,17 +157,16 @@ def _on_top(base: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(base.get(key), dict):
             merged[key] = {name: entry for name, entry in {**base[key], **value}.items() if entry is not None}
     if isinstance(output.get("collectives"), list) and isinstance(base.get("collectives"), list):
-        merged["collectives"] = _collectives([*base["collectives"], *output["collectives"]])
+        # The last of each kind, scope, machines and message; without those that say no number.
+        entries = [*base["collectives"], *output["collectives"]]
+        last = {
+            tuple(entry.get(key) for key in SAME) if isinstance(entry, dict) else at: entry
+            for at, entry in enumerate(entries)
+        }
+        merged["collectives"] = [
+            entry for entry in last.values() if not isinstance(entry, dict) or set(entry) & {"norm", "warn", "fail"}
+        ]
     return merged
-
-
-def _collectives(entries: list[Any]) -> list[Any]:
-    """The last of each kind, scope, machines and message; without those that say no number."""
-    last = {
-        tuple(entry.get(key) for key in SAME) if isinstance(entry, dict) else at: entry
-        for at, entry in enumerate(entries)
-    }
-    return [entry for entry in last.values() if not isinstance(entry, dict) or set(entry) & {"norm", "warn", "fail"}]
 
 
 def _said(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Machines as a plan sees them, of a size's file or of a GPU's name: rates and room in plain units (tasks/hardware/machine.py).
+"""Machines as a plan sees them, made of a size's file or of a GPU's name: rates and room in plain SI units.
 
 A number that a file lacks is assumed, cautiously, and named: the plan warns of it. What the qualification measured comes first.
 """
@@ -14,8 +14,56 @@ from typing import Any
 import yaml
 
 from tasks.hardware.files import FOLDER, LOADER, find_sku, read_sku
-from tasks.hardware.machine import Machine
 from tasks.hardware.sku import Number, Sku, plain_name
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All rates are of one direction, bytes or operations a second."""
+
+    name: str
+    gpu: str
+    gpus: int
+    """Of one machine."""
+    memory_bytes: int
+    """Of one GPU, as the vendor counts it: 80 GB of an A100 are 80 GiB less what the firmware keeps."""
+    usable_memory_bytes: int
+    """Of one GPU, what a training process can take: without the driver's and CUDA's own."""
+    peak_flops: Mapping[str, float]
+    """Dense operations a second by precision: bf16, fp16, fp32, fp8."""
+    achievable_flops: Mapping[str, float]
+    """What the best matmul reaches (MAMF); no plan is above it."""
+    memory_bandwidth: float
+    link_bandwidth: float
+    """Bus bandwidth, as nccl-tests count, of a large all-reduce between the GPUs of one machine."""
+    network_bandwidth: float
+    """Bus bandwidth of a large all-reduce over machines, per GPU of the machine: all its adapters over all its GPUs; 0: none."""
+    ethernet_bandwidth: float
+    """Of one machine, to storage."""
+    host_bandwidth: float
+    """Of one GPU to its host's memory (PCIe, or NVLink-C2C)."""
+    host_memory_bytes: int
+    nvme_write_bandwidth: float
+    """Of one machine's local disks; 0: none."""
+    vcpus: int
+    family: str = ""
+    """Azure's quota family; empty for a generic machine."""
+    tops_out_at: int = 0
+    """Most machines that one job may have (Azure ML: 100 with RDMA); 0: no limit known."""
+    link_gpus: int = 0
+    """GPUs that its links join, over several machines where these share switches (72 in an NVL72); 0: those of one machine."""
+    nvme_bytes: float = 0.0
+    """Room on one machine's local disks."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Field -> where its number is from."""
+    assumed: tuple[str, ...] = ()
+    """Fields for which no number was found, and a cautious one was taken: they are warnings of the plan."""
+
+    @property
+    def joined(self) -> int:
+        """GPUs that talk over links, not over the network."""
+        return max(self.gpus, self.link_gpus)
+
 
 GPUS = "_gpus.yaml"
 GB, GIB, TIB, TERA, GBIT = 1e9, 1 << 30, 1 << 40, 1e12, 1e9 / 8
@@ -95,7 +143,19 @@ def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool 
         raise ValueError(
             f"{name} has no GPUs that its file tells of: a plan of a case needs them; `headway hardware` lists sizes"
         )
-    peak, achievable = _flops(read)
+    # Peak and achievable by precision; a precision that the GPU has no rate for is left out of both.
+    peak = {dtype: read.get(f"peak_{dtype}_tflops", "peak_flops", TERA) for dtype in DTYPES}
+    peak = {dtype: rate for dtype, rate in peak.items() if rate}
+    bf16 = read.get("achievable_bf16_tflops", "achievable_flops", TERA)
+    share = bf16 / peak["bf16"] if bf16 and "bf16" in peak else 0.0
+    if not share:
+        share = ACHIEVABLE.get(read.sku.vendor, min(ACHIEVABLE.values()))
+        read.assumed.append("achievable_flops")
+    shares = {"fp8": min(share, FP8_ACHIEVABLE)}
+    achievable = {
+        dtype: read.get(f"achievable_{dtype}_tflops", "achievable_flops", TERA) or rate * shares.get(dtype, share)
+        for dtype, rate in peak.items()
+    }
     ports, gbit = read.get("infiniband_ports", "network_bandwidth"), read.get("infiniband_gbit_s", "network_bandwidth")
     return Machine(
         name=name,
@@ -124,23 +184,6 @@ def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool 
         sources=read.sources,
         assumed=tuple(dict.fromkeys(read.assumed)),
     )
-
-
-def _flops(read: _Reader) -> tuple[dict[str, float], dict[str, float]]:
-    """Peak and achievable by precision; a precision that the GPU has no rate for is left out of both."""
-    peak = {dtype: read.get(f"peak_{dtype}_tflops", "peak_flops", TERA) for dtype in DTYPES}
-    peak = {dtype: rate for dtype, rate in peak.items() if rate}
-    bf16 = read.get("achievable_bf16_tflops", "achievable_flops", TERA)
-    share = bf16 / peak["bf16"] if bf16 and "bf16" in peak else 0.0
-    if not share:
-        share = ACHIEVABLE.get(read.sku.vendor, min(ACHIEVABLE.values()))
-        read.assumed.append("achievable_flops")
-    shares = {"fp8": min(share, FP8_ACHIEVABLE)}
-    achievable = {
-        dtype: read.get(f"achievable_{dtype}_tflops", "achievable_flops", TERA) or rate * shares.get(dtype, share)
-        for dtype, rate in peak.items()
-    }
-    return peak, achievable
 
 
 def _link(read: _Reader) -> float:

@@ -2,6 +2,8 @@
 
 Pure. A home's own files, and those of `headway qualify --record`, stand in `hardware/` of the home and come first; files.py reads
 them. What is made of the numbers is tasks/qualification. A file is never written by the run that it judges. See docs/hardware.md.
+
+Among the numbers stands the environment that NCCL, and RCCL on AMD, should have; who sets it is the backend.
 """
 
 from __future__ import annotations
@@ -178,3 +180,20 @@ def load_sku(name: str, *folders: Path) -> Sku:
     from tasks.hardware.files import find_sku, read_sku
 
     return read_sku(find_sku(name, *folders), *folders)
+
+
+def nccl_environment(name: str, *folders: Path) -> dict[str, str]:
+    """Variables for the ranks on a VM size, the topology file among them; size names as Azure writes them, in any case.
+
+    Raises ValueError for a size of which nothing is known.
+    """
+    sku = load_sku(name, *folders)
+    return {**sku.environment, **({"NCCL_TOPO_FILE": sku.topology} if sku.topology else {})}
+
+
+def topology_file(name: str, *folders: Path) -> str:
+    """Where the machines' image has NCCL's topology file, which a container must see too; empty where there is none.
+
+    Raises ValueError for a size of which nothing is known.
+    """
+    return load_sku(name, *folders).topology

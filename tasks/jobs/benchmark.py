@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.config.qualification import CheckName
 from tasks.jobs.node.runtime import Rank, main
-from tasks.jobs.qualify import collectives, compute, health, soak, storage, training
+from tasks.jobs.qualify import compute, health, soak, steps, storage, training
 from tasks.jobs.qualify.bench import Bench
 
 GROUPS: dict[CheckName, Callable[[Bench], None]] = {
@@ -22,8 +22,8 @@ GROUPS: dict[CheckName, Callable[[Bench], None]] = {
     "compute": compute.measure,
     "memory": compute.measure_memory,
     "storage": storage.measure,
-    "collectives": collectives.measure,
-    "pairs": collectives.measure_pairs,
+    "collectives": steps.measure,
+    "pairs": steps.measure_pairs,
     "training": training.measure,
     "soak": soak.measure,
 }

@@ -25,11 +25,10 @@ from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.code_suite import code
 from tasks.jobs.evaluation.figures import figures, metrics
-from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for, read_heldout
+from tasks.jobs.evaluation.heldout import HELDOUT, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.labelled import labelled
-from tasks.jobs.evaluation.leakage import leakage, toxicity
 from tasks.jobs.evaluation.lm_eval_suite import lm_eval
-from tasks.jobs.evaluation.memorisation import memorisation
+from tasks.jobs.evaluation.probes import leakage, memorisation, toxicity
 from tasks.jobs.evaluation.scoring import Scored, by_position, context_of, joined, load_measured, longest, score
 from tasks.jobs.evaluation.suites import Bench, Measure, run_suites
 from tasks.jobs.node.runtime import Rank, main
@@ -73,7 +72,16 @@ def run(rank: Rank) -> dict[str, Any]:
         rank=rank,
         config=config,
     )
-    evaluation |= _context(model, encoded, scored, rank=rank, config=config, context=context)
+    # How long a text the model takes, and its bits by position. Joined rows are as long as those that it was trained
+    # on.
+    path = rank.inputs["checkpoint"] / "training.json"
+    trained = min(int(read_json(path)["sequence_length"]), context) if path.is_file() else 0
+    reached = measured = longest(encoded, context)
+    rows = None
+    if reached < trained and (long := joined(encoded, trained)):
+        rows, measured = score(model, long, context=context, rank=rank).positions, trained
+    lengths = {"declared": measured if context == trained else context, "measured": measured}
+    evaluation |= {"context": lengths, "positions": by_position(scored.positions, rows, config, reached=reached)}
     evaluation["heldout"] = {"documents": len(heldout.texts), "available": heldout.available, "share": heldout.share}
     evaluation["suites"], seconds = run_suites(bench, SUITES)
     write_json(rank.output / "documents.json", documents)
@@ -82,23 +90,6 @@ def run(rank: Rank) -> dict[str, Any]:
         write_json(rank.output / "sources.json", {"own": rank.settings["source"], "others": payload})
     write_json(rank.output / "evaluation.json", evaluation)
     return {"metrics": {**metrics(evaluation), **{f"{name}.seconds": took for name, took in seconds.items()}}}
-
-
-def _context(
-    model: Any, encoded: Encoded, scored: Scored, *, rank: Rank, config: EvaluationConfig, context: int
-) -> dict[str, Any]:
-    """How long a text the model takes, and its bits by position. Joined rows are as long as those that it was trained on.
-
-    One that was trained here takes what was measured; one that came with a longer context keeps that.
-    """
-    path = rank.inputs["checkpoint"] / "training.json"
-    trained = min(int(read_json(path)["sequence_length"]), context) if path.is_file() else 0
-    reached = measured = longest(encoded, context)
-    rows = None
-    if reached < trained and (long := joined(encoded, trained)):
-        rows, measured = score(model, long, context=context, rank=rank).positions, trained
-    payload = {"declared": measured if context == trained else context, "measured": measured}
-    return {"context": payload, "positions": by_position(scored.positions, rows, config, reached=reached)}
 
 
 def _others(
@@ -128,26 +119,20 @@ def _columns(heldout: Heldout, scored: Scored) -> dict[str, Any]:
 
 def _beside(tokens: Path, heldout: Heldout) -> dict[str, Any]:
     """What each document is beside the model: bits under the n-gram models, and its kind."""
-    unigram, bigram = _ngram_bits(tokens, heldout.encoded)
+    # The n-gram models are of the training split; of one of more than `ngram.MOST_TOKENS` a sample is read.
+    vocab_size = int(read_json(tokens / "tokens.json")["vocab_size"])
+    whole: NDArray[Any] = open_tokens(tokens / "train_text_document").tokens
+    stream = ngram.sampled(whole)
+    fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.encoded.eod_id)
+    joined = np.concatenate(heldout.encoded.documents)
+    unigram, bigram = (
+        ngram.document_bits(one, joined, heldout.encoded.lengths, eod_id=heldout.encoded.context[-1]) for one in fitted
+    )
     return {
         "bigram_bits": _rounded(bigram),
         "unigram_bits": _rounded(unigram),
         "kinds": [kind_of(text) for text in heldout.texts],
     }
-
-
-def _ngram_bits(tokens: Path, heldout: Encoded) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bits of each document under the unigram and the bigram model of the training split, each of shape [documents].
-
-    Of a split of more than `ngram.MOST_TOKENS` a sample is read.
-    """
-    vocab_size = int(read_json(tokens / "tokens.json")["vocab_size"])
-    whole: NDArray[Any] = open_tokens(tokens / "train_text_document").tokens
-    stream = ngram.sampled(whole)
-    fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.eod_id)
-    joined = np.concatenate(heldout.documents)
-    unigram, bigram = (ngram.document_bits(one, joined, heldout.lengths, eod_id=heldout.context[-1]) for one in fitted)
-    return unigram, bigram
 
 
 def _rounded(bits: NDArray[np.float64]) -> list[float]:

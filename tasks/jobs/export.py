@@ -5,14 +5,21 @@ folder, "tokens": folder}.
 Without tokens there is no held-out text: nothing is said of bits per byte, and there are no variants. What is built, the golden
 answers and the proof go to the output; speeds only into the result. Judging and signing live in tasks/export.py, the parts of
 the work in tasks/jobs/exporting/. See docs/export.md.
+
+The model card is README.md with the front matter that Hugging Face's tools read. Nothing in it depends on when, where or how
+fast the export ran. The card of a trained network is tasks/jobs/training/card.py.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +30,111 @@ from tasks.common.process import write_json
 from tasks.config.serving import ExportConfig
 from tasks.evaluation.scores import Estimate
 from tasks.formats.model_folder import FILE as REFERENCE
-from tasks.jobs.exporting.card import write_card
-from tasks.jobs.exporting.comparison import Answer, Exported, Original, answer, golden_of, parity
+from tasks.jobs.exporting.comparison import (
+    Answer,
+    Exported,
+    Original,
+    Sample,
+    answer,
+    bits_a_byte,
+    bits_of,
+    golden_of,
+    interval_of,
+    parity,
+    read_sample,
+    reference_of,
+    share_worse,
+)
 from tasks.jobs.exporting.encoder import export_encoder, is_encoder
 from tasks.jobs.exporting.graph import build
-from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, interval_of, read_sample, share_worse
-from tasks.jobs.exporting.reference import reference_of
 from tasks.jobs.exporting.variants import FILE as VARIANTS
 from tasks.jobs.exporting.variants import Measured, make_variants, onnx_bytes, race
 from tasks.jobs.node.runtime import Rank, main
+from tasks.jobs.training.card import CARD, UNKNOWN_LICENSE, front_matter_of
+
+LIMITS = """## Limits
+
+It completes text, as its training data does. It was not taught to follow instructions, to refuse or to be right, and may repeat
+what it was trained on. Its evaluations are artifacts of their own: `headway lineage` shows them."""
+SERVED = """## How to use it
+
+The stage deploy serves the folder with an OpenAI-compatible API. By itself, with Headway's code:
+
+```python
+from pathlib import Path
+
+from tasks.jobs.serving.generation import Generation
+
+model = Generation(Path("FOLDER"), threads=2)
+print(model.complete(model.encode("def "), max_tokens=24).text)
+```"""
+ENCODER = """## How to use it
+
+It fills in masked tokens, and is not served by the completions endpoint. With ONNX Runtime: `model.onnx` takes `input_ids` and
+`attention_mask`, both [rows, tokens] of any size, and gives `logits` [rows, tokens, vocabulary]."""
+
+
+def lineage_digest(made_from: Sequence[str]) -> str:
+    """sha256 over all references that a model was made from, in order; the same wherever it was made."""
+    return hashlib.sha256("\n".join(sorted(made_from)).encode()).hexdigest()
+
+
+def write_card(
+    output: Path,
+    checkpoint: Path,
+    *,
+    made_from: Sequence[str],
+    proof: Mapping[str, Any],
+    bits: Estimate | None,
+    variants: Mapping[str, Any],
+    context: tuple[int, int | None] | None = None,
+) -> None:
+    """Write the card. `proof` is what parity.json holds, `bits` bits per byte with interval, `variants` as in variants.json,
+    `context` the tokens that the model takes and those that its evaluation measured it up to, where that is known.
+    """
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    encoder = "max_logit_error" in proof and "greedy_equal" not in proof
+    payload = front_matter_of(checkpoint)
+    datasets = sorted(ref for ref in made_from if ref.startswith("dataset/"))
+    matter = [
+        "library_name: onnxruntime",
+        f"pipeline_tag: {'fill-mask' if encoder else 'text-generation'}",
+        f"license: {payload.get('license', UNKNOWN_LICENSE)}",
+        *([f"base_model: {payload['base_model']}"] if "base_model" in payload else []),
+        *(["datasets:", *(f"- {ref}" for ref in datasets)] if datasets else []),
+        f"lineage_digest: {lineage_digest(made_from)}",
+        "tags:",
+        "- headway",
+        "- onnx",
+    ]
+    lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, as ONNX", ""]
+    rows = {"Largest error of a logit, against PyTorch": f"{proof['max_logit_error']:.1e}"}
+    if "greedy_equal" in proof:
+        rows["Greedy completions equal"] = f"{proof['greedy_equal']} of {proof['greedy_total']}"
+    if bits is not None:
+        rows["Bits per byte on held-out text"] = (
+            f"{bits.estimate:.4f} (95 % interval {bits.low:.4f} to {bits.high:.4f})"
+        )
+    if context is not None:
+        declared, measured = context
+        beyond = f" (measured up to {measured:,})" if measured and declared > measured else ""
+        rows["Tokens of prompt and answer"] = f"{declared:,}{beyond}"
+    lines += [
+        "## Metrics",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows.items()),
+        "",
+    ]
+    if kept := {name: value for name, value in variants.items() if value["passed"]}:
+        lines += ["## Variants", "", "| | bytes | bits per byte |", "| --- | --- | --- |"]
+        lines += (f"| `variants/{name}/` | {one['onnx_bytes']:,} | {one['loss']:+.2%} |" for name, one in kept.items())
+        lines.append("")
+    if made_from:
+        lines += ["## Made from", "", *(f"- `{ref}`" for ref in sorted(made_from))]
+    lines += ["", LIMITS, "", ENCODER if encoder else SERVED]
+    (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -74,7 +177,11 @@ def run(rank: Rank) -> dict[str, Any]:
 
 def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]:
     checkpoint = rank.inputs["checkpoint"]
-    _require_measurable(rank, config)
+    if config.variants and "tokens" not in rank.inputs:
+        raise ValueError(
+            f"export.variants is {list(config.variants)}, and there is no held-out text to measure them on: hand the export "
+            "the tokens as an input, or leave `variants` empty"
+        )
     context = config.context_length or rank.settings.get("measured")
     build(checkpoint, rank.output, precision=config.precision, context=context)
     gc.collect()  # of what the builder left
@@ -113,14 +220,6 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
     metrics = {**proof, "context_length": exported_context, "onnx_bytes": onnx_bytes(rank.output), **speeds, **measured}
     shown = {"prompt": answers[0].prompt, "completion": answers[0].onnx.text}
     return {"metrics": metrics, "golden": golden, "sample": shown, "variants": variants}
-
-
-def _require_measurable(rank: Rank, config: ExportConfig) -> None:
-    if config.variants and "tokens" not in rank.inputs:
-        raise ValueError(
-            f"export.variants is {list(config.variants)}, and there is no held-out text to measure them on: hand the export "
-            "the tokens as an input, or leave `variants` empty"
-        )
 
 
 def _loss(

@@ -59,19 +59,12 @@ class Listeners:
             listener.close()
             raise
         if port and sys.platform == "linux":
-            _take_all_connections(listener)
+            # Have the kernel give new connections to the second socket of the port's group, or to the first if it is
+            # alone.
+            instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))
+            program = struct.pack("@HP", 1, ctypes.addressof(instruction))
+            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, program)
         return listener
-
-
-def _take_all_connections(listener: socket.socket) -> None:
-    """Have the kernel give new connections to the second socket of the port's group, or to the first if it is alone.
-
-    A server of a release before this one listens on the public port itself: its queue runs dry before it is stopped. The program
-    is `return 1`; an index out of range leaves the choice to the kernel (net/core/sock_reuseport.c).
-    """
-    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 1))
-    program = struct.pack("@HP", 1, ctypes.addressof(instruction))
-    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, program)
 
 
 def main(folder: Path) -> None:

@@ -24,10 +24,9 @@ from tasks.data.corpus.reading import documents, read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import appear, gather, merge
-from tasks.data.tokenizing.pool import encode_parallel
 from tasks.data.tokenizing.splits import Splits
-from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
-from tasks.data.tokenizing.units import Work, read_receipt, unit_bytes
+from tasks.data.tokenizing.tokenizer import open_tokenizer
+from tasks.data.tokenizing.units import Work, encode_parallel, read_receipt, unit_bytes
 from tasks.jobs.node.runtime import Rank, main
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -43,7 +42,17 @@ def run(rank: Rank) -> dict[str, Any]:
     config = PreprocessingConfig.model_validate(rank.settings["preprocessing"])
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
-    tokenizer = _tokenizer(rank, config, units)
+    # The one that was handed in, or one that rank 0 trains while the others wait.
+    if given := rank.inputs.get("tokenizer"):
+        tokenizer = open_tokenizer(given)
+    else:
+        folder = rank.output / "tokenizer"
+        if rank.rank == 0 and not folder.exists():
+            rank.progress(0, 1, "training the tokenizer")
+            save_tokenizer(train_tokenizer(units, config), folder)
+        while not folder.exists():
+            time.sleep(POLL_SECONDS)
+        tokenizer = open_tokenizer(folder)
     work = Work(tokenizer, (config.text_field,), _splits(config))
     # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
     texts = _first_texts(units, config.text_field)
@@ -113,19 +122,6 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     os.replace(temporary, folder)
 
 
-def _tokenizer(rank: Rank, config: PreprocessingConfig, units: Sequence[Unit]) -> OpenedTokenizer:
-    """The one that was handed in, or one that rank 0 trains while the others wait."""
-    if given := rank.inputs.get("tokenizer"):
-        return open_tokenizer(given)
-    folder = rank.output / "tokenizer"
-    if rank.rank == 0 and not folder.exists():
-        rank.progress(0, 1, "training the tokenizer")
-        save_tokenizer(train_tokenizer(units, config), folder)
-    while not folder.exists():
-        time.sleep(POLL_SECONDS)
-    return open_tokenizer(folder)
-
-
 def _first_texts(units: Sequence[Unit], text_field: str) -> list[str]:
     """A sample that both engines are compared on: the first documents of the corpus."""
     for unit in units:
@@ -156,7 +152,14 @@ def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choic
 def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engine: Choice) -> dict[str, Any]:
     tokens = rank.output / "tokens"
     tokens.mkdir(exist_ok=True)
-    _require_documents(units, work, parts)
+    receipts = gather(units, work, parts)
+    for index, (name, _) in enumerate(work.outputs):
+        if sum(receipt.counts[index].documents for receipt in receipts) == 0:
+            fraction = work.splits.fractions[-1]
+            raise ValueError(
+                f"the {name} split has no documents: preprocessing.heldout_fraction is {fraction:g}; "
+                f"{'raise' if name == 'heldout' else 'lower'} the fraction or publish more documents"
+            )
     # Under a name that does not depend on the field: training opens it.
     outputs = [
         dataclasses.replace(output, prefix=tokens / f"{output.split}_text_document")
@@ -174,18 +177,6 @@ def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engin
     shutil.rmtree(parts)
     metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
     return {"metrics": {"vocab_size": float(tokenizer.vocab_size), **metrics}}
-
-
-def _require_documents(units: Sequence[Unit], work: Work, parts: Path) -> None:
-    """Raise ValueError, naming the setting, when a split stays without documents."""
-    receipts = gather(units, work, parts)
-    for index, (split, _) in enumerate(work.outputs):
-        if sum(receipt.counts[index].documents for receipt in receipts) == 0:
-            fraction = work.splits.fractions[-1]
-            raise ValueError(
-                f"the {split} split has no documents: preprocessing.heldout_fraction is {fraction:g}; "
-                f"{'raise' if split == 'heldout' else 'lower'} the fraction or publish more documents"
-            )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.records import all_records, last_of_each
 from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.stops import Reaction, Verdict
-from tasks.jobs.training.watch import Watch, Word, all_agree
+from tasks.jobs.training.watch import Watch, all_agree
 
 quick_imports.done()
 
@@ -94,7 +94,11 @@ class Training:
         often = execution.local_every_steps
         self.saves = Saves(rank.settings, steps=config.steps, local_every=often, group=self.groups.steps)
         self.tokens = rank.inputs["tokens"]
-        self.engine = open_engine(self._setting())
+        vocab_size, eod = vocabulary(self.tokens)
+        base = self.rank.inputs.get("base")
+        self.engine = open_engine(
+            Setting(self.rank, self.config, self.execution, vocab_size, eod, base, self.groups.steps)
+        )
         self.eod = vocabulary(self.tokens)[1] if config.mask_documents else None
         ahead, device = self.execution.prefetch_steps, self.engine.device
         self.loader = Loader(self.samples, self.shares, device=device, ahead=ahead, eod=self.eod)
@@ -129,7 +133,22 @@ class Training:
         if bad:
             self.watch.go_back(bad, result)
         self.watch.resume(self.rank, self.step)
-        self.saves.open(self.engine.saving(self._writing(self.identical)), self.step)
+        self.saves.open(
+            self.engine.saving(
+                {
+                    "root": str(self.checkpoints),
+                    "rank": self.rank.rank,
+                    "world_size": self.rank.world_size,
+                    "attempt": self.rank.attempt,
+                    "keep": int(self.rank.settings["keep_checkpoints"]),
+                    "keep_every": self.rank.settings.get("keep_every"),
+                    "local": str(self.local or ""),
+                    "log": str(self.rank.folder / "metrics.jsonl"),
+                    "identity": self.identical,
+                }
+            ),
+            self.step,
+        )
         all_agree(
             True, self.groups.patient
         )  # rank 0's snapshot is the largest: a step's patience may be too short for it
@@ -139,24 +158,6 @@ class Training:
             return None
         length, samples = self.config.sequence_length, self.execution.heldout_samples
         return Heldout(self.tokens, length=length, samples=samples, shares=self.shares, eod=self.eod)
-
-    def _setting(self) -> Setting:
-        vocab_size, eod = vocabulary(self.tokens)
-        base = self.rank.inputs.get("base")
-        return Setting(self.rank, self.config, self.execution, vocab_size, eod, base, self.groups.steps)
-
-    def _writing(self, identical: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "root": str(self.checkpoints),
-            "rank": self.rank.rank,
-            "world_size": self.rank.world_size,
-            "attempt": self.rank.attempt,
-            "keep": int(self.rank.settings["keep_checkpoints"]),
-            "keep_every": self.rank.settings.get("keep_every"),
-            "local": str(self.local or ""),
-            "log": str(self.rank.folder / "metrics.jsonl"),
-            "identity": identical,
-        }
 
     def go(self) -> None:
         """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""
@@ -189,7 +190,15 @@ class Training:
         with self.meter.part("profile"):
             self.profile.before(step)
         rate = learning_rate(self.config, step)
-        word = self._gradients()
+        # Gradients of the global batch, averaged over its samples; returns what all ranks know then.
+        self.consumed = self.watch.next_position(self.consumed)
+        with self.meter.part("data"):
+            batches = self.loader.take(self.consumed)
+        self.watch.probe(self.engine, batches, self.step + 1)
+        with self.meter.part("compute"):
+            loss = self.engine.gradients(batches, self.meter)
+        with self.meter.part("communication"):
+            word = self.watch.exchange(loss, batches, self.meter)
         with self.meter.part("compute"):
             norm = self.engine.clip()
             verdict = self.watch.judge(step, self.consumed, word.loss, norm)
@@ -235,17 +244,6 @@ class Training:
         waited, self.waited = self.waited, {}
         position = {"consumed": self.consumed, "samples_crc32": int(samples), "world_size": self.rank.world_size}
         return {**position, **waited}
-
-    def _gradients(self) -> Word:
-        """Gradients of the global batch, averaged over its samples; returns what all ranks know then."""
-        self.consumed = self.watch.next_position(self.consumed)
-        with self.meter.part("data"):
-            batches = self.loader.take(self.consumed)
-        self.watch.probe(self.engine, batches, self.step + 1)
-        with self.meter.part("compute"):
-            loss = self.engine.gradients(batches, self.meter)
-        with self.meter.part("communication"):
-            return self.watch.exchange(loss, batches, self.meter)
 
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)

@@ -2,7 +2,7 @@
 
 What is ours is around it: the checkpoint that it goes on from is verified first, what it saves is hashed and committed
 (megatron/commits.py), its log becomes `metrics.jsonl` (megatron/following.py), its last checkpoint a Hugging Face folder
-(megatron/converting.py). Its arguments: tasks/formats/megatron_arguments.py. Which stage starts it: tasks/train.py. Ranks of
+(megatron/child.py). Its arguments: tasks/formats/megatron_arguments.py. Which stage starts it: tasks/train.py. Ranks of
 torchrun agree in torchrun's own store, for Megatron has the process group. See docs/megatron.md.
 """
 
@@ -30,9 +30,8 @@ from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import TRAIN, vocabulary
 from tasks.jobs.data.sources import corpora, open_source, shares_by_name, source_identity
-from tasks.jobs.megatron.child import Child, Following, Neighbours, require_checkout
+from tasks.jobs.megatron.child import Child, Following, Neighbours, convert, require_checkout
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
-from tasks.jobs.megatron.converting import convert
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import write_account
@@ -55,16 +54,7 @@ def run(rank: Rank) -> dict[str, Any]:
     config = TrainingConfig.model_validate(rank.settings["training"])
     execution = ExecutionConfig.model_validate(rank.settings["execution"])
     require_checkout(Path(execution.megatron.checkout))
-    _require_ranks_fit(rank, execution)
-    open_source(rank.inputs, config, execution)
-    require_apart(rank, config, execution)
-    start = _agree(rank, config, execution)
-    rank = replace(rank, attempt=int(start["attempt"]))
-    return Training(rank, config, execution, start).go()
-
-
-def _require_ranks_fit(rank: Rank, execution: ExecutionConfig) -> None:
-    """Raises ValueError for a number of ranks, or a launcher, that Megatron cannot use."""
+    # Raises ValueError for a number of ranks, or a launcher, that Megatron cannot use.
     if rank.world_size % execution.ranks_a_copy:
         raise ValueError(
             f"{rank.world_size} ranks do not divide by execution.tensor_parallel x pipeline_parallel x context_parallel = "
@@ -76,6 +66,21 @@ def _require_ranks_fit(rank: Rank, execution: ExecutionConfig) -> None:
         )
     if rank.world_size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ValueError("the engine megatron needs torchrun: set cluster.launcher to torchrun")
+    open_source(rank.inputs, config, execution)
+    require_apart(rank, config, execution)
+    # Rank 0 claims an attempt, chooses a checkpoint, and writes what is to be started; the others take its word.
+    store = _store() if rank.world_size > 1 else None
+    if rank.rank:
+        assert store
+        start = dict(json.loads(store.get("start")))
+    else:
+        output = _prepare(rank, config, execution)
+        if store:
+            store.set("start", json.dumps(output))
+        start = output
+    del store  # its connection is not held while Megatron trains
+    rank = replace(rank, attempt=int(start["attempt"]))
+    return Training(rank, config, execution, start).go()
 
 
 def _identity(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
@@ -89,18 +94,6 @@ def _identity(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) ->
     fixed = layout if execution.megatron.flavour == "megatron-deepspeed" else {}
     same = identity(config, source_identity(rank.inputs, config))
     return {**same, "megatron": {"flavour": execution.megatron.flavour, **fixed}}
-
-
-def _agree(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> dict[str, Any]:
-    """Rank 0 claims an attempt, chooses a checkpoint, and writes what is to be started; the others take its word."""
-    store = _store() if rank.world_size > 1 else None
-    if rank.rank:
-        assert store
-        return dict(json.loads(store.get("start")))
-    output = _prepare(rank, config, execution)
-    if store:
-        store.set("start", json.dumps(output))
-    return output
 
 
 def _store() -> PrefixStore:
@@ -122,7 +115,16 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     own.mkdir(parents=True)
     if manifest:
         link_verified(checkpoints, manifest, own / "load")
-    micro = _micro_batch(rank, config, execution)
+    # Halved for every time that memory did not suffice, until it divides what a data-parallel rank computes.
+    data_parallel = rank.world_size // execution.ranks_a_copy
+    if config.global_batch_size % (config.micro_batch_size * data_parallel):
+        raise ValueError(
+            f"global_batch_size {config.global_batch_size} does not divide into micro batches of {config.micro_batch_size} on "
+            f"{data_parallel} data-parallel ranks"
+        )
+    micro = max(1, config.micro_batch_size // 2 ** int(rank.settings.get("smaller_batches", 0)))
+    while config.global_batch_size // data_parallel % micro:
+        micro -= 1
     # Of a mixture, shares and prefixes in turn: Megatron draws from them by itself.
     resumed = manifest is not None
     prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
@@ -145,20 +147,6 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     output = {"attempt": attempt, "step": manifest.step if manifest else 0, "arguments": arguments, "held": before}
     write_json(own / "start.json", output)
     return {**output, "log_offset": log.stat().st_size if log.exists() else 0}
-
-
-def _micro_batch(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> int:
-    """Halved for every time that memory did not suffice, until it divides what a data-parallel rank computes."""
-    data_parallel = rank.world_size // execution.ranks_a_copy
-    if config.global_batch_size % (config.micro_batch_size * data_parallel):
-        raise ValueError(
-            f"global_batch_size {config.global_batch_size} does not divide into micro batches of {config.micro_batch_size} on "
-            f"{data_parallel} data-parallel ranks"
-        )
-    micro = max(1, config.micro_batch_size // 2 ** int(rank.settings.get("smaller_batches", 0)))
-    while config.global_batch_size // data_parallel % micro:
-        micro -= 1
-    return micro
 
 
 class Training:
@@ -185,7 +173,19 @@ class Training:
     def _train(self) -> None:
         log = self.rank.folder / "logs" / f"rank-{self.rank.rank}.log"
         child = Child(Path(self.execution.megatron.checkout), self.start["arguments"], log=log)
-        commits = Committing(self._saves())
+        save = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "save"
+        writing = Writing(
+            root=str(self.checkpoints),
+            rank=self.rank.rank,
+            world_size=self.rank.world_size,
+            attempt=self.rank.attempt,
+            keep=int(self.rank.settings["keep_checkpoints"]),
+            keep_every=self.rank.settings.get("keep_every"),
+            log=str(self.rank.folder / "metrics.jsonl"),
+            identity=self.identity,
+            own=True,
+        )
+        commits = Committing(Saves(save, writing, global_batch=self.config.global_batch_size))
         neighbours = Neighbours(self.rank.folder / "ranks")
         commits.start()
         try:
@@ -217,28 +217,22 @@ class Training:
         if self.log:
             self.log.look()
 
-    def _saves(self) -> Saves:
-        save = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "save"
-        writing = Writing(
-            root=str(self.checkpoints),
-            rank=self.rank.rank,
-            world_size=self.rank.world_size,
-            attempt=self.rank.attempt,
-            keep=int(self.rank.settings["keep_checkpoints"]),
-            keep_every=self.rank.settings.get("keep_every"),
-            log=str(self.rank.folder / "metrics.jsonl"),
-            identity=self.identity,
-            own=True,
-        )
-        return Saves(save, writing, global_batch=self.config.global_batch_size)
-
     def _finish(self) -> dict[str, Any]:
         """Convert the last checkpoint, verified once more, and write what the stage publishes."""
         tokens = self.rank.inputs["tokens"]
         vocab = vocabulary(tokens)
+        # A folder with the checkpoint of the last step; RuntimeError when Megatron ended without it.
+        manifest = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
+        if not manifest or manifest.step != self.config.steps:
+            raise RuntimeError(
+                f"pretrain_gpt.py ended, but its last checkpoint is of step {manifest.step if manifest else 0}"
+            )
+        folder = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "converted"
+        shutil.rmtree(folder, ignore_errors=True)
+        link_verified(self.checkpoints, manifest, folder)
         convert(
             self.config,
-            self._last(),
+            folder,
             self.rank.output,
             vocab=vocab,
             tokenizer=tokens / "tokenizer",
@@ -255,18 +249,6 @@ class Training:
             "metrics": {**figures, "tokens_per_second": figures["tokens"] / self.config.steps / step, **beside},
             "resumed_from_step": int(self.start["step"]) or None,
         }
-
-    def _last(self) -> Path:
-        """A folder with the checkpoint of the last step; RuntimeError when Megatron ended without it."""
-        manifest = choose(self.checkpoints, self.identity, attempt=self.rank.attempt)
-        if not manifest or manifest.step != self.config.steps:
-            raise RuntimeError(
-                f"pretrain_gpt.py ended, but its last checkpoint is of step {manifest.step if manifest else 0}"
-            )
-        folder = self.rank.folder / "megatron" / f"attempt-{self.rank.attempt}" / "converted"
-        shutil.rmtree(folder, ignore_errors=True)
-        link_verified(self.checkpoints, manifest, folder)
-        return folder
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ How it gets there is spool.py and publish.py.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -160,6 +162,21 @@ def output_tags(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _counted(versions: Mapping[str, str]) -> str:
     """A hundred thousand files have as many Blob versions: how many, and a digest to compare two lists by."""
     return f"{len(versions)} files, sha256 {digest(dict(versions))}"
+
+
+RESULTS_TABLE = "eval_results_table.json"
+"""The name that `mlflow.evaluate` gives the table of its results, by which MLflow's page and API find it."""
+RESULTS_TAG = {"mlflow.loggedArtifacts": json.dumps([{"path": RESULTS_TABLE, "type": "table"}])}
+MOST_ROWS = 10_000
+"""Of a table: MLflow's page takes all of it into the browser."""
+
+
+def results_table(columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """A table by columns, of one length, in the form in which MLflow keeps tables; the first MOST_ROWS rows."""
+    return {
+        "columns": list(columns),
+        "data": [list(row) for row in islice(zip(*columns.values(), strict=True), MOST_ROWS)],
+    }
 
 
 def version_tags(facts: Mapping[str, str]) -> dict[str, str]:

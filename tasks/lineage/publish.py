@@ -8,7 +8,9 @@ laid into `refused.jsonl`, and the next one is told. Beside it, only database.py
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import mlflow
 from mlflow.entities import Dataset as MlflowDataset
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput, LoggedModelStatus, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -31,12 +33,20 @@ PATIENCE_SECONDS = 600.0
 TEXT_LENGTH = 5000
 """Of a parameter or a tag: what every tracking server takes."""
 NOTE = "mlflow.note.content"
+DIGEST_LENGTH = 36
+"""Of a dataset: what a server takes."""
 AWAITED = "headway.previous_ref"
 """Tag of a registered model: the version that the alias `previous` is to have once it is told."""
 REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 """What comes back however often the same event is told. A wrong password or a missing server is none of these."""
 POINTS_AT_ONCE = 1000
 """What MLflow takes in one call."""
+LOADABLE = "models:/"
+"""How the source of a version begins that MLflow can open; an older release wrote the place in our store."""
+REFUSED_UPLOADS = (400, 403, 404, 405, 413)
+"""HTTP's answers to an upload that come back however often it is tried."""
+UNKNOWN_THERE = ("ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED", "FEATURE_DISABLED")
+"""What a server without models of MLflow 3 answers."""
 Told = tuple[dict[str, Any], int]
 """An event, and its length in the spool in bytes."""
 
@@ -57,7 +67,7 @@ class Publisher:
         self.writer: dict[str, Any] = state.get("writer", {})
         self.tracking_uri: str = state.get("tracking_uri", "")
         self.experiment: dict[str, str] = state.get("experiment", {"name": EXPERIMENT, "note": ""})
-        self.client: mlflow.MlflowClient = mlflow.MlflowClient(self.tracking_uri) if self.tracking_uri else None
+        self.client: mlflow.MlflowClient = _client(self.tracking_uri) if self.tracking_uri else None
         self.closed = False
 
     def follow(self) -> None:
@@ -140,7 +150,7 @@ class Publisher:
         self.writer, self.tracking_uri = event["writer"], event["tracking_uri"]
         self.experiment = {"name": event.get("experiment", EXPERIMENT), "note": event.get("note", "")}
         prepare(self.tracking_uri)
-        self.client = mlflow.MlflowClient(self.tracking_uri)
+        self.client = _client(self.tracking_uri)
 
     def _on_start_run(self, event: dict[str, Any]) -> None:
         experiment = self._experiment()
@@ -163,7 +173,7 @@ class Publisher:
             DatasetInput(
                 MlflowDataset(
                     each["name"],
-                    each["digest"][:36],
+                    each["digest"][:DIGEST_LENGTH],
                     "headway",
                     json.dumps(each.get("source") or {"uri": each["uri"], "ref": each["ref"]}),
                     profile=json.dumps(each["profile"]) if "profile" in each else None,
@@ -187,7 +197,7 @@ class Publisher:
             self.client.log_artifact(self._id(event), event["path"])
 
     def _on_register(self, event: dict[str, Any]) -> None:
-        name, source = event["name"], self._source(event)
+        name = event["name"]
         try:
             self.client.create_registered_model(name, description=event.get("about"))
         except MlflowException as error:
@@ -195,16 +205,98 @@ class Publisher:
                 raise
         # MLflow compares nothing when it sets an alias: two publishers that look first and set then would undo each other's.
         with process.locked(self.folder.parent.with_name("lineage.lock")):
-            known = [v for v in self.client.search_model_versions(f"name='{name}'") if v.source == source]
-            version = known[0] if known else self._new_version(event, source)
+            version = self._version(event)
             self._point(name, event, str(version.version))
             self._point_awaited(name, event["tags"].get("headway.ref"), str(version.version))
 
-    def _new_version(self, event: dict[str, Any], source: str) -> Any:
-        tags = {**event["tags"], "headway.uri": event["uri"]}
+    def _version(self, event: dict[str, Any]) -> Any:
+        """The version of an event's model, made where there is none. One that MLflow can load comes before one that it cannot."""
+        place, ref = self._source(event), event["tags"].get("headway.ref")
+        versions = self.client.search_model_versions(f"name='{event['name']}'")
+        known = [each for each in versions if each.source == place or (ref and each.tags.get("headway.ref") == ref)]
+        known.sort(key=lambda each: not each.source.startswith(LOADABLE))
+        loadable = bool(known) and known[0].source.startswith(LOADABLE)
+        model_id = known[0].source.removeprefix(LOADABLE) if loadable else self._logged_model(event)
+        if model_id and "model" in event:
+            try:
+                self._link_model(event, model_id)
+            except MlflowException as error:
+                if error.error_code not in (*REFUSED, *UNKNOWN_THERE):
+                    raise
+                print(f"{event['name']} is registered without what was measured of it: {error}", file=sys.stderr)
+        if known and (loadable or not model_id):
+            return known[0]
         return self.client.create_model_version(
-            event["name"], source=source, run_id=self._id(event), tags=tags, description=event.get("note")
+            event["name"],
+            source=f"{LOADABLE}{model_id}" if model_id else place,
+            run_id=self._id(event),
+            tags={**event["tags"], "headway.uri": event["uri"]},
+            description=event.get("note"),
+            model_id=model_id,
         )
+
+    def _logged_model(self, event: dict[str, Any]) -> str | None:
+        """MLflow's identity of the model of an event, with its folder uploaded.
+
+        None without a folder, and where the server knows no such models: the version is registered all the same.
+        """
+        if "model" not in event:
+            return None
+        try:
+            return self._log_model(event)
+        except (OSError, MlflowException) as error:  # an upload's HTTPError is an OSError
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            refused = isinstance(error, FileNotFoundError) or status in REFUSED_UPLOADS
+            if isinstance(error, MlflowException):
+                refused = error.error_code in (*REFUSED, *UNKNOWN_THERE)
+            if not refused:
+                raise
+            print(f"{event['name']} is registered by its place alone: {error}", file=sys.stderr)
+            return None
+
+    def _log_model(self, event: dict[str, Any]) -> str:
+        from mlflow.models import Model  # it takes seconds to import, and most spools register nothing
+
+        from tasks.lineage.model_folder import write_model_folder
+
+        self._id(event)  # raises RefusedError where the start of the run was laid aside
+        known, given = self.runs[event["run"]], event["model"]
+        ref = event["tags"].get("headway.ref", "")
+        logged = self.client.search_logged_models([known["experiment"]], f"tags.`headway.ref` = '{ref}'", max_results=1)
+        model = (
+            logged[0]
+            if logged
+            else self.client.create_logged_model(
+                known["experiment"], re.sub(r"[/:.%\"']", "_", event["name"]), known["id"], tags=event["tags"]
+            )
+        )
+        if model.status != LoggedModelStatus.READY:
+            with tempfile.TemporaryDirectory(dir=self.folder) as place:
+                folder, weights = Path(place) / "model", Path(given["weights"]) if given["weights"] else None
+                about = Model(artifact_path=model.artifact_location, run_id=known["id"], model_id=model.model_id)
+                write_model_folder(folder, Path(given["path"]), weights=weights, model=about)
+                self.client.log_model_artifacts(model.model_id, str(folder))
+            self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+        return str(model.model_id)
+
+    def _link_model(self, event: dict[str, Any], model_id: str) -> None:
+        """Have the model be an output of the run, and carry what was measured of it, each value with the run that measured it."""
+        run = self._id(event)
+        outputs = self.client.get_run(run).outputs
+        if model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
+            self.client.log_outputs(run, [LoggedModelOutput(model_id, 0)])  # which MLflow refuses the second time
+        for measured in event["model"]["measured"]:
+            by = self.runs.get(measured["run"], {"id": run})["id"]
+            on = measured.get("dataset", {})
+            named = {"dataset_name": on["name"], "dataset_digest": on["digest"][:DIGEST_LENGTH]} if on else {}
+            # The very points that the run has: another time would be a second point of the same step.
+            points = [
+                next(iter(self.client.get_metric_history(by, key)[-1:]), Metric(key, value, event["time"], 0))
+                for key, value in measured["metrics"].items()
+            ]
+            metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=model_id, **named) for p in points]
+            for start in range(0, len(metrics), POINTS_AT_ONCE):
+                self.client.log_batch(by, metrics=metrics[start : start + POINTS_AT_ONCE])
 
     def _point(self, name: str, event: dict[str, Any], version: str) -> None:
         """Move an alias, unless a spool that was told earlier moved it later; with the champion's, what hangs on it."""
@@ -225,8 +317,9 @@ class Publisher:
             wanted = before if before != version else ""
         else:
             versions = self.client.search_model_versions(f"name='{name}'") if event["previous"] else []
-            known = (each for each in versions if each.tags.get("headway.ref") == event["previous"])
-            wanted = str(next((each.version for each in known), ""))
+            known = [each for each in versions if each.tags.get("headway.ref") == event["previous"]]
+            known.sort(key=lambda each: not each.source.startswith(LOADABLE))
+            wanted = str(known[0].version if known else "")
         if wanted:
             self.client.set_registered_model_alias(name, "previous", wanted)
         elif "previous" in event:
@@ -276,6 +369,12 @@ class Publisher:
         if result.lifecycle_stage != "active":
             self.client.restore_experiment(result.experiment_id)
         return str(result.experiment_id)
+
+
+def _client(tracking_uri: str) -> mlflow.MlflowClient:
+    """A client; what MLflow itself looks up on the way (`models:/ID` as a source) goes to the same place."""
+    mlflow.set_tracking_uri(tracking_uri)
+    return mlflow.MlflowClient(tracking_uri)
 
 
 def _grouped(entries: list[Told]) -> Iterator[list[Told]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tasks.common import process
 from tasks.common.redaction import redact, redact_value
+from tasks.config.base import copies_weights
 
 EXPERIMENT = "headway"
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
@@ -35,6 +36,7 @@ class Spool:
                 "MLFLOW_TRACKING_URI holds a password, and addresses are written down: name the server without it, and put user "
                 "and password into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
+        copies_weights()  # a wrong word is refused as the run begins, and not when its model is registered
         self.folder = home / "lineage" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(parents=True)
         self._events = open(self.folder / "events.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
@@ -82,14 +84,17 @@ class Spool:
         note: str = "",
         about: str = "",
         previous: str | None = None,
+        model: dict[str, Any] | None = None,
     ) -> None:
         """Register a model version and point an alias to it. Whom the champion's alias moves to challenges nobody any more.
 
         `note` describes the version, `about` the model. `previous` is the reference of the version that the alias of this name
-        stands for then; empty: none; None: what the champion's alias pointed to before.
+        stands for then; empty: none; None: what the champion's alias pointed to before. `model` is what MLflow makes a model of
+        that can be loaded (tasks/registry/logged_model.py); without it, only the name and place are registered.
         """
         output = {"run": run, "name": name, "uri": uri, "alias": alias, "tags": tags, "note": note, "about": about}
-        self._append("register", **output, **({} if previous is None else {"previous": previous}))
+        more = {"previous": previous, "model": model}
+        self._append("register", **output, **{name: value for name, value in more.items() if value is not None})
 
     def end_run(self, run: str, status: str, *, tags: dict[str, str]) -> None:
         """Close a run: FINISHED, FAILED or KILLED."""

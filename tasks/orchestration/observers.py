@@ -5,8 +5,9 @@ Values and a protocol only; the frame that calls them is tasks/orchestration/run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tasks.common.errors import Cancelled, GateFailed
@@ -26,6 +27,11 @@ class Shown:
     """Those that stand on the flow's run in MLflow as well; all are on the stage's own."""
     part: str = ""
     """A file of its last output that the run's report has a part of its own for."""
+    pages: str = ""
+    """Pattern of the pages that it leaves in the home, with the first 16 digits of its key as `{key}`: linked from the report,
+    Prefect's page and its run in MLflow, also where its result is reused."""
+    table: str = ""
+    """A JSON file of its last output that holds a table by columns: MLflow's page shows it as results of an evaluation."""
 
     def text(self, metrics: dict[str, float]) -> str:
         """The line with its numbers; empty where one of them is not known."""
@@ -51,10 +57,18 @@ class Outcome:
     why: str = ""
     """Why it would run, or is reused; for people."""
     shown: Shown = Shown()
+    run: str = ""
+    """Its run in the flow's spool, by the spool's own identity."""
+
+    def pages(self, home: Path) -> list[Path]:
+        """The pages about it that lie in the home; of one name the newest, by the name of its folder."""
+        pattern = self.shown.pages.format(key=self.key[:16]) if self.key else ""
+        pages = sorted(home.glob(pattern), key=lambda page: page.parent.name) if pattern else []
+        return sorted({page.name: page for page in pages}.values())
 
     def plain(self) -> dict[str, Any]:
-        """What is written down; how it is shown is declared in the code."""
-        return {name: value for name, value in asdict(self).items() if name != "shown"}
+        """What is written down; how it is shown is declared in the code, and the spool knows its runs."""
+        return {name: value for name, value in asdict(self).items() if name not in ("shown", "run")}
 
 
 class Observer(Protocol):
@@ -67,6 +81,10 @@ class Observer(Protocol):
         ...
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None: ...
+
+    def measured(self, stage: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Records of the stage's job came, as metrics.jsonl of its folder has them: in training one a step."""
+        ...
 
     def happened(self, stage: str, kind: str, text: str) -> None:
         """Something happened to the stage's job: `kind` as tasks/compute/polling.py names it, and a sentence."""
@@ -96,6 +114,9 @@ class Unobserved:
         return None
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        return None
+
+    def measured(self, stage: str, records: Sequence[Mapping[str, Any]]) -> None:
         return None
 
     def happened(self, stage: str, kind: str, text: str) -> None:
@@ -128,6 +149,10 @@ class Observers:
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         for one in self.all:
             one.progress(stage, done, total, text, seconds_left)
+
+    def measured(self, stage: str, records: Sequence[Mapping[str, Any]]) -> None:
+        for one in self.all:
+            one.measured(stage, records)
 
     def happened(self, stage: str, kind: str, text: str) -> None:
         for one in self.all:

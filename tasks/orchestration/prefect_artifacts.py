@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.common.redaction import redact_value
@@ -80,13 +82,17 @@ def flush(patience: float = 0.0) -> None:
         _kept.popleft()
 
 
-def leave_note(outcome: Outcome) -> None:
-    """Attach a stage's summary, and its checks as a table, to the running task."""
+def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
+    """Attach a stage's summary, its checks as a table, and links to its pages in the home to the running task."""
     described = f"{outcome.name}: {outcome.status.replace('_', ' ')}"
     notes = [new_artifact("markdown", outcome.name, as_markdown(outcome), described)]
     if outcome.checks:
         rows = [{key: check.get(key) for key in ("passed", "name", "measured", "limit")} for check in outcome.checks]
         notes.append(new_artifact("table", f"{outcome.name}-checks", json.dumps(rows), f"Checks of {described}"))
+    for page in pages:
+        link = f"[{page.stem}]({page.as_uri()})"  # as Prefect's own artifacts of links are written
+        key = re.sub("[^a-z0-9-]", "-", f"{outcome.name}-{page.stem}".lower())  # Prefect takes no other characters
+        notes.append(new_artifact("markdown", key, link, f"A page of {described}, which a browser opens from the disk"))
     hand_in(*notes)
 
 

@@ -1,5 +1,6 @@
-"""What a stage may use to vouch for what it made: sign it, require a signature, make a model the champion, all of it logged.
+"""What a stage uses to make a model the champion: ask whether it may, sign, require a signature, move the alias.
 
+All of it is in the audit log. Who has which right is answered by tasks/security/policy.py.
 The rest of a stage's tools is tasks/orchestration/stage_context.py; whose signature counts is tasks/security/signatures.py.
 """
 
@@ -14,6 +15,7 @@ from tasks.lineage import messages
 from tasks.orchestration.run import Lifecycle, code_version, current
 from tasks.orchestration.stage_context import at_work, stored
 from tasks.registry.approvals import asked_about, require_standing
+from tasks.registry.logged_model import offered
 from tasks.registry.model_integrity import untrusted
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
@@ -113,6 +115,13 @@ def _register(
         note=messages.version_note(facts, before if before != model.ref else ""),
         about=messages.MODEL_NOTE,
         previous=previous,
+        model=offered(
+            lifecycle.store,
+            lifecycle.home,
+            model,
+            lifecycle.need_spool().folder / "models" / model.version,
+            measuring={name: outcome.run for name, outcome in lifecycle.outcomes.items()},
+        ),
     )
 
 

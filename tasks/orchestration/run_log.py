@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.common import process
 from tasks.common.redaction import redact_value
-from tasks.orchestration.observers import Outcome
+from tasks.orchestration.observers import Outcome, Unobserved
 from tasks.security.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
@@ -28,7 +28,7 @@ START = '{"event": '
 QUESTION = "question.json"
 
 
-class RunLog:
+class RunLog(Unobserved):
     """An observer that writes down. State: the open file, and when progress was last written."""
 
     def __init__(self, home: Path, run: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 from pydantic import BaseModel, ValidationError
 
 from tasks.artifacts import Artifact, Cluster, Gate, Pending, parse_ref, plain
-from tasks.common.errors import Cancelled, GateFailed, IntegrityError, Unknown
+from tasks.common import process
+from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, Refused, Unknown
 from tasks.common.process import locked
 from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
@@ -29,6 +30,7 @@ from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
 from tasks.registry import records
 from tasks.registry.ancestry import told
+from tasks.registry.approvals import require_standing
 from tasks.registry.records import Record
 from tasks.registry.versions import flat, what_changed
 from tasks.storage.store import find
@@ -124,7 +126,10 @@ class Stage:
             return self._task(call)
 
     def _approval(self, run: Lifecycle, call: Call) -> AbstractContextManager[None]:
-        """What waits until a person agrees to this call; nothing where the flow asks nobody, or a record stands for it."""
+        """What waits until a person agrees to this call; nothing where the flow asks nobody, or a record stands for it.
+
+        `_execute` looks again whether somebody agreed: the record may be gone by then.
+        """
         ask = run.approvals.get(self.name)
         return nullcontext() if ask is None or self._reusable(run, call)[0] else ask(*call.args, **call.kwargs)
 
@@ -169,7 +174,7 @@ class Stage:
         finally:
             outcome.seconds = round(time.monotonic() - began, 3)
             run.observer.ended(outcome)
-            leave_note(outcome)
+            leave_note(outcome, outcome.pages(run.home))
         return value
 
     def _wait(self, run: Lifecycle) -> None:
@@ -188,6 +193,7 @@ class Stage:
         parts = call.arguments["arguments"].items()
         params = {key: part for name, value in parts for key, part in flat(name, value).items()}
         identity = spool.start_run(self.name, parent=run.run, tags=tags, params=params)
+        outcome.run = identity
         spool.log_inputs(identity, [messages.as_input(each) for each in handed])
         if run.run:
             spool.log_inputs(run.run, [messages.as_input(each) for each in handed if each["kind"] == "dataset"])
@@ -207,11 +213,33 @@ class Stage:
             status = "KILLED" if interrupted(error) else "FAILED"
             raise
         finally:
+            for page in outcome.pages(run.home):
+                spool.log_file(identity, page)
             made = [told(run.store, ref) for ref in outcome.outputs]
             spool.log_json(identity, "lineage.json", {"inputs": handed, "context": call.context, "outputs": made})
-            spool.end_run(identity, status, tags=messages.output_tags(made))
+            tags = messages.output_tags(made) | self._log_table(run, outcome, identity)
+            spool.end_run(identity, status, tags=tags)
+
+    def _log_table(self, run: Lifecycle, outcome: Outcome, identity: str) -> dict[str, str]:
+        """Attach the table of the stage's output where `mlflow.evaluate` puts one; returns the tag that has it shown.
+
+        Of an output that cannot be read there is none: a run is not stopped by what is only shown.
+        """
+        if not self.shown.table or not outcome.outputs:
+            return {}
+        try:
+            folder = run.store.fetch(find(run.store, *parse_ref(outcome.outputs[-1])))
+            table = process.read_json(folder / self.shown.table)
+            rows = messages.results_table(table) if table else None
+        except (HeadwayError, OSError, ValueError, TypeError, AttributeError):  # whatever a record's output holds
+            return {}
+        if rows is None:
+            return {}
+        run.need_spool().log_json(identity, messages.RESULTS_TABLE, rows)
+        return messages.RESULTS_TAG
 
     def _execute(self, run: Lifecycle, outcome: Outcome, call: Call, identity: str) -> Any:
+        self._require_agreed(run)
         began = time.monotonic()
         work = Work(self.name, call.key, run, identity, handed=call.handed, context=call.context)
         try:
@@ -243,6 +271,19 @@ class Stage:
         outcome.status = "gate_closed" if isinstance(value, Gate) and not value.passed else "ran"
         outcome.checks = [check.model_dump() for check in value.checks] if isinstance(value, Gate) else []
         return value
+
+    def _require_agreed(self, run: Lifecycle) -> None:
+        """Raise Refused where somebody has to be asked before this stage, and no approval that was given counts now."""
+        if self.name not in run.approvals:
+            return
+        given = [one for one in run.approved.values() if one[0].kind == self.name]
+        if not given:
+            raise Refused(
+                f"nobody was asked before {self.name}: the record that stood for it is gone",
+                remedy="Start the run again: it reuses what is finished, and asks.",
+            )
+        for asked, approval in given:
+            require_standing(run.home, run.store, asked, approval)
 
     def _reusable(self, run: Lifecycle, call: Call) -> tuple[Record | None, str]:
         """The record that stands for a run of this call, or None and why there is none."""

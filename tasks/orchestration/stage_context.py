@@ -37,8 +37,8 @@ from tasks.registry.versions import lineage_conflict, publish_for_signing
 from tasks.registry.versions import publish as publish_artifact
 from tasks.security.access import note_access
 from tasks.security.audit import actor
-from tasks.security.signatures import lineage_digest
 from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.signed import lineage_digest
 from tasks.storage.store import find
 
 A = TypeVar("A", bound=Artifact)
@@ -325,6 +325,7 @@ def _watch(work: Work, on: Cluster) -> Watch:
             if isinstance(value, int | float) and name not in NO_METRICS
         ]
         spool.log_metrics(work.run, rows)
+        observer.measured(work.stage, batch)
 
     def tell(output: dict[str, Any]) -> None:
         observer.progress(work.stage, output["done"], output["total"], output["text"], output["seconds_left"])

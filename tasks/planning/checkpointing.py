@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tasks.config.engines.registry import ENGINES
 from tasks.config.training import EngineName
-from tasks.hardware.machine import Machine
 from tasks.planning.case import Precision
 from tasks.planning.failures import SPOT_NOTICE_SECONDS, Range, Rates
 from tasks.planning.storages import GIB, STORAGES, TIB, Storage, bandwidth_of, capacity_for, storage_named
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 MIN_CHECKPOINTS = 10
 """A run is saved at least this often, however rare failures are: people stop runs too."""

@@ -20,8 +20,7 @@ from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.hardware.machine import Machine
-from tasks.hardware.machines import machine_of_sku, of_qualification
+from tasks.hardware.machines import Machine, machine_of_sku, of_qualification
 from tasks.planning.case import Case, Network
 from tasks.planning.checkpointing import Saving, checkpoint_bytes, resumable_bytes, snapshot_seconds
 from tasks.planning.counts import adapter_parameters, model_flops_per_token, parameter_count

@@ -10,8 +10,8 @@ docs/planning.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tasks.hardware.machine import Machine
 from tasks.planning.case import Network
 from tasks.planning.counts import (
     Parameters,
@@ -26,6 +26,9 @@ from tasks.planning.counts import (
     stage_layers,
 )
 from tasks.planning.prediction import GIB, Divided, Division, Fit, Memory
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 LOGIT_BYTES_MEGATRON = 6
 """Of one element of [tokens, vocabulary]: logits in bf16, and in float32 what becomes their gradient in place (Megatron-LM,

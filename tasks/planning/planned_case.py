@@ -2,7 +2,7 @@
 
 What each part says is pure (tasks/planning); here are the files that they need: sizes (tasks/hardware), prices
 (tasks/planning/prices). What if is the case planned again with other numbers of GPUs, on Spot, and with other depths of its
-network; the pictures of that are tasks/report/plan_pictures.py. Who reads cases and shows plans is
+network; the pictures of that are tasks/report/pictures.py. Who reads cases and shows plans is
 deployments/cli/planning/plan.py. See docs/planning.md, "Plan a case".
 """
 
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config.planning import SpendingConfig
-from tasks.hardware.machine import Machine
-from tasks.hardware.machines import machine_of_gpu, machine_of_sku, of_qualification
+from tasks.hardware.machines import Machine, machine_of_gpu, machine_of_sku, of_qualification
 from tasks.planning.case import Case
 from tasks.planning.checkpointing import CheckpointPlan, checkpoint_bytes, expected_goodput, plan_checkpoints
 from tasks.planning.counts import parameter_count, parameters

@@ -5,10 +5,14 @@ Choosing the division is search.py's. See docs/planning.md.
 
 from __future__ import annotations
 
-from tasks.hardware.machine import Machine
+from typing import TYPE_CHECKING
+
 from tasks.planning import counts, memory, steps
 from tasks.planning.case import Case
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, Fit, Prediction, StepTime
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 
 def require_possible(case: Case, division: Division, machine: Machine, *, gpus: int) -> None:

@@ -10,15 +10,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.config.engines import Planned
 from tasks.config.engines.registry import ENGINES
-from tasks.hardware.machine import Machine
 from tasks.planning import counts, memory
 from tasks.planning.case import Case, Goal, Offload, Parallel, Recompute
 from tasks.planning.predict import predict, require_possible
 from tasks.planning.prediction import GIB, Divided, Division, Prediction
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 LONG_SEQUENCE, LONGER_SEQUENCE = 8_192, 16_384
 """Tokens from which context parallel is tried: below, it only makes matmuls smaller. Under the second over two ranks, no more."""
@@ -45,7 +46,13 @@ def divisions(case: Case, machine: Machine, gpus: int, *, offloads: Sequence[Off
     counted = ENGINES[case.engine].planned
     for layout in layouts(case, machine, gpus):
         eps, micros, virtuals = _experts(case, layout), _micros(case, layout), _virtuals(case, layout)
-        stages = (given.zero,) if given.zero is not None else _stages(counted, layout)
+        # Megatron-LM's optimizer is divided wherever it can be: that takes less memory, and hides its traffic
+        # (steps.py).
+        stages = (
+            (given.zero,)
+            if given.zero is not None
+            else ((0,) if counted.zero_only_divided and layout.dp * layout.cp == 1 else counted.zero_stages)
+        )
         places = (given.offload,) if given.offload is not None else tuple(offloads)
         for ep, micro, virtual, zero, offload in product(eps, micros, virtuals, stages, places):
             if layout.pp > 1 and zero > counted.most_zero_in_pipeline:
@@ -87,11 +94,6 @@ def layouts(case: Case, machine: Machine, gpus: int) -> Iterator[Layout]:
         dp, rest = divmod(gpus, tp * pp * cp)
         if not rest and dp and not case.batch.global_ % dp and given.dp in (None, dp):
             yield Layout(tp, pp, cp, dp)
-
-
-def _stages(counted: Planned, layout: Layout) -> Sequence[Literal[0, 1, 2, 3]]:
-    """Megatron-LM's optimizer is divided wherever it can be: that takes less memory, and hides its traffic (steps.py)."""
-    return (0,) if counted.zero_only_divided and layout.dp * layout.cp == 1 else counted.zero_stages
 
 
 def divisors(number: int) -> list[int]:

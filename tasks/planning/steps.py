@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tasks.config.engines.registry import ENGINES
 from tasks.config.training import EngineName
-from tasks.hardware.machine import Machine
 from tasks.planning import counts, traffic
 from tasks.planning.case import Network, Precision
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 
 @dataclass(frozen=True)

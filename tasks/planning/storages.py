@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tasks.hardware.machine import Machine
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
+
 
 GIB = 1 << 30
 TIB = 1 << 40

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tasks.hardware.machine import Machine
 from tasks.planning import counts
 from tasks.planning.counts import Parameters
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division
+
+if TYPE_CHECKING:
+    from tasks.hardware.machines import Machine
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,11 @@ _TIMED_OUT = re.compile(r"timed out|timeout while", re.IGNORECASE)
 def probes_of(run: NhcRun) -> tuple[Probe, ...]:
     """All that it says: one probe a finding, one a figure, and one for the run as a whole."""
     results = [probe for result in run.results if result.level != "passed" for probe in _of_result(result)]
-    return (*results, *_readings(run), _whole(run))
+    readings = [
+        Probe(check=reading.check, where=reading.where, measured=reading.measured, unit="GB/s", source="AzNHC")
+        for reading in run.readings
+    ]
+    return (*results, *readings, _whole(run))
 
 
 def fault_of(result: NhcResult) -> str:
@@ -92,13 +96,6 @@ def _throttled(gpu: str, mask: str, text: str) -> list[Probe]:
             said=text,
             source="AzNHC check_gpu_clock_throttling, which never fails; NVIDIA NVML, nvmlClocksEventReasons",
         )
-    ]
-
-
-def _readings(run: NhcRun) -> list[Probe]:
-    return [
-        Probe(check=reading.check, where=reading.where, measured=reading.measured, unit="GB/s", source="AzNHC")
-        for reading in run.readings
     ]
 
 

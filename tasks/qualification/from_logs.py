@@ -150,7 +150,14 @@ class JudgedLog:
 
 
 def judged_log(log: Log, sku: Sku, config: BenchmarkConfig) -> JudgedLog:
-    sweeps = _sweeps(log)
+    sweeps: tuple[Sweep, ...] = ()
+    if log.nccl is not None:  # its machines are named as all logs call them
+        names = one_name((*log.nodes, *log.nccl.hosts))
+        transport = log.words.transports if log.words else ()
+        sweeps = nccl_findings.sweeps_of(log.nccl, log.nodes, transport)
+        sweeps = tuple(
+            sweep.model_copy(update={"nodes": tuple(names.get(name, name) for name in sweep.nodes)}) for sweep in sweeps
+        )
     reports = tuple(_reports(log))
     own = [*_unread(log), *_of_run(log, sku), *_other_size(log, sku), *_of_words(log, sku)]
     figures = [*_of_figures(log, sweeps, sku, config)]
@@ -185,18 +192,6 @@ def _missing(log: Log, check: str, text: str, limit: str) -> Reason:
         node="", check=check, where=log.path, measured=text, limit=limit, source=SOURCE, verdict="unknown", nodes=log.nodes,
         remedy="Bring the log that belongs here, or measure again (`headway qualify`).",
     )  # fmt: skip
-
-
-def _sweeps(log: Log) -> tuple[Sweep, ...]:
-    """Of the run, with the machines as all logs call them."""
-    if log.nccl is None:
-        return ()
-    names = one_name((*log.nodes, *log.nccl.hosts))
-    transport = log.words.transports if log.words else ()
-    sweeps = nccl_findings.sweeps_of(log.nccl, log.nodes, transport)
-    return tuple(
-        sweep.model_copy(update={"nodes": tuple(names.get(name, name) for name in sweep.nodes)}) for sweep in sweeps
-    )
 
 
 def _reports(log: Log) -> Iterator[RankReport]:

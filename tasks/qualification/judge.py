@@ -43,7 +43,18 @@ def faults_of(
     ]
     limit = tolerances(sku).pairs * config.min_of_peers * max(alike, default=0.0)
     if sweep.rate is not None and sweep.rate < limit:
-        results.append(_slow(sweep, sweep.rate, limit))
+        results.append(
+            Reason(
+                node="",
+                check=f"{sweep.collective} busbw at {size(sweep.points[-1].bytes)} against other parts",
+                measured=sweep.rate,
+                unit="GB/s",
+                limit=f">= {limit:.4g}",
+                source="Headway: benchmark.min_of_peers of the fastest part of as many machines",
+                verdict="failed",
+                remedy=NETWORK,
+            )
+        )
     return results
 
 
@@ -52,19 +63,6 @@ def _comparable(one: Merged, other: Merged) -> bool:
         return sweep.collective, sweep.ranks / len(sweep.nodes), [point.bytes for point in sweep.points[-1:]]
 
     return kind(one) == kind(other)
-
-
-def _slow(sweep: Merged, rate: float, limit: float) -> Reason:
-    return Reason(
-        node="",
-        check=f"{sweep.collective} busbw at {size(sweep.points[-1].bytes)} against other parts",
-        measured=rate,
-        unit="GB/s",
-        limit=f">= {limit:.4g}",
-        source="Headway: benchmark.min_of_peers of the fastest part of as many machines",
-        verdict="failed",
-        remedy=NETWORK,
-    )
 
 
 def located(judged: Sequence[tuple[Merged, Sequence[Reason]]], config: BenchmarkConfig) -> Iterator[Reason]:
@@ -83,7 +81,21 @@ def located(judged: Sequence[tuple[Merged, Sequence[Reason]]], config: Benchmark
             continue
         suspects = sorted(inside - cleared)
         for name in suspects if len(suspects) < len(inside) or sweep.scope == "part" else ():
-            yield _suspected(name, suspects, sweep, fault)
+            others = [node for node in sweep.nodes if node not in suspects]
+            alone = len(suspects) == 1
+            text = (
+                f"parts without it are sound, and so are {', '.join(others)}"
+                if alone
+                else f"the fault is in one of {', '.join(suspects)}; nothing smaller was measured"
+            )
+            yield fault.model_copy(
+                update={
+                    "node": name,
+                    "where": f"part of {len(sweep.nodes)}",
+                    "verdict": fault.verdict if alone else "unknown",
+                    "said": "; ".join(part for part in (fault.said, text) if part),
+                }
+            )
 
 
 def _keeps_up(sweep: Merged, sound: Sequence[Merged], share: float) -> bool:
@@ -93,24 +105,6 @@ def _keeps_up(sweep: Merged, sound: Sequence[Merged], share: float) -> bool:
 
 def _worst(faults: Sequence[Reason]) -> Reason | None:
     return min((f for f in faults if f.verdict in BAD), key=lambda f: (f.verdict != "failed", f.check), default=None)
-
-
-def _suspected(name: str, suspects: list[str], sweep: Merged, fault: Reason) -> Reason:
-    others = [node for node in sweep.nodes if node not in suspects]
-    alone = len(suspects) == 1
-    text = (
-        f"parts without it are sound, and so are {', '.join(others)}"
-        if alone
-        else f"the fault is in one of {', '.join(suspects)}; nothing smaller was measured"
-    )
-    return fault.model_copy(
-        update={
-            "node": name,
-            "where": f"part of {len(sweep.nodes)}",
-            "verdict": fault.verdict if alone else "unknown",
-            "said": "; ".join(part for part in (fault.said, text) if part),
-        }
-    )
 
 
 # Whether machines are of the size as which they are judged: by the limits of another one a verdict says little.

@@ -13,10 +13,9 @@ from tasks.qualification.measured import Probe
 from tasks.qualification.remaining import RATES
 from tasks.qualification.verdicts import Reason
 
-# How much of what was measured is noise, for rules that have no number in the hardware's file.
-#
-# GPU machines are lent whole and their figures repeat within a few percent; ranks on CPUs share cores, caches and the
-# kernel's TCP with other work, so that only gross faults count there, and never as failed by a curve alone.
+# Tolerances for rules without a number in the hardware's file. GPU machines are lent whole, and their figures repeat
+# within a few percent; ranks on CPUs share cores, caches and the kernel's TCP with other work, so only gross faults
+# count there, and a curve alone never fails a machine.
 
 
 class Tolerances(NamedTuple):
@@ -170,9 +169,8 @@ def by_bandwidth(busbw: float | None, limit: BusBandwidth) -> Judged:
     return by_limit(busbw, Limit(norm=limit.norm, warn=limit.warn, fail=limit.fail, source=limit.source))
 
 
-# What was looked at on one machine, by the hardware's file and by what the machine says of itself.
-#
-# A check without a limit is recorded and not judged here; its rate is compared with the other machines in peers.py.
+# A check without a limit is recorded and not judged by these functions; peers.py compares its rate with the other
+# machines.
 
 
 NEEDS = {
@@ -204,7 +202,19 @@ def of_probe(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
         yield _not_seen(node, probe, sku)
         return
     if probe.finding:
-        yield _found(node, probe)
+        verdict: Verdict = "failed" if probe.finding == "fail" else "degraded"
+        yield Reason(
+            node=node,
+            check=probe.check,
+            where=probe.where,
+            measured=probe.measured,
+            unit=probe.unit,
+            limit=probe.limit or "no such finding",
+            source=probe.source or f"the machine's own {probe.check}",
+            verdict=verdict,
+            said=probe.said,
+            remedy=probe.remedy or _act(verdict),
+        )
     limit = sku.limits.get(probe.check)
     if limit is None:
         yield from _no_number(node, probe, sku)
@@ -249,22 +259,6 @@ def _install(probe: Probe) -> str:
     if not needed and probe.check.startswith(GPU_CHECKS):
         needed = NEEDS["gpu"]
     return f"Install {needed or 'what ' + probe.check + ' looks with'} on the machine, and qualify it again."
-
-
-def _found(node: str, probe: Probe) -> Reason:
-    verdict: Verdict = "failed" if probe.finding == "fail" else "degraded"
-    return Reason(
-        node=node,
-        check=probe.check,
-        where=probe.where,
-        measured=probe.measured,
-        unit=probe.unit,
-        limit=probe.limit or "no such finding",
-        source=probe.source or f"the machine's own {probe.check}",
-        verdict=verdict,
-        said=probe.said,
-        remedy=probe.remedy or _act(verdict),
-    )
 
 
 def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:

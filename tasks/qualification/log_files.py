@@ -137,18 +137,16 @@ def _nccl(path: Path, text: str) -> list[Log]:
 
 def _others(path: Path, text: str) -> list[Log]:
     logs = []
-    if is_aznhc(text) and (runs := _newest(read_aznhc(text))):
+    # The last run of each machine: AzNHC writes each after those before.
+    if is_aznhc(text) and (
+        runs := list({run.host or str(number): run for number, run in enumerate(read_aznhc(text))}.values())
+    ):
         named = [run.host for run in runs if run.host] or list(machines_of(str(path)))
         logs.append(Log(str(path), "aznhc", tuple(dict.fromkeys(named)), aznhc=tuple(runs)))
     if training := read_megatron(text):
         hosts = training.hosts or tuple(host for host, _ in read_log(text).by_host)
         logs.append(Log(str(path), training.tool, hosts, training=training))
     return logs
-
-
-def _newest(runs: list[NhcRun]) -> list[NhcRun]:
-    """The last run of each machine: AzNHC writes each after those before."""
-    return list({run.host or str(number): run for number, run in enumerate(runs)}.values())
 
 
 def _unknown(path: Path, text: str) -> Log:

@@ -234,7 +234,12 @@ def _one(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[R
     if fast is None:
         yield from _unconfirmed(rates, sku, config)
         return
-    warn = _warn_level(fast, sku)
+    least = tolerances(sku).peers_warn
+    if least is None or fast.owners < ENOUGH:
+        warn = None
+    else:
+        few = fast.owners < FEW
+        warn = 1 - max(2 * least if few else least, (SPREADS_OF_FEW if few else SPREADS) * fast.spread)
     noisy = tolerances(sku).peers_warn is None and fast.owners >= FEW
     fail = min(config.min_of_peers, fast.outside if noisy else 1.0) * fast.center
     for rate in rates:
@@ -271,14 +276,6 @@ def _by_medians(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig, *, che
 
 def _others(fast: Reference) -> str:
     return f"{fast.owners} machines or parts"
-
-
-def _warn_level(fast: Reference, sku: Sku) -> float | None:
-    least = tolerances(sku).peers_warn
-    if least is None or fast.owners < ENOUGH:
-        return None
-    few = fast.owners < FEW
-    return 1 - max(2 * least if few else least, (SPREADS_OF_FEW if few else SPREADS) * fast.spread)
 
 
 def _unconfirmed(rates: Sequence[Rate], sku: Sku, config: BenchmarkConfig) -> Iterator[Reason]:

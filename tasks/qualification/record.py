@@ -223,7 +223,12 @@ def record(
     sku = _baseline(name, (*measurements, *sound), based_on)
     folder.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}.new")
-    new.write_text(_text(sku), encoding="utf-8")
+    fields = sku.model_copy(update={"sources": {key: sku.sources[key] for key in sorted(sku.named_sources)}})
+    output = yaml.safe_dump(_filled(fields.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=130)
+    new.write_text(
+        f"# Written by headway qualify --record. Change what you know better, and give it a source.\n{output}",
+        encoding="utf-8",
+    )
     read_sku(new)
     os.replace(new, path)
     return path
@@ -321,12 +326,6 @@ def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> 
             "collectives": tuple(collectives(measurements, based_on, source=source)),
         }
     )
-
-
-def _text(sku: Sku) -> str:
-    fields = sku.model_copy(update={"sources": {key: sku.sources[key] for key in sorted(sku.named_sources)}})
-    output = yaml.safe_dump(_filled(fields.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=130)
-    return f"# Written by headway qualify --record. Change what you know better, and give it a source.\n{output}"
 
 
 def _filled(value: Any) -> Any:

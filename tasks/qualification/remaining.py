@@ -218,13 +218,10 @@ def _unexplained(left: set[str], verdict: ClusterVerdict) -> bool:
     """Whether what all did together was bad for no reason of a machine that is out: it may be bad without that machine too."""
     if any(left <= set(group) for group in verdict.together):
         return False
-    bad = any(r.verdict in CLOSED and r.nodes and len(set(r.nodes) & left) > 1 for r in _dropped(left, verdict))
+    dropped = [reason for reason in verdict.reasons if not set(reason.nodes) <= left]
+    bad = any(r.verdict in CLOSED and r.nodes and len(set(r.nodes) & left) > 1 for r in dropped)
     out = [node for node in verdict.nodes if node.name not in left]
     return bad and not any(_explains(node) for node in out)
-
-
-def _dropped(left: set[str], verdict: ClusterVerdict) -> Iterable[Reason]:
-    return (reason for reason in verdict.reasons if not set(reason.nodes) <= left)
 
 
 def _explains(node: NodeVerdict) -> bool:

@@ -297,7 +297,21 @@ def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
     fewer GPUs than the limits hold for."""
     results = [*_wrong(sweep)]
     if sweep.status != "measured" or sweep.rate is None:
-        return (*results, _no_result(sweep))
+        status = sweep.status if sweep.status != "measured" else "no bandwidth"
+        return (
+            *results,
+            Reason(
+                node="",
+                check=f"{sweep.collective} busbw",
+                measured=None,
+                unit="GB/s",
+                limit="a measurement",
+                source="Headway: what was not measured is unknown",
+                verdict="unknown",
+                said=f"{status}: {sweep.said}" if sweep.said else status,
+                remedy=AGAIN,
+            ),
+        )
     transport = [*of_transport(sweep, sku)] if ours or sweep.transport else []
     slow = [*_slow(sweep, sku)] if ours or all_gpus(sku, sweep.ranks, len(sweep.nodes)) else []
     return (*results, *slow, *of_curve(sweep, tolerances(sku)), *transport)
@@ -317,21 +331,6 @@ def _wrong(sweep: Merged) -> Iterator[Reason]:
         )
 
 
-def _no_result(sweep: Merged) -> Reason:
-    status = sweep.status if sweep.status != "measured" else "no bandwidth"
-    return Reason(
-        node="",
-        check=f"{sweep.collective} busbw",
-        measured=None,
-        unit="GB/s",
-        limit="a measurement",
-        source="Headway: what was not measured is unknown",
-        verdict="unknown",
-        said=f"{status}: {sweep.said}" if sweep.said else status,
-        remedy=AGAIN,
-    )
-
-
 def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
     """The size that is furthest under its limit. Smaller messages than its own prove it too where they reach it already."""
     every = bandwidths(sku, sweep.collective, sweep.scope, len(sweep.nodes))
@@ -343,7 +342,8 @@ def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:
     judged = [
         (point, limit, by_bandwidth(point.rate, limit))
         for point in sweep.points
-        if point.rate is not None and (limit := _holds(limits, point)) is not None
+        if point.rate is not None
+        and (limit := next((limit for limit in reversed(limits) if limit.bytes <= point.bytes), None)) is not None
     ]
     if not judged:
         yield from _by_smaller(sweep, limits[0], sku)
@@ -363,11 +363,17 @@ def _by_smaller(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Iterator[Reason
     if near and (sweep.rate or 0.0) < FAR * (limit.fail or 0.0):
         yield _slowest(sweep, (last, limit, judged), sku)
     elif judged.verdict != "healthy" and (limit.scope != "all" or sweep.scope == "all"):
-        yield _too_small(sweep, limit, sku)
-
-
-def _holds(limits: tuple[BusBandwidth, ...], point: Point) -> BusBandwidth | None:
-    return next((limit for limit in reversed(limits) if limit.bytes <= point.bytes), None)
+        yield Reason(
+            node="",
+            check=f"{sweep.collective} busbw",
+            measured=sweep.rate,
+            unit=f"GB/s at {size(sweep.points[-1].bytes)}",
+            limit=f"{by_bandwidth(None, limit).limit} from {size(limit.bytes)} on",
+            source=cited(sku, limit.source),
+            verdict="unknown",
+            said="its limit holds for larger messages than were measured",
+            remedy="Measure larger messages: benchmark.largest_megabytes on CPUs, -e of nccl-tests.",
+        )
 
 
 def _severity(results: tuple[Point, BusBandwidth, Judged]) -> tuple[int, float, int]:
@@ -388,18 +394,4 @@ def _slowest(sweep: Merged, results: tuple[Point, BusBandwidth, Judged], sku: Sk
         verdict=judged.verdict,
         said=f"already at {size(point.bytes)}" if point.bytes < limit.bytes else "",
         remedy=NETWORK,
-    )
-
-
-def _too_small(sweep: Merged, limit: BusBandwidth, sku: Sku) -> Reason:
-    return Reason(
-        node="",
-        check=f"{sweep.collective} busbw",
-        measured=sweep.rate,
-        unit=f"GB/s at {size(sweep.points[-1].bytes)}",
-        limit=f"{by_bandwidth(None, limit).limit} from {size(limit.bytes)} on",
-        source=cited(sku, limit.source),
-        verdict="unknown",
-        said="its limit holds for larger messages than were measured",
-        remedy="Measure larger messages: benchmark.largest_megabytes on CPUs, -e of nccl-tests.",
     )

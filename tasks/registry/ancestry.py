@@ -94,13 +94,24 @@ class LineageIndex:
 
     def __init__(self, connection: sqlite3.Connection, store: Store) -> None:
         self.connection, self.store = connection, store
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA or connection.execute("SELECT store FROM about").fetchall() != [(store.uri,)]:
-            tables = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            drops = "".join(f"DROP TABLE {name};" for (name,) in tables)
-            self.connection.executescript(f"BEGIN IMMEDIATE; {drops} {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT")
-            with self.connection:
-                self.connection.execute("INSERT INTO about VALUES (?)", (self.store.uri,))
+        if self._fits():
+            return
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if self._fits():  # another process made the tables since
+                return
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            drops = [f"DROP TABLE {name}" for (name,) in tables]
+            for statement in (*drops, *_TABLES.strip().split(";"), f"PRAGMA user_version = {SCHEMA}"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO about VALUES (?)", (store.uri,))
+
+    def _fits(self) -> bool:
+        """Whether the tables are this release's, and of this store."""
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        return bool(
+            version == SCHEMA and self.connection.execute("SELECT store FROM about").fetchall() == [(self.store.uri,)]
+        )
 
     def refresh(self) -> int:
         """Come up to the store; returns how many manifests were read."""
@@ -110,7 +121,11 @@ class LineageIndex:
             for each in (*foreign.listed(self.store), *self.store.versions())
         }
         changed = [(ref, each) for ref, each in existing.items() if known.pop(ref, None) != each.stamp]
-        self._forget(known)
+        # The reference stays: others may have been made from it.
+        with self.connection:
+            for (number,) in [self._number(ref) for ref in known]:
+                self.connection.execute("DELETE FROM artifact WHERE id = ?", (number,))
+                self.connection.execute("DELETE FROM edge WHERE output = ?", (number,))
         with ThreadPoolExecutor(READERS) as pool:
             for start in range(0, len(changed), AT_ONCE):
                 batch = changed[start : start + AT_ONCE]
@@ -141,13 +156,6 @@ class LineageIndex:
         """Artifacts whose manifest could not be read: what they were made from is not known."""
         result = self.connection.execute("SELECT ref FROM artifact JOIN ref USING (id) WHERE uri IS NULL ORDER BY ref")
         return [row[0] for row in result]
-
-    def _forget(self, refs: Iterable[str]) -> None:
-        """The reference stays: others may have been made from it."""
-        with self.connection:
-            for (number,) in [self._number(ref) for ref in refs]:
-                self.connection.execute("DELETE FROM artifact WHERE id = ?", (number,))
-                self.connection.execute("DELETE FROM edge WHERE output = ?", (number,))
 
     def _read(self, listed: tuple[str, Listed]) -> Manifest | None:
         _, (kind, name, version, _) = listed
@@ -297,7 +305,14 @@ def walk(
         return _walk_manifests(store, find(store, *parse_ref(root)).ref)
 
     def question(known: LineageIndex) -> dict[str, Any]:
-        start = _start(store, known, root, direction)
+        # The reference that is meant. On the way up it may be of an artifact that is gone: others were made from it
+        # all the same.
+        kind, name, version = parse_ref(root)
+        fitting = known.fitting(root) if version else []
+        if len(fitting) == 1 and (direction == "up" or store.manifest(*parse_ref(fitting[0]))):
+            start = fitting[0]
+        else:
+            start = find(store, kind, name, version).ref
         result, damaged = known.reach(start, direction), known.damaged()
         on_the_way = {node["ref"] for node in result.nodes} if direction == "down" else set(damaged)
         return _told(start, direction, result, [ref for ref in damaged if ref in on_the_way])
@@ -338,15 +353,6 @@ def _walk_endpoint(
         "nodes": [_endpoint_node(root), *result["nodes"]],
         "edges": [edge, *result["edges"]],
     }
-
-
-def _start(store: Store, known: LineageIndex, root: str, direction: Direction) -> str:
-    """The reference that is meant. On the way up it may be of an artifact that is gone: others were made from it all the same."""
-    kind, name, version = parse_ref(root)
-    fitting = known.fitting(root) if version else []
-    if len(fitting) == 1 and (direction == "up" or store.manifest(*parse_ref(fitting[0]))):
-        return fitting[0]
-    return find(store, kind, name, version).ref
 
 
 def _walk_manifests(store: Store, start: str) -> dict[str, Any]:

@@ -144,18 +144,14 @@ def findings(home: Path, store: Store, model: str) -> list[Finding]:
     return existing + _where_served(home, store, manifest, stored=[] if only_key else problems)
 
 
-def problems_where_served(home: Path, store: Store, model: Manifest) -> list[Finding]:
-    """The same, only of what endpoints serve it from."""
-    return _where_served(home, store, model, stored=None)
-
-
-def _where_served(home: Path, store: Store, model: Manifest, *, stored: list[Problem] | None) -> list[Finding]:
+def _where_served(home: Path, store: Store, model: Manifest, *, stored: list[Problem]) -> list[Finding]:
     """`stored` is what is wrong where it is stored: an endpoint that serves from there is not read again."""
     results = []
     for name, served in serving(home, model.ref).items():
         if served.running or served.folder.exists():  # a cache may be deleted while nobody serves from it
-            is_stored = stored is not None and _is_stored_in(store, model, served.folder)
-            problems = stored if is_stored and stored is not None else check(served.folder, model.content.files)
+            first = model.content.files[0]
+            is_stored = store.location(model, first) == str(served.folder / first.path)
+            problems = stored if is_stored else check(served.folder, model.content.files)
             if not served.running:  # a cache that is being filled is not all there yet
                 problems = [problem for problem in problems if problem.problem != "missing"]
             problems = problems + _handed_otherwise(served, model)
@@ -168,11 +164,6 @@ def serving(home: Path, model: str) -> dict[str, ServedFrom]:
     """The endpoints that serve a model, or served it when they were stopped."""
     result = {name: endpoint_of(home, name).serves_from() for name in known_endpoints(home)}
     return {name: served for name, served in result.items() if served and served.model_ref == model}
-
-
-def _is_stored_in(store: Store, model: Manifest, folder: Path) -> bool:
-    first = model.content.files[0]
-    return store.location(model, first) == str(folder / first.path)
 
 
 def _handed_otherwise(served: ServedFrom, model: Manifest) -> list[Problem]:
@@ -267,23 +258,21 @@ def _tell(home: Path, model: str, results: list[Finding], *, source: str) -> Non
         note |= {"since": time.time(), "told": False}
         write_json(_note_of(home, model), note)
     if not note["told"]:
-        Ledger(home).receive(_event(note, results, source=source))
+        # Changed once more after it was mended, a model is told of once more: the object has the time as well.
+        identity = f"{note['model']}#{note['digest'][:16]}.{note['since']:.3f}"
+        Ledger(home).receive(
+            Event(
+                name="model.tampered",
+                subject="/".join(parse_ref(note["model"])[:2]),
+                source=source,
+                identity=identity,
+                object=identity,
+                occurred=note["since"],
+                channel="headway",
+                data={"model": note["model"], "said": note["said"], "places": [one.where for one in results]},
+            )
+        )
         write_json(_note_of(home, model), {**note, "told": True})
-
-
-def _event(note: dict[str, Any], results: list[Finding], *, source: str) -> Event:
-    """Changed once more after it was mended, a model is told of once more: the object has the time as well."""
-    identity = f"{note['model']}#{note['digest'][:16]}.{note['since']:.3f}"
-    return Event(
-        name="model.tampered",
-        subject="/".join(parse_ref(note["model"])[:2]),
-        source=source,
-        identity=identity,
-        object=identity,
-        occurred=note["since"],
-        channel="headway",
-        data={"model": note["model"], "said": note["said"], "places": [one.where for one in results]},
-    )
 
 
 def _note_of(home: Path, model: str) -> Path:

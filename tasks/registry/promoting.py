@@ -1,5 +1,6 @@
-"""Which version is the current one of a name, or the champion, because a person says so: promoting, and rolling back.
+"""`headway promote` and `headway rollback`: a person makes another version the current one of a name, or the champion.
 
+Who may is asked by the caller, of tasks/security/policy.py; `Step.right` says which right a step of a rollback needs.
 Promoting looks, verifies, audits, moves. Verifying takes as long as reading every byte: who promotes another one meanwhile
 wins, and this promotion is told. What endpoints serve does not live here. See docs/history.md.
 """
@@ -50,9 +51,9 @@ def promote(
     *,
     keys: Path,
     reason: str,
-    crowned: Callable[[Manifest], None] = lambda manifest: None,
+    when_champion: Callable[[Manifest], None] = lambda manifest: None,
 ) -> Promotion:
-    """Make a model version the champion. `crowned` is called when it is: MLflow is to be told, again after a kill before that.
+    """Make a model version the champion. `when_champion` is called after that: MLflow is to be told, after a kill too.
 
     Raises IntegrityError for one that is damaged, unsigned, or signed by a key that is not trusted or revoked; Conflict when
     another one was promoted since this began.
@@ -65,7 +66,7 @@ def promote(
         why = refusal(model, problems)
         raise IntegrityError(f"it is not promoted: {why.message}", problems=why.problems, remedy=why.remedy)
     before = move_ref(store, name, model.ref, inputs=model.provenance.inputs, reason=reason, start=start)
-    crowned(model)
+    when_champion(model)
     return Promotion(model, before)
 
 
@@ -88,11 +89,10 @@ def compared_with(
     return now
 
 
-# Rolling back: an old version of a name becomes the current one again, without its bytes moving through us.
-#
-# The order is verify, audit, promote, champion, history. The history entry is what makes the version current, so it
-# comes last: who is killed before it has changed nothing that a name means, and the same command does all of it again.
-# A kill after the audit entry leaves it without its change, never a change without its entry. See docs/history.md.
+# A rollback makes an old version of a name current again without moving its bytes. The order is verify, audit,
+# promote, champion, history: the history entry makes the version current, so it comes last. A process killed before
+# that has changed nothing that a name means, and the same command repeats it all; a kill after the audit entry leaves
+# an entry without its change, never a change without its entry. See docs/history.md.
 
 
 class Step(BaseModel):
@@ -177,9 +177,9 @@ def roll_back(
     *,
     keys: Path,
     reason: str,
-    crowned: Callable[[Manifest], None] = lambda manifest: None,
+    when_champion: Callable[[Manifest], None] = lambda manifest: None,
 ) -> Change:
-    """Go the way back. `crowned` is called when a model has become the champion again: MLflow is to be told.
+    """Go the way back. `when_champion` is called when a model has become the champion again: MLflow is to be told.
 
     Raises IntegrityError for a damaged or unsigned version, and Conflict when the name, or the champion, moved meanwhile.
     """
@@ -202,7 +202,7 @@ def roll_back(
                 back=True,
                 start="now" if done else step.place,
             )
-            crowned(step.after)
+            when_champion(step.after)
         return note(store, kind, name, action="rollback", version=step.after.version, reason=reason, **entry.noted)
 
 

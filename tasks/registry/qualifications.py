@@ -44,7 +44,11 @@ def stored(store: Store, cluster: str = "", *, newest: int = NEWEST, days: float
     for created, manifest in sorted(results, key=lambda item: item[0], reverse=True)[:newest]:
         if created < since:
             return
-        verdict = _verdict(store, manifest)
+        # None for one of another form, and for one whose bytes are damaged, which is for `headway verify` to tell.
+        try:
+            verdict = ClusterVerdict.model_validate(_page(store, manifest).get("verdict"))
+        except (ValueError, IntegrityError):
+            verdict = None
         if verdict:
             yield Stored(manifest, created, verdict)
 
@@ -59,6 +63,8 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
     manifest = find(store, *parse_ref(qualification.ref))
     page = _page(store, manifest)
     verdict = ClusterVerdict.model_validate(page["verdict"])
+    # Where its page for people lies; empty where a release without one made it.
+    pages = (file for file in manifest.content.files if file.path == PAGE_FOR_PEOPLE)
     return {
         "qualification": {"ref": qualification.ref, **qualification.metrics},
         **as_told(verdict),
@@ -67,7 +73,7 @@ def told(store: Store, qualification: Qualification) -> dict[str, Any]:
         "excluded": page["remaining"]["excluded"],
         "drained": page["drained"],
         "requests": page["requests"],
-        "page": _location(store, manifest),
+        "page": next((store.location(manifest, file) for file in pages), ""),
     }
 
 
@@ -96,17 +102,3 @@ def healthy_measurements(store: Store, cluster: str, sku_digest: str) -> Iterato
 
 def _page(store: Store, manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads((store.fetch(manifest) / PAGE).read_text(encoding="utf-8")))
-
-
-def _location(store: Store, manifest: Manifest) -> str:
-    """Where its page for people lies; empty where a release without one made it."""
-    pages = (file for file in manifest.content.files if file.path == PAGE_FOR_PEOPLE)
-    return next((store.location(manifest, file) for file in pages), "")
-
-
-def _verdict(store: Store, manifest: Manifest) -> ClusterVerdict | None:
-    """None for one of another form, and for one whose bytes are damaged, which is for `headway verify` to tell."""
-    try:
-        return ClusterVerdict.model_validate(_page(store, manifest).get("verdict"))
-    except (ValueError, IntegrityError):
-        return None

@@ -71,7 +71,22 @@ def judge(store: Store, rule: Rule, *, kind: str = "", name: str = "", used: Map
     chosen = [one for one in names if kind in ("", one[0]) and name in ("", one[1])]
     if name and not chosen:
         raise Unknown(f"there is no {kind}/{name} in {store.uri}", remedy=f"`headway artifacts {kind}` lists what is.")
-    roots = [*used.items(), *_champions(store).items(), *_open_jobs(store, known).items()]
+    champions = _champions(store)  # before the journal: a job that begins meanwhile is seen
+    # What jobs were handed that have no end in the journal: they run, or the next run of the same stage goes on with
+    # them.
+    journal = StoreJournal(store)
+    keys = set(journal.list("jobs"))
+    by_version: dict[str, list[str]] = {}
+    for ref in known:
+        by_version.setdefault(ref.rpartition("@")[2], []).append(ref)
+    result: dict[str, str] = {}
+    for key in keys:
+        if key.endswith("/intent") and f"{key.removesuffix('/intent')}/end" not in keys:
+            intent = journal.get(key) or {}
+            versions = re.findall(r"[0-9a-f]{64}", json.dumps(intent))
+            job = f"the job {intent.get('job', {}).get('name', key)} has no end yet"
+            result |= {ref: job for version in versions for ref in by_version.get(version, [])}
+    roots = [*used.items(), *champions.items(), *result.items()]
     reasons = _stood_on(known, roots)
     models = [v for one in names if one[0] == "model" for v in _of_name(store, past(store, *one), rule, reasons)]
     reasons = _stood_on(known, [*roots, *((v.manifest.ref, "") for v in models if v.why)])
@@ -131,13 +146,9 @@ def _by_rule(published: list[Change], known: Past, rule: Rule) -> dict[str, list
     ever = list(dict.fromkeys(change.version for change in published))
     newest = [v for v in dict.fromkeys(change.version for change in reversed(published)) if v in known.there]
     last = {version: [f"of the last {rule.keep}"] for version in newest[: rule.keep]}
-    kept = {version: [f"number {n}, one of every {rule.every}"] for n, version in _numbered(ever, rule.every)}
+    numbered = [(n, version) for n, version in enumerate(ever, 1) if rule.every and n % rule.every == 0]
+    kept = {version: [f"number {n}, one of every {rule.every}"] for n, version in numbered}
     return {version: [*last.get(version, ()), *kept.get(version, ())] for version in ever}
-
-
-def _numbered(ever: list[str], every: int) -> list[tuple[int, str]]:
-    """Every Nth with its number."""
-    return [(n, version) for n, version in enumerate(ever, 1) if every and n % every == 0]
 
 
 def _stood_on(known: Mapping[str, Manifest], roots: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -162,23 +173,6 @@ def _champions(store: Store) -> dict[str, str]:
     moves = [move for move in moves if not move.what.endswith("/challenger")]  # not promoted, so free to go
     for ref, target in ((move.what, each) for move in moves for each in (move.after, move.before) if each):
         result.setdefault(target, f"{ref} pointed to it")
-    return result
-
-
-def _open_jobs(store: Store, known: Mapping[str, Manifest]) -> dict[str, str]:
-    """What jobs were handed that have no end in the journal: they run, or the next run of the same stage goes on with them."""
-    journal = StoreJournal(store)
-    keys = set(journal.list("jobs"))
-    by_version: dict[str, list[str]] = {}
-    for ref in known:
-        by_version.setdefault(ref.rpartition("@")[2], []).append(ref)
-    result: dict[str, str] = {}
-    for key in keys:
-        if key.endswith("/intent") and f"{key.removesuffix('/intent')}/end" not in keys:
-            intent = journal.get(key) or {}
-            versions = re.findall(r"[0-9a-f]{64}", json.dumps(intent))
-            job = f"the job {intent.get('job', {}).get('name', key)} has no end yet"
-            result |= {ref: job for version in versions for ref in by_version.get(version, [])}
     return result
 
 

@@ -52,13 +52,13 @@ def answers_judged(store: Store, champion: str, *, fewest: int) -> float:
 
     Windows that were too small grow together, and answers that nobody judged never become what is usual.
     """
-    crowned = _champion(store, parse_ref(champion)[1]) or {"time": 0.0}
+    champion_since = _champion(store, parse_ref(champion)[1]) or {"time": 0.0}
     enough = (
         each["time"]
         for each in revalidations(store, parse_ref(champion)[1])
         if each["champion"] == champion and each.get("answers", 0) >= fewest
     )
-    return float(max(next(enough, 0.0), crowned["time"]))
+    return float(max(next(enough, 0.0), champion_since["time"]))
 
 
 def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def degraded_in_a_row(store: Store, champion: str) -> tuple[str, ...]:
     champion again, after a rollback, does not count.
     """
     results: list[str] = []
-    crowned = _champion(store, parse_ref(champion)[1])
-    since = crowned["time"] if crowned and crowned["target"] == champion else 0.0
+    champion_since = _champion(store, parse_ref(champion)[1])
+    since = champion_since["time"] if champion_since and champion_since["target"] == champion else 0.0
     for noted in revalidations(store, parse_ref(champion)[1]):
         if noted["time"] < since:
             break

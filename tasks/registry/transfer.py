@@ -10,7 +10,6 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tasks.registry.verification import problems_of
 from tasks.registry.versions import is_noted, note
 from tasks.security.access import note_access
 from tasks.security.audit import audit, audited
-from tasks.security.audit_chain import Link
 from tasks.signing.bundle import SIGNATURE, SIGNATURES
 from tasks.signing.statement import STATEMENT
 from tasks.storage import azureml_registry as registry
@@ -66,7 +64,10 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
     noted = _tell_source(source, target, manifest, reason=reason) if moved else True
     if moved or not is_noted(target, manifest):
-        with _audited(source, target, manifest, reason=reason) as entry:
+        kind, name = manifest.content.kind, manifest.provenance.name
+        what, before = f"{manifest.ref} from {source.uri}", current(target, kind, name)
+        versions = {"before": before, "after": manifest.version}
+        with audited(target, f"copy {kind}", right="publish", what=what, reason=reason, **versions) as entry:
             arrived = _arrive(source, target, manifest, home, existing=None if moved else existing)
             note(
                 target,
@@ -190,13 +191,6 @@ def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, exi
         left = "It was removed there again; copy it again." if new else "Copy it again."
         raise _refused(arrived, problems, f"as it arrived in {target.uri}", left)
     return arrived
-
-
-def _audited(source: Store, target: Store, manifest: Manifest, *, reason: str) -> AbstractContextManager[Link]:
-    kind, name = manifest.content.kind, manifest.provenance.name
-    what, before = f"{manifest.ref} from {source.uri}", current(target, kind, name)
-    versions = {"before": before, "after": manifest.version}
-    return audited(target, f"copy {kind}", right="publish", what=what, reason=reason, **versions)
 
 
 def _tell_source(source: Store, target: Store, manifest: Manifest, *, reason: str) -> bool:

@@ -115,7 +115,7 @@ def _refs(chain: Chain, documents: Mapping[str, Document]) -> Iterator[tuple[str
     moves = {
         str(e["what"]): (n, e) for n, e in chain.entries.items() if e.get("action") == "move_ref" and e.get("what")
     }
-    crowned = {e.get("after") for _, e in moves.values()} | {e.get("before") for _, e in moves.values()}
+    were_champion = {e.get("after") for _, e in moves.values()} | {e.get("before") for _, e in moves.values()}
     for what, (number, entry) in moves.items():
         key, after = f"{what}.json", entry.get("after")
         text = f"{after}, by entry {number} of the audit log"
@@ -125,7 +125,7 @@ def _refs(chain: Chain, documents: Mapping[str, Document]) -> Iterator[tuple[str
         ref = _readable(documents[key])
         if ref is None:
             continue
-        ended = what.endswith("/challenger") and ref.get("target") is None and after in crowned
+        ended = what.endswith("/challenger") and ref.get("target") is None and after in were_champion
         if ref.get("target") != after and not ended:
             yield key, _problem(key, text, str(ref.get("target")))
         elif number >= chain.sealing[0] and not has_seal(documents[key].written):
@@ -272,7 +272,15 @@ def problems_of(store: Store, ref: str, *, keys: Path) -> tuple[Manifest, list[P
     manifest = find(store, *parse_ref(ref))
     problems = [*store.verify(manifest), *_manifest_problems(store, manifest)]
     if manifest.content.kind in KINDS and not problems:
-        problems = _signature_problems(store, manifest, keys.parent)
+        # The store has just compared every byte with the manifest, so comparing the manifest with the signature is
+        # enough.
+        try:
+            require_signed(store, keys.parent, manifest)
+        except IntegrityError as error:
+            text = error.message.removeprefix(f"{manifest.ref}: ")
+            problems = [Problem(path=SIGNATURE, problem="signature", expected="one that counts", actual=text)]
+        else:
+            problems = []
     if manifest.content.kind == "tokens" and not problems:
         problems = _format_problems(store.fetch(manifest))
     return manifest, problems
@@ -376,16 +384,6 @@ def refusal(manifest: Manifest, problems: list[Problem]) -> IntegrityError:
         problems=[problem.model_dump() for problem in problems],
         remedy=remake(manifest),
     )
-
-
-def _signature_problems(store: Store, manifest: Manifest, home: Path) -> list[Problem]:
-    """The store has just compared every byte with the manifest, so comparing the manifest with the signature is enough."""
-    try:
-        require_signed(store, home, manifest)
-    except IntegrityError as error:
-        text = error.message.removeprefix(f"{manifest.ref}: ")
-        return [Problem(path=SIGNATURE, problem="signature", expected="one that counts", actual=text)]
-    return []
 
 
 def _format_problems(folder: Path) -> list[Problem]:

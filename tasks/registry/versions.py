@@ -19,9 +19,10 @@ from tasks.config.base import canonical_json
 from tasks.config.environment import surroundings
 from tasks.security.audit import actor, audited
 from tasks.security.signatures import KINDS as SIGNED_KINDS
-from tasks.security.signatures import is_signed, lineage_digest
+from tasks.security.signatures import is_signed
 from tasks.storage.history import Action, Change, changes, current, newest_publication, note_change
 from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.signed import lineage_digest
 from tasks.storage.store import Store, counts_as_newest
 
 # What differs between two versions: files, configuration, metrics, inputs, code. Pure: manifests in, values out.
@@ -124,11 +125,13 @@ def difference(before: Manifest, after: Manifest) -> Difference:
     """What differs between two versions of one kind. Raises ValueError for two kinds."""
     if before.content.kind != after.content.kind:
         raise ValueError(f"{before.ref} and {after.ref} are of different kinds; compare two of one kind")
+    old, new = (flat("", manifest.provenance.config or {}) for manifest in (before, after))
+    keys = [k for k in sorted(old.keys() | new.keys()) if canonical_json(old.get(k)) != canonical_json(new.get(k))]
     return Difference(
         before=before.ref,
         after=after.ref,
         files=_files(before, after),
-        configuration=_configuration(before, after),
+        configuration=tuple(SettingChange(key=k.removeprefix("."), before=old.get(k), after=new.get(k)) for k in keys),
         metrics=_metrics(before.provenance.metrics, after.provenance.metrics),
         inputs=_inputs(before, after),
         code=(before.provenance.commit, after.provenance.commit),
@@ -145,12 +148,6 @@ def _files(before: Manifest, after: Manifest) -> Files:
         changed=tuple(FileChange(path=p, before=old[p].size, after=new[p].size) for p in changed),
         unchanged=len(both) - len(changed),
     )
-
-
-def _configuration(before: Manifest, after: Manifest) -> tuple[SettingChange, ...]:
-    old, new = (flat("", manifest.provenance.config or {}) for manifest in (before, after))
-    keys = [k for k in sorted(old.keys() | new.keys()) if canonical_json(old.get(k)) != canonical_json(new.get(k))]
-    return tuple(SettingChange(key=k.removeprefix("."), before=old.get(k), after=new.get(k)) for k in keys)
 
 
 def _metrics(old: dict[str, float], new: dict[str, float]) -> tuple[MetricChange, ...]:
@@ -237,7 +234,20 @@ def past(store: Store, kind: str, name: str) -> Past:
     older: list[Change] = []
     for manifest in existing.values():
         if manifest.version not in known:
-            older.append(_without_history(manifest, older))
+            before: Any = next((change.version for change in reversed(older) if change.current), None)
+            older.append(
+                Change(
+                    number=0,
+                    action="publish",
+                    version=manifest.version,
+                    current=counts_as_newest(manifest),
+                    before=before,
+                    time=_created(manifest),
+                    who=manifest.provenance.who or "",
+                    host=manifest.provenance.host or "",
+                    flow_run=manifest.provenance.flow_run,
+                )
+            )
     return Past(kind=kind, name=name, changes=(*older, *noted), there=existing)
 
 
@@ -270,21 +280,6 @@ def _created(manifest: Manifest) -> float:
         return datetime.fromisoformat(manifest.provenance.created).timestamp()
     except ValueError:
         return 0.0
-
-
-def _without_history(manifest: Manifest, older: list[Change]) -> Change:
-    before: Any = next((change.version for change in reversed(older) if change.current), None)
-    return Change(
-        number=0,
-        action="publish",
-        version=manifest.version,
-        current=counts_as_newest(manifest),
-        before=before,
-        time=_created(manifest),
-        who=manifest.provenance.who or "",
-        host=manifest.provenance.host or "",
-        flow_run=manifest.provenance.flow_run,
-    )
 
 
 # Publishing: bytes into the store, an entry in the audit log, and a change of the name's history; in that order.

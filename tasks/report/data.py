@@ -141,6 +141,8 @@ class RunReport(Value):
     evaluation: EvaluationReport | None = None
     champion: Champion | None = None
     comparison: ComparisonReport | None = None
+    pages: Mapping[str, str] = {}
+    """Other pages about the run, by name: where they lie from the report's own folder."""
     parity: Parity | None = None
     variants: Variants | None = None
     lineage: Lineage = Lineage()

@@ -26,8 +26,8 @@ GAP_X, GAP_Y, MARGIN = 32, 20, 2
 SWEEPS = 6
 BOXES = 40
 """More than these are not readable, nor quickly laid out: versions of one name then share a box, or all of a kind do."""
-SMALLEST = 0.75
-"""Share of its size that the drawing shrinks to before it scrolls."""
+SMALLEST = 0.55
+"""Share of its size that the drawing shrinks to before it scrolls: a whole lifecycle then fits the width of a page."""
 NAME_CHARACTERS, KIND_CHARACTERS = 14, 16
 FAMILIES = {
     "data": ("dataset", "quarantine", "validation", "tokenizer", "tokens"),
@@ -88,9 +88,21 @@ def lineage_graph(lineage: Lineage) -> Markup:
     nodes = {node.ref: node for node in lineage.nodes}
     if not nodes:
         return Markup()
-    links = _links(lineage.edges, nodes)
+    known = ((edge.input, edge.output) for edge in lineage.edges if edge.input in nodes and edge.output in nodes)
+    links = [link for link in dict.fromkeys(known) if link[0] != link[1]]
     context = {(edge.input, edge.output) for edge in lineage.edges if edge.how == "context"}
-    layers, routes = _layers(list(nodes), links)
+    # Nodes and lanes by layer, and for every link its stops from left to right.
+    refs = list(nodes)
+    depth = _depths(refs, links)
+    layers: Layers = [[] for _ in range(max(depth.values()) + 1)]
+    for ref in refs:
+        layers[depth[ref]].append(ref)
+    routes = []
+    for index, (source, target) in enumerate(links):
+        lanes = [(layer, f"lane {index}.{layer}") for layer in range(depth[source] + 1, depth[target])]
+        for layer, lane in lanes:
+            layers[layer].append(lane)
+        routes.append([source, *(lane for _, lane in lanes), target])
     places = _places(_ordered(layers, routes), set(nodes))
     width = max(place.x for place in places.values()) + BOX_WIDTH + MARGIN
     height = max(place.y + place.height / 2 for place in places.values()) + MARGIN
@@ -132,26 +144,6 @@ def _together(ref: str, nodes: Sequence[Node]) -> Node:
     times = sorted(node.created for node in nodes if node.created)
     created = f"{times[0]} to {times[-1]}" if times else None
     return Node(ref=ref, kind=nodes[0].kind, name=name, created=created, count=len(nodes))
-
-
-def _links(edges: Sequence[Edge], nodes: Mapping[str, Node]) -> Links:
-    known = ((edge.input, edge.output) for edge in edges if edge.input in nodes and edge.output in nodes)
-    return [link for link in dict.fromkeys(known) if link[0] != link[1]]
-
-
-def _layers(refs: list[str], links: Links) -> tuple[Layers, list[list[str]]]:
-    """Nodes and lanes by layer, and for every link its stops from left to right."""
-    depth = _depths(refs, links)
-    layers: Layers = [[] for _ in range(max(depth.values()) + 1)]
-    for ref in refs:
-        layers[depth[ref]].append(ref)
-    routes = []
-    for index, (source, target) in enumerate(links):
-        lanes = [(layer, f"lane {index}.{layer}") for layer in range(depth[source] + 1, depth[target])]
-        for layer, lane in lanes:
-            layers[layer].append(lane)
-        routes.append([source, *(lane for _, lane in lanes), target])
-    return layers, routes
 
 
 def _depths(refs: list[str], links: Links) -> dict[str, int]:

@@ -16,10 +16,10 @@ from tasks.common.errors import HeadwayError
 from tasks.common.redaction import redact_value
 from tasks.registry.ancestry import walk
 from tasks.report import run_charts
-from tasks.report.comparison import figures
 from tasks.report.data import RunReport
 from tasks.report.lineage import drawn, lineage_graph
 from tasks.report.pages import render, write_page
+from tasks.report.run_charts import figures
 from tasks.report.training import read_training
 from tasks.storage.store import Store, find
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.report.data import duration, percent
-from tasks.report.pictures import ACCENT, COLOURS, INK, WARN, picture, plain_numbers
+from tasks.report.pictures import ACCENT, COLOURS, INK, WARN, drawable, picture, plain_numbers
 from tasks.report.published import LossPoint, StepTime, TrainingReport
 from tasks.report.run_charts import CAUSES, PARTS, shares
 
@@ -55,9 +55,10 @@ def _thin(steps: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
 
 
 def draw_training(job: Path, log: Path) -> Path | None:
-    """Draw a job that is done into `pictures/` of its folder; `log` is its `training_log.jsonl`. None: one of them is gone."""
+    """Draw a job that is done into `pictures/` of its folder; `log` is its `training_log.jsonl`. None: one of them is gone, or
+    nothing can be drawn."""
     payload = read_training(job)
-    if payload is None or not log.exists():
+    if payload is None or not log.exists() or not drawable():
         return None
     report = TrainingReport.model_validate(payload)
     points = [LossPoint.model_validate(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -72,7 +73,15 @@ def draw_training(job: Path, log: Path) -> Path | None:
             beside.set_ylabel("held-out bits per byte")
             beside.set_ylim(bottom=0)
         _line(rate, [(point.step, point.learning_rate or 0.0) for point in points], "Learning rate")
-        _split(split, report.steps)
+        parts, places = shares(report.steps), [step.step for step in report.steps]
+        heights = [[100 * share for share in parts[name]] for name in PARTS]
+        split.stackplot(
+            places, heights, colors=[COLOURS[name] for name in PARTS.values()], labels=list(PARTS), linewidth=0
+        )
+        split.set_ylim(0, 100)
+        split.set_xlim(places[0], places[-1])
+        _about(split, "Where a step's time goes, percent")
+        split.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, fontsize=10, labelcolor=INK)
         seconds = dict(report.time.seconds) if report.time else {}
         total = sum(seconds.values()) or 1.0
         for row, (name, (label, colour)) in enumerate(CAUSES.items()):
@@ -90,16 +99,6 @@ def draw_training(job: Path, log: Path) -> Path | None:
 def _line(axes: Any, points: Sequence[tuple[int, float]], title: str) -> None:
     axes.plot(*zip(*points, strict=True), color=ACCENT, linewidth=1.4)
     _about(axes, title)
-
-
-def _split(axes: Any, steps: Sequence[StepTime]) -> None:
-    parts, places = shares(steps), [step.step for step in steps]
-    heights = [[100 * share for share in parts[name]] for name in PARTS]
-    axes.stackplot(places, heights, colors=[COLOURS[name] for name in PARTS.values()], labels=list(PARTS), linewidth=0)
-    axes.set_ylim(0, 100)
-    axes.set_xlim(places[0], places[-1])
-    _about(axes, "Where a step's time goes, percent")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, fontsize=10, labelcolor=INK)
 
 
 def _about(axes: Any, title: str) -> None:

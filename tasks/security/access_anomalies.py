@@ -126,7 +126,11 @@ def bulk_downloads(
     for name, reads in habits.reads.items():
         recent = [one for one in reads if 0 <= now - one.time < HOUR]
         size, artifacts = sum(one.bytes for one in recent), len({one.ref for one in recent})
-        usual = _usual(habits.hours.get(name, {}), before=int(now // HOUR) - 1)
+        # Median of the hours with reads, without the one that is looked at; None when there are too few.
+        hours = habits.hours.get(name, {})
+        before = int(now // HOUR) - 1
+        known = [size for hour, size in hours.items() if hour < before]
+        usual = float(median(known)) if len(known) >= KNOWN_HOURS else None
         over = usual is not None and size > max(times_usual * usual, LEAST_BYTES)
         if size > most_gb * 1e9 or artifacts > most_artifacts or over:
             than = f"; an hour of {name} usually comes to {usual / 1e9:.2f} GB" if usual is not None else ""
@@ -148,12 +152,6 @@ def new_places(habits: Habits, now: float, *, hours: float) -> list[Unusual]:
                     Unusual(f"{name}.{place}", summary, f"before: {others}", {"person": name, "place": place})
                 )
     return results
-
-
-def _usual(hours: Mapping[int, int], *, before: int) -> float | None:
-    """Median of the hours with reads, without the one that is looked at; None when there are too few."""
-    known = [size for hour, size in hours.items() if hour < before]
-    return float(median(known)) if len(known) >= KNOWN_HOURS else None
 
 
 def _denied(name: str, times: int, minutes: float, details: str, labels: Mapping[str, str]) -> Unusual:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -137,7 +137,8 @@ def check(store: Store, *, contains: Sequence[str] = (), shipped: Link | None = 
     head, etag = _head(store)  # before the list: whoever appends meanwhile makes it longer, never shorter than the head
     keys = store.list(FOLDER)
     links: list[Link] = []
-    broken = _foreign(keys)
+    odd = next((key for key in keys if not _NUMBERED.fullmatch(key)), None)
+    broken = Break(0, "foreign", f"{odd} is no entry, and lies among them") if odd else None
     last: tuple[Link, bytes] = NOTHING, b""
     for key, data in _documents(store, [key for key in keys if _NUMBERED.fullmatch(key)]):
         if broken is None:
@@ -152,11 +153,6 @@ def check(store: Store, *, contains: Sequence[str] = (), shipped: Link | None = 
 def hash_of(data: bytes) -> str:
     """What the next entry names of this one."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _foreign(keys: Iterable[str]) -> Break | None:
-    odd = next((key for key in keys if not _NUMBERED.fullmatch(key)), None)
-    return Break(0, "foreign", f"{odd} is no entry, and lies among them") if odd else None
 
 
 def _between(last: Link, number: int, data: bytes) -> Break | None:

@@ -30,7 +30,7 @@ from tasks.security.audit import AUTOMATIC, account, actor, asked_of, audit
 from tasks.storage import open_store
 from tasks.storage.store import Store
 
-# Personal tokens: made at random, kept as a salted scrypt hash, compared in constant time.
+# Personal tokens are random, kept as a salted scrypt hash, and compared in constant time.
 
 
 SCRYPT = {"n": 2**14, "r": 8, "p": 1}

@@ -18,11 +18,12 @@ from tasks.common.process import locked
 from tasks.config.base import digest
 from tasks.security.audit import audited
 from tasks.security.trust import signer_of, trusted_key
-from tasks.signing.bundle import SIGNATURE, sign_files, signed_files
+from tasks.signing.bundle import SIGNATURE, sign_files
 from tasks.signing.keys import Signer, key_id
-from tasks.signing.statement import STATEMENT, Statement, claimed_statement, open_statement, seal_statement
+from tasks.signing.statement import STATEMENT, Statement, claimed_statement, seal_statement
 from tasks.storage.history import published_as
-from tasks.storage.manifest import Manifest, Provenance
+from tasks.storage.manifest import Manifest
+from tasks.storage.signed import claims_of, digests_of, open_signed
 from tasks.storage.store import Store
 
 KINDS = ("checkpoint", "model")
@@ -35,8 +36,16 @@ def sign(store: Store, home: Path, manifest: Manifest, *, reason: str = "") -> S
     Raises IntegrityError when the trust policy does not let this key sign this artifact, Missing without the key.
     """
     signer = require_signer(home, manifest.content.kind, manifest.provenance.name)
-    bundle = sign_files(_files(manifest), signer)
-    statement = _statement(store, manifest, signer, bundle)
+    bundle = sign_files(digests_of(manifest), signer)
+    statement = Statement.model_validate(
+        {
+            **claims_of(manifest),
+            "index": published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "key": key_id(signer.public_key()),
+            "bundle": hashlib.sha256(bundle).hexdigest(),
+        }
+    )
     with (
         audited(store, "sign", what=manifest.ref, reason=reason, after=statement.key),
         locked(home / "locks" / "signing"),
@@ -71,22 +80,7 @@ def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
             )
         claimed = claimed_statement(envelope).key
         key = trusted_key(home, claimed, f"{manifest.content.kind}/{manifest.provenance.name}")
-        statement = open_statement(envelope, key)
-        # Raise IntegrityError when the statement is about something else: one that was made for another version, name
-        # or lineage.
-        claims = _claims(manifest)
-        stated = statement.model_dump(include=set(claims))
-        wrong = [
-            f"{name} {_short(stated[name])}, and not {_short(claims[name])}"
-            for name in claims
-            if stated[name] != claims[name]
-        ]
-        if wrong:
-            raise IntegrityError(f"its statement was made for something else: {'; '.join(wrong)}")
-        if hashlib.sha256(bundle).hexdigest() != statement.bundle:
-            raise IntegrityError("the bundle beside it is not the one that the statement is about")
-        if signed_files(bundle, key) != _files(manifest):
-            raise IntegrityError("other files were signed than its manifest names")
+        statement = open_signed(manifest, bundle, envelope, key)
         _require_fresh(store, manifest, statement)
         return statement
     except IntegrityError as error:
@@ -125,10 +119,6 @@ def remedy_for(ref: str) -> str:
     )
 
 
-def _short(claim: str | None) -> str:
-    return (claim or "none")[:16]
-
-
 def _require_fresh(store: Store, manifest: Manifest, statement: Statement) -> None:
     """Raise IntegrityError for an older version that was put forward as a newly published one.
 
@@ -140,41 +130,3 @@ def _require_fresh(store: Store, manifest: Manifest, statement: Statement) -> No
             f"its statement is of change {statement.index} of the name, and the history has it as published in change {index}: "
             "an older signature under a newer publishing"
         )
-
-
-def _statement(store: Store, manifest: Manifest, signer: Signer, bundle: bytes) -> Statement:
-    return Statement.model_validate(
-        {
-            **_claims(manifest),
-            "index": published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "key": key_id(signer.public_key()),
-            "bundle": hashlib.sha256(bundle).hexdigest(),
-        }
-    )
-
-
-def _claims(manifest: Manifest) -> dict[str, str | None]:
-    """What a statement must say of an artifact."""
-    return {
-        "kind": manifest.content.kind,
-        "name": manifest.provenance.name,
-        "version": manifest.version,
-        "base": _base(manifest.provenance),
-        "lineage": lineage_digest(manifest.provenance),
-    }
-
-
-def lineage_digest(provenance: Provenance) -> str:
-    """Digest of what an artifact was made from and how; not of where it lies, so that a copy keeps its signature."""
-    parts = {"inputs", "context", "stage", "commit", "dirty", "config_digest"}
-    return digest(provenance.model_dump(mode="json", include=parts))
-
-
-def _base(provenance: Provenance) -> str | None:
-    weights = (ref for ref in provenance.inputs if ref.startswith(("checkpoint/", "model/")))
-    return next((ref.rpartition("@")[2] for ref in weights), None)
-
-
-def _files(manifest: Manifest) -> dict[str, str]:
-    return {file.path: file.sha256 for file in manifest.content.files}

@@ -31,7 +31,7 @@ class Sampling:
 def complete(url: str, prompt: str, how: Sampling = Sampling(), *, key: str = "", secret: str = "") -> dict[str, Any]:
     """The completion object of POST /v1/completions. ValueError when it is refused, Missing when none answers.
 
-    `secret`: of the endpoint (tasks/serving/protocol/secret.py), where a server's private port is asked.
+    `secret`: of the endpoint (tasks/serving/protocol/routes.py), where a server's private port is asked.
     """
     body = json.dumps({"prompt": prompt, **asdict(how)}).encode()
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}

@@ -15,8 +15,7 @@ from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.common.process import ProcessSpec, read_json, write_json
 from tasks.serving.client import private_state
-from tasks.serving.protocol.routes import Routes, write_routes
-from tasks.serving.protocol.secret import make_secret
+from tasks.serving.protocol.routes import Routes, make_secret, write_routes
 
 FOLLOW_SECONDS = 30.0
 POLL_SECONDS = 0.02

@@ -2,6 +2,8 @@
 
 The rule: a change with the line `commit` is finished, any other is reverted. Lines are on the disk before their effect begins.
 What finishing and reverting do is rollout.py; what the audit log and the run say of a deploy does not live here.
+
+Beside it lies `refused.json`: what a person rolled back here is deployed here again only when a person promotes it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.common.process import append, write_text
+from tasks.common.process import append, read_json, write_json, write_text
 from tasks.common.seal import opened_lines, sealed
 
 Event = Literal["begin", "step", "commit", "done", "revert", "reverted"]
@@ -92,3 +94,22 @@ class Journal:
         lines = self.lines()
         starts = [place for place, line in enumerate(lines) if line["event"] == "begin"]
         return Change(tuple(lines[starts[-1] :])) if starts else None
+
+
+def refused_models(endpoint: Path) -> dict[str, dict[str, Any]]:
+    """What a person rolled back here, by reference: `reason`, `time`."""
+    result: dict[str, dict[str, Any]] = read_json(endpoint / "refused.json") or {}
+    return result
+
+
+def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
+    """A person rolled a model back."""
+    output = {**refused_models(endpoint), model_ref: {"reason": reason, "time": time.time()}}
+    write_json(endpoint / "refused.json", output, seal=True)
+
+
+def accept(endpoint: Path, model_ref: str) -> None:
+    """A person promoted a model: it may be deployed here again."""
+    left = {ref: value for ref, value in refused_models(endpoint).items() if ref != model_ref}
+    if left != refused_models(endpoint):
+        write_json(endpoint / "refused.json", left, seal=True)

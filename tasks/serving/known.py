@@ -13,8 +13,8 @@ from tasks.common.process import locked, read_json
 from tasks.serving import open_endpoint
 from tasks.serving.client import Sampling, complete
 from tasks.serving.endpoint import Served, ServingEndpoint
+from tasks.serving.journal import accept, refused_models
 from tasks.serving.keys import own_key
-from tasks.serving.refused import accept, refused_models
 from tasks.serving.servers import port_free
 
 log = logging.getLogger("headway.endpoints")

@@ -120,18 +120,14 @@ def roll_out(
             )
         journal.write("commit", outcomes=outcomes)
     except BaseException as error:  # a full disk, a cancelled flow: whatever ends it before `commit`, the way is back
-        _give_back_after(port, journal, error)
+        # What cannot be given back now is by the next start; the first error is the one to tell.
+        try:
+            give_back(port, journal, why=str(error) or type(error).__name__)
+        except (HeadwayError, ValueError, OSError) as second:
+            log.error("the traffic could not be given back, the next start does it: %s", second)
         raise
     report("switched", {"outcomes": outcomes})
     finish(port, journal)
-
-
-def _give_back_after(port: TrafficPort, journal: Journal, error: BaseException) -> None:
-    """What cannot be given back now is by the next start; the first error is the one to tell."""
-    try:
-        give_back(port, journal, why=str(error) or type(error).__name__)
-    except (HeadwayError, ValueError, OSError) as second:
-        log.error("the traffic could not be given back, the next start does it: %s", second)
 
 
 def take_over(

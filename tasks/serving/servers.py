@@ -21,7 +21,7 @@ from tasks.common.process import ProcessSpec, read_json
 from tasks.serving.client import Sampling, complete, ready_state
 from tasks.serving.endpoint import Candidate
 from tasks.serving.journal import Journal
-from tasks.serving.protocol.secret import read_secret
+from tasks.serving.protocol.routes import read_secret
 
 HOST = "127.0.0.1"
 LOG = "server.log"

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tasks.common.errors import IntegrityError
-from tasks.signing.envelope import claimed_payload, seal, unseal
 from tasks.signing.keys import Signer, pem_of
+from tasks.signing.statement import claimed_payload, seal, unseal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

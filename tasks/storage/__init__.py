@@ -13,7 +13,6 @@ from tasks.storage.store import Store
 
 if TYPE_CHECKING:
     from tasks.storage.blob.folder import BlobFiles
-    from tasks.storage.settings import StoreConfig
 
 
 def open_store(home: Path) -> Store:
@@ -37,7 +36,15 @@ def open_named(home: Path, name: str) -> Store:
         raise ValueError(
             f"{name!r} is no store: stores.yaml names {hint}; a folder is written with a slash, as ./{name}"
         )
-    return _open_configured(home, known[name])
+    config = known[name]
+    if config.uri.startswith(("/", "file://")):
+        return _folder(Path(config.uri.removeprefix("file://")), home)
+    if config.uri.startswith("az://"):
+        from tasks.storage.blob.client import open_container
+        from tasks.storage.blob.store import BlobStore
+
+        return BlobStore(open_container(config), home)
+    raise ValueError(f"{config.uri} is no store to work in: models are copied to a registry with `headway copy`")
 
 
 def open_folder(root: Path) -> Store:
@@ -70,14 +77,3 @@ def _folder(root: Path, home: Path) -> Store:
     from tasks.storage.local import LocalStore
 
     return LocalStore(root, home=home if has_policy(home) else None)
-
-
-def _open_configured(home: Path, config: StoreConfig) -> Store:
-    if config.uri.startswith(("/", "file://")):
-        return _folder(Path(config.uri.removeprefix("file://")), home)
-    if config.uri.startswith("az://"):
-        from tasks.storage.blob.client import open_container
-        from tasks.storage.blob.store import BlobStore
-
-        return BlobStore(open_container(config), home)
-    raise ValueError(f"{config.uri} is no store to work in: models are copied to a registry with `headway copy`")

@@ -2,6 +2,8 @@
 
 The version of an artifact is the sha256 of the content part. What may differ between two equal artifacts (where, when,
 by whom) is provenance. See docs/DESIGN.md, "Artifact, store".
+
+Names of files that somebody else chose, in a manifest or in a listing of another machine, are judged here too.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,9 +20,27 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from tasks.common.errors import IntegrityError
-from tasks.common.file_names import is_plain
 from tasks.common.seal import has_seal, opened, sealed
 from tasks.config.base import digest
+
+_NOT_PLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path stays inside the folder that it is joined to, and means one file on every file system."""
+    return not _NOT_PLAIN.search(path) and not any(part in ("", ".", "..") for part in path.split("/"))
+
+
+def require_inside(names: Iterable[str], *, where: str) -> None:
+    """Raise IntegrityError when a name that was listed somewhere must not be joined to a folder of ours."""
+    strange = [name for name in names if not is_plain(name)]
+    if strange:
+        raise IntegrityError(
+            f"{where} holds {strange[0]!r}, which is no name of a file below it: no leading /, no .., no \\, no control sign",
+            problems=[{"path": name, "problem": "name"} for name in strange],
+            remedy="Nothing of it was brought. Find out who wrote it, and remove it there.",
+        )
+
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20

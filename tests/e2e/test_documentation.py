@@ -10,18 +10,23 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
 import typer.main
+from waiting import limit
 
 from deployments.cli.main import app
 from deployments.cli.output import exit_code
 from tasks.common import errors
+from tasks.config.flows import STAGES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+COMMANDS = ROOT / "docs" / "commands.md"
+JSON = ROOT / "docs" / "json.md"
 DESIGN = ROOT / "docs" / "DESIGN.md"  # the plan of the house: it also names rooms that are not built yet
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page != DESIGN)
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
@@ -36,7 +41,7 @@ NOT_RUN = {
 COMMAND_SECONDS = 600
 WHOLE = "headway retrain -c tiny"
 """The README's lifecycle runs as at a user's: none of its programs, and not Prefect's server, is a fork (fork_server.py)."""
-pytestmark = pytest.mark.timeout(1800)  # the first test types the whole README
+pytestmark = pytest.mark.timeout(1800)  # the first test types the README and docs/commands.md
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Checkout:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=limit(COMMAND_SECONDS),
         )
 
     def json(self, line):
@@ -148,12 +153,12 @@ def holds(value, path):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A checkout in which the commands of the README were typed, in their order."""
+    """A checkout in which the commands of the README and of docs/commands.md were typed, in their order."""
     made = Checkout(tmp_path_factory.mktemp("checkout"))
     for name in ("flows", "tasks", "deployments"):
         shutil.copytree(ROOT / name, made.path / name, ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        wrong = made.follow(README)
+        wrong = made.follow(README) + made.follow(COMMANDS)
         assert not wrong, "\n".join(wrong)
         yield made
     finally:
@@ -168,7 +173,7 @@ def test_the_commands_of_the_readme_make_what_it_says(checkout):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != COMMANDS], ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(checkout, page):
     assert checkout.follow(page) == []
 
@@ -228,9 +233,9 @@ def fits(fields):
 
 
 @pytest.mark.long
-def test_the_json_of_every_command_has_the_fields_of_the_readme(checkout):
+def test_the_json_of_every_command_has_the_fields_of_its_page(checkout):
     common = {"schema", "exit_code", "error"}
-    told = [(names(command)[0], names(cell)) for command, cell in rows(README, "command", "fields")]
+    told = [(names(command)[0], names(cell)) for command, cell in rows(JSON, "command", "fields")]
     assert len(told) > 10 and told[-1][0] == "headway down --yes"
     for command, fields in told:
         said = checkout.json(command)
@@ -240,8 +245,8 @@ def test_the_json_of_every_command_has_the_fields_of_the_readme(checkout):
         assert common <= said.keys()
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_the_errors():
-    table = rows(README, "code", "meaning")
+def test_the_exit_codes_of_the_page_are_those_of_the_errors():
+    table = rows(COMMANDS, "code", "meaning")
     told = {name: int(code) for code, _, cell in table for name in names(cell)}
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
     known = {kind.__name__: kind.exit_code for kind in kinds if errors.HeadwayError in kind.__mro__[1:]}
@@ -300,8 +305,24 @@ def test_every_path_that_a_document_names_exists():
     assert wrong == []
 
 
+@pytest.mark.unit
+def test_the_readme_is_short_and_draws_every_stage_in_order():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150 and max(map(len, lines)) <= 200
+    (drawing,) = blocks(README, "mermaid")
+    drawn = [word for word in re.findall(r"\w+", drawing) if word in STAGES]
+    assert sorted(set(drawn)) == sorted(STAGES)
+    assert [word for word in dict.fromkeys(drawn) if word != "benchmark"] == [s for s in STAGES if s != "benchmark"]
+
+
+@pytest.mark.unit
+def test_each_of_the_five_files_to_read_names_the_next():
+    walk = ["README.md", "flows/retrain.py", "tasks/train.py", "tasks/jobs/train.py", "tasks/compute/slurm/backend.py"]
+    assert [after for before, after in pairwise(walk) if after not in (ROOT / before).read_text()] == []
+
+
 def test_every_path_of_the_layout_exists():
-    tree = next(block for block in blocks(README, "") if block.startswith("flows/"))
+    tree = next(block for block in blocks(ROOT / "CONTRIBUTING.md", "") if block.startswith("flows/"))
     paths = [line.split()[0] for line in tree.splitlines()]
     assert len(paths) > 15 and [path for path in paths if not (ROOT / path).exists()] == []
 
@@ -330,7 +351,7 @@ def test_every_page_that_a_module_points_to_exists():
 
 
 def test_every_command_and_option_of_headway_is_explained():
-    text = README.read_text()
+    text = README.read_text() + COMMANDS.read_text()
     group = typer.main.get_command(app)
     words = [f"{name} {below}" for name, one in group.commands.items() for below in getattr(one, "commands", {})]
     words += [name for name, one in group.commands.items() if not hasattr(one, "commands")]

@@ -22,6 +22,8 @@ import os, socket, subprocess, sys
 from pathlib import Path
 import pytest
 
+os.environ["TESTS_SLOWER"] = "3"
+
 @pytest.mark.unit
 def test_starts():
     subprocess.run([sys.executable, "--version"])
@@ -45,6 +47,10 @@ def test_does_nothing():
 
 def test_may_start():
     subprocess.run([sys.executable, "--version"])
+
+@pytest.mark.timeout(100)
+def test_names_a_limit(request):
+    assert request.node.get_closest_marker("timeout").args == (300.0,)
 
 @pytest.mark.long
 def test_takes_long():
@@ -70,7 +76,7 @@ def test_what_a_tier_does_not_allow_fails_with_its_reason(tmp_path, workers):
     said = pytest_of("-m", "not long", "-n", workers, cwd=tmp_path)
     assert "a unit test starts a process" in said.stdout and "a unit test opens a socket" in said.stdout
     assert "gave a process no home of its own; it wrote ['store']" in said.stdout
-    assert "2 failed, 3 passed" in said.stdout and "1 error" in said.stdout, said.stdout
+    assert "2 failed, 4 passed" in said.stdout and "1 error" in said.stdout, said.stdout
     assert "left out: 1 tests marked long; `make long` runs them" in said.stdout
 
 
@@ -78,7 +84,7 @@ def test_where_unit_tests_are_asked_for_nothing_else_runs(tmp_path):
     (tmp_path / "test_wrong.py").write_text(WRONG)
     (tmp_path / "test_heavy.py").write_text("import nothing_of_this_name")
     said = pytest_of("-m", "unit", cwd=tmp_path)
-    assert "2 failed, 1 passed, 3 deselected" in said.stdout, said.stdout
+    assert "2 failed, 1 passed, 4 deselected" in said.stdout, said.stdout
 
 
 def test_a_worker_of_xdist_is_known_by_what_it_runs():

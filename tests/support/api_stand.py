@@ -61,7 +61,7 @@ class Server:
 
     def stop(self, seconds: float = 30.0) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        return self.process.wait(limit(seconds))
 
 
 def start(folder: Path, model: Path, *, environment: dict[str, str] | None = None, **settings: Any) -> Server:
@@ -78,7 +78,7 @@ def start(folder: Path, model: Path, *, environment: dict[str, str] | None = Non
             stdout=log,
             stderr=log,
         )
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=limit(60), trust_env=False)
     return Server(folder, port, process, client)
 
 
@@ -97,7 +97,7 @@ def serving(folder: Path, model: Path, **how: Any) -> Iterator[Server]:
 
 def raw(port: int, *parts: bytes, pause: float = 0.0, timeout: float = 30.0) -> bytes:
     """Send bytes as they are, with a pause after each part, and return all that comes until the connection ends."""
-    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=limit(timeout)) as connection:
         try:
             for part in parts:
                 connection.sendall(part)

@@ -7,7 +7,14 @@ from typing import Any, Union, get_args, get_origin
 from azure.ai.ml._restclient.arm_ml_service import models
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import Model
 
-ROOTS = {"jobs": models.JobBase, "data": models.DataVersionBase, "environments": models.EnvironmentVersion}
+ROOTS = {
+    "jobs": models.JobBase,
+    "data": models.DataVersionBase,
+    "environments": models.EnvironmentVersion,
+    "datastores": models.Datastore,
+}
+DATASTORE = re.compile(r"azureml://subscriptions/s/resourcegroups/g/workspaces/w/datastores/(\w+)/paths/(.+)")
+"""What lies in a datastore, as the service takes it: group 1 is the datastore, 2 the path in its container."""
 
 
 def refusal(
@@ -17,15 +24,39 @@ def refusal(
     kind: str = "jobs",
     assets: Mapping[str, Any] | None = None,
     clusters: Mapping[str, Any] | None = None,
+    datastores: Mapping[str, Any] | None = None,
 ) -> tuple[str, str] | None:
     """Code and message of the error that a body gets; None for one that is taken."""
     wrong = _problem(ROOTS[kind]._deserialize(body, []), body, "")
     if wrong:
         return "ValidationError", wrong
     properties = body["properties"]
+    if kind == "data":
+        return unreadable(properties["dataUri"], datastores or {})
     if kind != "jobs":
         return None
+    for name, entry in (properties.get("inputs") or {}).items():
+        if not entry["uri"].startswith(where) and (refused := unreadable(entry["uri"], datastores or {})):
+            return refused[0], f"input {name}: {refused[1]}"
+    for name, entry in (properties.get("outputs") or {}).items():
+        if entry.get("mode") not in (None, "ReadWriteMount", "Upload"):
+            return "ValidationError", f"output {name}: mode {entry['mode']} is none of ReadWriteMount, Upload"
+        if entry.get("uri") and (refused := unreadable(entry["uri"], datastores or {})):
+            return refused[0], f"output {name}: {refused[1]}"
     return _unknown(properties, where, assets or {}, clusters or {})
+
+
+def unreadable(uri: str, datastores: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why what a uri names could not be read by a job or an endpoint; None for what lies in a datastore that there is.
+
+    An https address is for public servers, and our containers are private.
+    """
+    found = DATASTORE.fullmatch(uri)
+    if not found:
+        return "InvalidUri", f"{uri} is no path in a datastore of this workspace, and private storage has no other name"
+    if found[1] not in datastores:
+        return "DatastoreNotFound", f"{uri} names the datastore {found[1]}, which the workspace does not have"
+    return None
 
 
 def problem(model: Model, sent: Any) -> str:

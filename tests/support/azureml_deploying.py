@@ -19,11 +19,15 @@ PRELOADED = ["azureml_deploying", "azure.ai.ml.entities", "azure.storage.blob"]
 """What a deploy imports: a process for it is forked from one that has done so."""
 
 
+IDENTITY = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/serves"
+
+
 def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
     where = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "endpoint": url}
     said = {
         **where,
         "image": "x.azurecr.io/headway/endpoint:0.1.0",
+        "identity": IDENTITY,
         "poll_seconds": 0.02,
         "create_minutes": 0.5,
         **azureml,

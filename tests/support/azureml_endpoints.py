@@ -30,6 +30,7 @@ ROOTS = {
     "deployments": models.OnlineDeployment,
     "models": models.ModelVersion,
     "environments": models.EnvironmentVersion,
+    "datastores": models.Datastore,
 }
 Reply = tuple[int, Any, dict[str, str]]
 
@@ -73,6 +74,7 @@ class State:
     golden: Mapping[str, Any]
     resources: dict[str, Resource] = field(default_factory=dict)
     assets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    datastores: dict[str, dict[str, Any]] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     trouble: list[Trouble] = field(default_factory=list)
     failing: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -183,6 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             ("GET", r"", lambda: (200, {"id": WHERE, "name": "w", "location": "eastus", "properties": {}}, {})),
             ("GET", r"operations/([^/]+)", self._operation),
             ("PUT", r"(models|environments)/([^/]+)/versions/([^/]+)", lambda *key: self._put_asset(body, *key)),
+            ("GET", r"datastores/([^/]+)", self._datastore),
+            ("PUT", r"datastores/(\w+)", lambda name: self._put_datastore(body, name)),
             ("POST", rf"({endpoint})/listKeys", lambda _: (200, {"primaryKey": KEY, "secondaryKey": "other"}, {})),
             ("POST", rf"({endpoint})/token", lambda _: (200, {"accessToken": KEY, "tokenType": "Bearer"}, {})),
             ("GET", rf"{endpoint}/providers/Microsoft.Insights/metrics", self._metrics),
@@ -208,8 +212,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _put_asset(self, body: Any, kind: str, name: str, version: str) -> Reply:
         if wrong := problem(kind, body):
             return 400, _error("ValidationError", wrong), {}
+        uri = body["properties"].get("modelUri")
+        if uri and (refused := azureml_bodies.unreadable(uri, self.state.datastores)):
+            return 400, _error(*refused), {}
         self.state.assets[f"{WHERE}/{kind}/{name}/versions/{version}"] = body
         return 201, {"id": f"{WHERE}/{kind}/{name}/versions/{version}", "name": version, **body}, {}
+
+    def _datastore(self, name: str) -> Reply:
+        found = self.state.datastores.get(name)
+        return (200, {"name": name, **found}, {}) if found else (404, _error("UserError", f"no datastore {name}"), {})
+
+    def _put_datastore(self, body: Any, name: str) -> Reply:
+        if wrong := problem("datastores", body):
+            return 400, _error("ValidationError", wrong), {}
+        self.state.datastores[name] = body
+        return 201, {"name": name, **body}, {}
 
     def _put_endpoint(self, key: str, body: Any) -> Reply:
         there = self.state.resources.get(key)
@@ -237,6 +254,9 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, _error("NotFound", f"the endpoint of {key} not found"), {}
         if wrong := problem("deployments", body) or self._unknown(body["properties"]):
             return 400, _error("ValidationError", wrong), {}
+        if (endpoint.body.get("identity") or {}).get("type") != "UserAssigned":
+            # The service takes it, and fails some minutes later, when nobody's identity may pull the image or read the model.
+            return 400, _error("ImagePullUnauthorized", "the endpoint's identity has no right to pull the image"), {}
         if endpoint.state in MOVING or (key in self.state.resources and self.state.resources[key].state in MOVING):
             return 409, _error("Conflict", f"{key} or its endpoint is being changed"), {}
         made = self.state.resources[key] = Resource(body)

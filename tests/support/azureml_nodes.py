@@ -13,20 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from azure.storage.blob import BlobServiceClient
-from azurite import ACCOUNT, Endpoint, dying_with_us
+from azureml_bodies import DATASTORE
+from azurite import Endpoint, dying_with_us
 
 from tasks.common.process import descendants
-
-HOST = f"https://{ACCOUNT}.blob.core.windows.net/"
 
 
 class Nodes:
     """The machines of one job."""
 
     def __init__(
-        self, blobs: Endpoint, base: Path, name: str, job: dict[str, Any], environment: dict[str, str]
+        self,
+        blobs: Endpoint,
+        base: Path,
+        name: str,
+        job: dict[str, Any],
+        environment: dict[str, str],
+        datastores: dict[str, dict[str, Any]],
     ) -> None:
         self.blobs, self.base, self.name, self.job, self.given = blobs, base, name, job, environment
+        self.datastores = datastores
         self.count = int((job.get("resources") or {}).get("instanceCount") or 1)
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -105,7 +111,8 @@ class Nodes:
         return re.sub(r"\$\{\{inputs\.(\w+)\}\}", fill, self.job["command"])
 
     def _downloaded(self, address: str, here: Path) -> str:
-        container, _, name = address.removeprefix(HOST).partition("/")
+        datastore, name = DATASTORE.fullmatch(address).groups()
+        container = self.datastores[datastore]["properties"]["containerName"]
         service = BlobServiceClient.from_connection_string(self.blobs.connection_string)
         target = here / Path(name).name
         target.write_bytes(service.get_blob_client(container, name).download_blob().readall())

@@ -80,6 +80,7 @@ class AzureMlService(ThreadingHTTPServer):
         self.token = TOKEN
         self.jobs: dict[str, JobRecord] = {}
         self.assets: dict[str, dict[str, Any]] = {}
+        self.datastores: dict[str, dict[str, Any]] = {}
         self.operations: dict[str, int] = {}
         self.trouble: list[Trouble] = []
         self.log: list[str] = []
@@ -152,7 +153,8 @@ class AzureMlService(ThreadingHTTPServer):
                 return job.become("Canceled")
         if error:
             return self._fail(job, *error)
-        job.nodes = Nodes(self.blobs, self.base / job.name, job.name, job.body["properties"], self.environment)
+        place = self.base / job.name
+        job.nodes = Nodes(self.blobs, place, job.name, job.body["properties"], self.environment, self.datastores)
         job.become("Running")
         code = job.nodes.run()
         if job.preempted:
@@ -251,6 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
             ("GET", r"jobs/([^/]+)", self._get),
             ("POST", r"jobs/([^/]+)/cancel", self._cancel),
             ("PUT", r"(data|environments)/([^/]+)/versions/([^/]+)", self._put_asset),
+            ("GET", r"datastores/([^/]+)", self._datastore),
+            ("PUT", r"datastores/(\w+)", self._put_datastore),
             ("GET", r"computes/([^/]+)", self._compute),
             ("GET", r"operations/([^/]+)", self._operation),
             ("GET", USAGES.strip("/"), self._usages),
@@ -279,11 +283,15 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, said, {}
 
     def _put(self, body: Any, name: str) -> tuple[int, Any, dict[str, str]]:
-        wrong = refusal(body, assets=self.server.assets, clusters=self.server.clusters, where=WHERE)
+        known = {"assets": self.server.assets, "clusters": self.server.clusters, "datastores": self.server.datastores}
+        wrong = refusal(body, where=WHERE, **known)
         if wrong:
             return 400, _error(*wrong), {}
-        known = name in self.server.jobs
-        return 200 if known else 201, _told(self.server.put(name, body)), {}
+        as_user = (body["properties"].get("identity") or {}).get("identityType") == "UserIdentity"
+        if as_user and not self.headers.get("x-azureml-token"):
+            return 400, _error("UserError", "A job of the user's identity needs the header x-azureml-token."), {}
+        again = name in self.server.jobs
+        return 200 if again else 201, _told(self.server.put(name, body)), {}
 
     def _get(self, _: Any, name: str) -> tuple[int, Any, dict[str, str]]:
         job = self.server.jobs.get(name)
@@ -302,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"status": "Succeeded" if done else "InProgress"}, {} if done else {"Retry-After": "1"}
 
     def _put_asset(self, body: Any, kind: str, name: str, version: str) -> tuple[int, Any, dict[str, str]]:
-        wrong = refusal(body, kind=kind, where=WHERE)
+        wrong = refusal(body, kind=kind, where=WHERE, datastores=self.server.datastores)
         if wrong:
             return 400, _error(*wrong), {}
         identity = f"{WHERE}/{kind}/{name}/versions/{version}"
@@ -310,6 +318,18 @@ class _Handler(BaseHTTPRequestHandler):
             return 409, _error("Conflict", f"{identity} is there, and cannot be changed"), {}
         self.server.assets[identity] = body
         return 201, {"id": identity, "name": version, **body}, {}
+
+    def _datastore(self, _: Any, name: str) -> tuple[int, Any, dict[str, str]]:
+        found = self.server.datastores.get(name)
+        if found is None:
+            return 404, _error("UserError", f"Could not find datastore: {name}"), {}
+        return 200, {"id": f"{WHERE}/datastores/{name}", "name": name, **found}, {}
+
+    def _put_datastore(self, body: Any, name: str) -> tuple[int, Any, dict[str, str]]:
+        if wrong := refusal(body, kind="datastores", where=WHERE):
+            return 400, _error(*wrong), {}
+        again, self.server.datastores[name] = name in self.server.datastores, body
+        return 200 if again else 201, {"id": f"{WHERE}/datastores/{name}", "name": name, **body}, {}
 
     def _compute(self, _: Any, name: str) -> tuple[int, Any, dict[str, str]]:
         found = self.server.clusters.get(name)

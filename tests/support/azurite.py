@@ -99,10 +99,10 @@ def port_of(process: "subprocess.Popen[str]") -> int:
     said = []
     while not said or SAYS not in said[-1]:
         try:
-            said.append(lines.get(timeout=STARTS_WITHIN))
+            said.append(lines.get(timeout=limit(STARTS_WITHIN)))
         except queue.Empty:
             process.kill()
-            raise AssertionError(f"Azurite did not start within {STARTS_WITHIN:g} s: {said}") from None
+            raise AssertionError(f"Azurite did not start within {limit(STARTS_WITHIN):g} s: {said}") from None
         assert said[-1], f"Azurite ended with {process.wait()}: {said}"
     return int(said[-1].strip().rpartition(":")[2])
 

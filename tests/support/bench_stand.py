@@ -99,7 +99,7 @@ def launched(folder, said, *, ranks=1, nodes=1):
 def launch(folder, said, *, ranks=1, nodes=1, seconds=120):
     """Run it to its end; the measurement."""
     with launched(folder, said, ranks=ranks, nodes=nodes) as running:
-        ended = [process.wait(seconds) for process in running]
+        ended = [process.wait(limit(seconds)) for process in running]
     logs = "".join(path.read_text() for path in sorted(folder.glob("logs/*.log")))
     assert not any(ended), logs
     assert json.loads((folder / "result.json").read_text())["seconds"] > 0

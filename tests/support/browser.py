@@ -25,7 +25,7 @@ def run(script: Path, *words: object, timeout: float = 180.0) -> str:
     """Run a script for Node that drives the browser; returns what it printed."""
     environment = {**os.environ, "NODE_PATH": str(modules()), "CHROMIUM": chromium() or ""}
     argv = [str(azurite.node()), str(script), *map(str, words)]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=limit(timeout))
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -12,11 +12,11 @@ const login = fs.readFileSync(`${home}/prefect/credentials`, "utf8").trim();
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox"] });
 const page = await (await browser.newContext({ viewport: { width: 1280, height: 900 } })).newPage();
-page.setDefaultTimeout(60000);
+page.setDefaultTimeout(60000 * Number(process.env.TESTS_SLOWER || 1));
 await page.goto(`${server.url}/dashboard`);
 await page.locator("input[type=password]").first().fill(login);
 await page.keyboard.press("Enter");
-await page.waitForTimeout(2000);
+await page.locator("input[type=password]").first().waitFor({ state: "hidden" });
 await page.goto(`${server.url}/runs/flow-run/${run}`);
 await page.getByRole("button", { name: "Cancel" }).first().click();
 await page.getByRole("button", { name: "Confirm" }).last().click();

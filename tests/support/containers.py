@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from dockerfile_parse import DockerfileParser
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from waiting import limit
 
@@ -102,35 +101,6 @@ def rendered(env_file: Path, **variables: str) -> dict[str, Any]:
 
 
 # --- what an image has installed
-
-
-def closure(*chosen: str) -> set[str]:
-    """Names of all distributions that our package with these extras needs; the extras are read from pyproject.toml."""
-    ours = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-    todo = [(Requirement(line)) for extra in ("", *chosen) for line in ours[extra]]
-    seen: set[tuple[str, frozenset[str]]] = set()
-    while todo:
-        one = todo.pop()
-        name, wanted = canonicalize_name(one.name), frozenset(one.extras)
-        if (name, wanted) in seen or not _applies(one, frozenset()):
-            continue
-        seen.add((name, wanted))
-        if name == "headway":
-            todo += [Requirement(line) for extra in wanted for line in ours[extra]]
-        else:
-            below = [Requirement(line) for line in metadata.distribution(name).requires or []]
-            todo += [_without_marker(line) for line in below if _applies(line, wanted)]
-    return {name for name, _ in seen} - {"headway"}
-
-
-def _applies(requirement: Requirement, wanted: frozenset[str]) -> bool:
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *wanted))
-
-
-def _without_marker(requirement: Requirement) -> Requirement:
-    requirement.marker = None
-    return requirement
 
 
 def virtual_environment(folder: Path, packages: set[str], sources: list[str]) -> Path:

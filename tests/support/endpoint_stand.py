@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import plain_server
-from waiting import until
+from waiting import limit, until
 
 from tasks.common import process
 from tasks.serving.client import ready_state
@@ -21,9 +21,9 @@ from tasks.serving.servers import free_port, servers_of
 BLUE, GREEN = "model/tiny@blue", "model/tiny@green"
 
 
-def ask(port, body=None, *, path="/v1/completions", method="POST", headers=None, timeout=20):
+def ask(port, body=None, *, path="/v1/completions", method="POST", headers=None, timeout=None):
     """Status, headers and body of one request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout or limit(20))
     try:
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"Content-Type": "application/json", **(headers or {})})
@@ -56,7 +56,7 @@ class Clients:
         while not self._stop.wait(self.pause):
             began = time.monotonic()
             try:
-                status, _, body = ask(self.port, {"prompt": "a", "max_tokens": 4}, timeout=30)
+                status, _, body = ask(self.port, {"prompt": "a", "max_tokens": 4}, timeout=limit(30))
                 if status == 200:
                     self.got[json.loads(body)["model"]] += 1
                 else:

@@ -25,10 +25,11 @@ import select
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -55,6 +56,11 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    # Periods that Prefect reads when it is imported. No test waits for these services, which run every five seconds by default
+    # and are a third of what an idle server costs.
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1M",
+    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "60",
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "60",
 }
 ENTRIES = {
     "jobs": [
@@ -314,6 +320,9 @@ def _as_after_imports() -> None:
             _refresh_prefect()
         platform = sys.modules["deployments.services.prefect_server"]
         platform.prepare = _followed_by(_refresh_prefect, platform.prepare)
+    if "tasks.lineage.database" in sys.modules:
+        tracking = sys.modules["tasks.lineage.database"]
+        tracking.prepare = _copy_tracking(tracking.prepare)
 
 
 def _refresh_prefect() -> None:
@@ -355,23 +364,71 @@ def run(request: dict[str, Any]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def make_database() -> None:
-    """In a fork: Prefect's database with nothing in it, which takes each new server five seconds to make."""
+def make_databases() -> None:
+    """In a fork: what each new home would make of its own, seconds of processor time each.
+
+    `prefect.db` has Prefect's tables and its kinds of blocks, `mlflow.db` MLflow's tables.
+    """
     if os.fork():
         return
-    made = Path(os.environ[FOLDER]) / "prefect.db"
-    os.environ["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{made}.new"
+    from tasks.lineage import database
+
+    folder = Path(os.environ[FOLDER])
+    os.environ["PREFECT_HOME"] = str(folder / "prefect")
+    os.environ["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder}/prefect.db.new"
     sys.modules["prefect.context"].refresh_global_settings_context()
-    asyncio.run(importlib.import_module("prefect.server.database").provide_database_interface().create_db())
-    Path(f"{made}.new").rename(made)
+    asyncio.run(_make_prefects())
+    _give_out(folder / "prefect.db")
+    database.prepare(f"{database.SCHEME}{folder}/mlflow.db.new")
+    _give_out(folder / "mlflow.db")
     os._exit(0)
 
 
+def _give_out(made: Path) -> None:
+    """Give a database its name, as one file that is whole."""
+    with closing(sqlite3.connect(f"{made}.new")) as database:
+        database.execute("VACUUM INTO ?", [f"{made}.whole"])
+    Path(f"{made}.whole").rename(made)
+
+
+async def _make_prefects() -> None:
+    from prefect.server.database import provide_database_interface
+    from prefect.server.models.block_registration import run_block_auto_registration
+
+    database = provide_database_interface()
+    await database.create_db()
+    async with await database.session() as session:
+        await run_block_auto_registration(session=session)
+
+
 def _copy_database(wanted: Path) -> None:
+    """Let a new server of Prefect begin with what was made once."""
     made = Path(os.environ[FOLDER]) / "prefect.db"
     if made.exists() and not wanted.exists():
         shutil.copy(made, f"{wanted}.new")
         Path(f"{wanted}.new").rename(wanted)
+        os.environ["PREFECT_SERVER_REGISTER_BLOCKS_ON_START"] = "false"
+        _refresh_prefect()
+
+
+def _copy_tracking(prepare: Callable[[str], None]) -> Callable[[str], None]:
+    """The same for MLflow's tables: `prepare` of tasks/lineage/database.py finds them made."""
+    from tasks.lineage import database
+
+    def copied(tracking_uri: str) -> None:
+        wanted = Path(tracking_uri.removeprefix(database.SCHEME))
+        made = Path(os.environ[FOLDER]) / "mlflow.db"
+        if tracking_uri.startswith(database.SCHEME) and made.exists():
+            with database.locked(wanted.with_name(f".{wanted.name}.lock")):
+                if not wanted.exists():
+                    shutil.copy(made, f"{wanted}.new")
+                    place = f"{database.artifact_root(tracking_uri)}/0"
+                    with closing(sqlite3.connect(f"{wanted}.new")) as tables, tables:
+                        tables.execute("UPDATE experiments SET artifact_location = ?", [place])
+                    Path(f"{wanted}.new").rename(wanted)
+        prepare(tracking_uri)
+
+    return copied
 
 
 def end(request: dict[str, Any]) -> NoReturn:
@@ -420,7 +477,7 @@ def main(path: str) -> Server:
     except BaseException:
         wanted.unlink(missing_ok=True)  # a worker that waits goes on by itself
         raise
-    make_database()
+    make_databases()
     return Server(path, known)
 
 

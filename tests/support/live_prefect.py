@@ -25,8 +25,9 @@ from prefect.client.schemas.objects import (
 from prefect.states import Pending, Scheduled
 
 from deployments.catalogue.flows import POOL
-from deployments.services import prefect_server, registration, worker
+from deployments.services import prefect_server, registration
 from deployments.services.flow_runs import flow_runs
+from deployments.services.parts import worker
 from tasks.common import process
 from tasks.orchestration.run_log import RunLog, note_stopped
 
@@ -50,7 +51,7 @@ def nap(seconds, folder):
 
 
 @flow(name="probe")
-def probe(folder: str, seconds: float = 60.0, tell: str = "home"):
+def probe(folder: str, seconds: float = 600.0, tell: str = "home"):
     folder, me = Path(folder), str(flow_run.get_id())
     run = SimpleNamespace(flow="probe", subject="it", flow_run={"id": me}, config_digest="")
     RunLog(home(), me).opened(run)
@@ -136,7 +137,7 @@ class Live:
     def run(self, client: SyncPrefectClient, name: str, folder: Path, **told: Any) -> FlowRun:
         """Start a run of a deployment whose processes count themselves in a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        seconds = told.pop("seconds", 60.0)
+        seconds = told.pop("seconds", 600.0)
         parameters = {"folder": str(folder), "seconds": seconds}
         return client.create_flow_run_from_deployment(self.deployment(client, name), parameters=parameters, **told)
 

@@ -108,7 +108,7 @@ def network(count: int) -> Iterator[Network]:
     made = Network(f"hw{mark}", f"{subnet}.1", machines)
     told = {"bridge": made.bridge, "machines": {m.name: m.address for m in machines}}
     watcher = subprocess.Popen(
-        [sys.executable, "-P", __file__, json.dumps(told)], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, __file__, json.dumps(told)], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
         _build(made)
@@ -116,7 +116,7 @@ def network(count: int) -> Iterator[Network]:
     finally:
         assert watcher.stdin
         watcher.stdin.close()
-        watcher.wait(limit(60))
+        assert watcher.wait(limit(60)) == 0, "the watcher failed: namespaces and the bridge may be left"
 
 
 def ip(*words: object) -> subprocess.CompletedProcess[str]:

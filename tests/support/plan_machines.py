@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.hardware.machine import Machine
+from tasks.hardware.machines import Machine
 
 GIB = 1 << 30
 

@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_raylet_start_wait_time_s": "120",
 }
 
 
@@ -101,11 +102,11 @@ class RayStand:
             )
 
     def _get(self, path):
-        with urllib.request.urlopen(self.address + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.address + path, timeout=limit(10)) as answer:
             return json.load(answer)
 
     def _wait(self, node, done, *, timeout=120):
-        until = time.monotonic() + timeout
+        until = time.monotonic() + limit(timeout)
         while time.monotonic() < until and node.poll() is None:
             try:
                 if done():

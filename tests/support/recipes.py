@@ -23,12 +23,12 @@ def steps_of(heading: str) -> list[list[str]]:
 
 
 class Copy:
-    """A copy of the product that recipes are tried in, and that is as before after each."""
+    """A copy of the product, with its bytecode, that recipes are tried in, and that is as before after each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._before = folder, dict[Path, str | None]()
         for name in COPIED:
-            source, ignored = ROOT / name, shutil.ignore_patterns("__pycache__", "images", "proof")
+            source, ignored = ROOT / name, shutil.ignore_patterns("*.pyc.*", "images", "proof")
             if source.is_dir():
                 shutil.copytree(source, folder / name, ignore=ignored)
             else:

@@ -44,8 +44,12 @@ class SlurmStand:
 
     def command(self, *words: str, timeout: float = 30.0, check: bool = True) -> str:
         """What one of Slurm's commands says."""
+        from waiting import limit  # not above: the keeper of a stand runs this file, and sees no other
+
         environment = {**os.environ, **self.environment}
-        said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+        said = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=limit(timeout), check=False
+        )
         assert not check or said.returncode == 0, f"{words}: {said.stdout}{said.stderr}"
         return said.stdout.strip()
 
@@ -99,7 +103,7 @@ class SlurmStand:
 
         Slurm may go on saying `mixed` of a node for a job that ended in the same second as the last look.
         """
-        from waiting import limit  # not above: the keeper of a stand runs this file, and sees no other
+        from waiting import limit
 
         deadline = time.monotonic() + limit(seconds)
         while True:

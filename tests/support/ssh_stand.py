@@ -102,7 +102,7 @@ class Stand:
     def settings(self) -> dict[str, object]:
         """The section `ssh` of a cluster."""
         hosts = [machine.host for machine in self.machines]
-        return {"hosts": hosts, "key": str(self.key), "known_hosts": str(self.known_hosts), "connect_seconds": 5.0}
+        return {"hosts": hosts, "key": str(self.key), "known_hosts": str(self.known_hosts), "connect_seconds": 10.0}
 
 
 def make_key(path: Path) -> Path:

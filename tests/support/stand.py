@@ -43,7 +43,7 @@ class Running:
         """Ask it to stop, and return its exit status; it and whatever is left of its group is killed when it does not."""
         self.process.terminate()
         try:
-            self.process.wait(seconds)
+            self.process.wait(limit(seconds))
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):

@@ -76,7 +76,7 @@ class Home:
         for endpoint in self.run("endpoint", "list").said.get("endpoints", []):
             self.run("endpoint", "stop", endpoint["ref"])
         if self.run("down", "--yes").code:  # a policy asks who it is
-            from deployments.platform.down import down
+            from deployments.platform.start_stop import down
 
             down(self.path)
 

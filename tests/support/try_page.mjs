@@ -6,6 +6,7 @@ const { chromium } = require("playwright-core");
 const [url, key, picture] = process.argv.slice(2);
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox"] });
 const page = await browser.newPage({ viewport: { width: 900, height: 700 } });
+page.setDefaultTimeout(60000 * Number(process.env.TESTS_SLOWER || 1));
 const problems = [];
 page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
 page.on("pageerror", (error) => problems.push(String(error)));

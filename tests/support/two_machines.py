@@ -72,7 +72,7 @@ class Machines:
         """A job of one rank a machine whose program is Python text; `rank` and `settings` come from runtime.main."""
         path = self.base / "program.py"
         path.write_text(program)
-        watch = WatchConfig(silent_node_seconds=self.silent, join_node_seconds=30, probe_seconds=5, grace_seconds=2)
+        watch = WatchConfig(silent_node_seconds=self.silent, join_node_seconds=60, probe_seconds=5, grace_seconds=2)
         plain = {"name": "t", "token": "a" * 32, "program": str(path), "module": False, "settings": {}, "inputs": {}}
         return Job(**{**plain, "nodes": 2, "watch": watch, **fields})
 

@@ -40,7 +40,7 @@ class Watched:
         if right is not None:
             said = [Label(a.time, a.id, a.time, float(right(place)), MODEL) for place, a in enumerate(made)]
             self._append(self.folder / "feedback", said)
-        time.sleep(max(a.time + a.seconds for a in made) - time.time() + 0.05)
+        time.sleep(max(0.0, max(a.time + a.seconds for a in made) - time.time() + 0.05))
 
     def events(self):
         """What was said, oldest first."""

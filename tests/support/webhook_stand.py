@@ -43,7 +43,7 @@ class Stand:
     home: Path
     url: str
     ledger: Ledger
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=limit(30)))
 
     @property
     def port(self) -> int:

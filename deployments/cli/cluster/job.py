@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ import typer
 
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Config, Json, Set
-from deployments.cli.output import harmless, say
+from deployments.cli.output import aligned, harmless, in_home, say
 from tasks.common.home import home
 from tasks.common.process import read_json
 from tasks.common.redaction import require_no_secrets
@@ -28,9 +28,6 @@ from tasks.storage import open_files, open_store
 if TYPE_CHECKING:
     from tasks.compute.jobs_book import JobEntry, Opener
 
-# `headway jobs` and `headway reconcile`: all jobs of a home, and those whose orchestrator is gone.
-
-
 Ask = Annotated[bool, typer.Option("--ask", help="Ask the schedulers now; without it, what was seen last is told.")]
 
 
@@ -43,7 +40,23 @@ def jobs(
     from tasks.compute.jobs_book import list_jobs
 
     entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
-    say({"jobs": [plain(entry) for entry in entries]}, _table(entries) or _none(all_), as_json=as_json)
+    rows = [("job", "stage", "backend", "state", "nodes", "try", "supervised", "age")]
+    rows += [
+        (
+            entry.id,
+            entry.stage,
+            entry.backend or "?",
+            said(entry),
+            ",".join(entry.nodes) or "-",
+            f"{entry.submission}.{entry.attempt}",
+            "-" if entry.over else "yes" if entry.supervised else "no",
+            age(entry.age_seconds),
+        )
+        for entry in entries
+    ]
+    nothing = in_home("No job yet") if all_ else in_home("No open job", "--all lists those that are over.")
+    words = list(aligned(rows)) if entries else nothing
+    say({"jobs": [plain(entry) for entry in entries]}, words, as_json=as_json)
 
 
 def reconcile(
@@ -56,7 +69,7 @@ def reconcile(
     result = settle(home(), journal(), ask=ask, opener=opener())
     fields = {"found": [{"id": one.entry.id, "verdict": one.verdict, "text": one.text} for one in result]}
     words = [f"{one.entry.id:<24}{one.verdict:<15}{one.text}" for one in result]
-    say(fields, words or "Every job is settled, or somebody supervises it.", as_json=as_json)
+    say(fields, words or in_home("No job that is open and unsupervised"), as_json=as_json)
 
 
 def journal() -> Journal:
@@ -78,7 +91,12 @@ def said(entry: JobEntry) -> str:
     """How a job is, in words: queued: Resources; running, 120 of 800 steps; failed: node."""
     why = next(iter(entry.reason.splitlines()), "")
     if entry.state == "running":
-        return f"running{_progress(entry)}"
+        payload = read_json(Path(entry.folder) / "progress.json") or {}
+        if payload.get("total"):
+            progress = f", {payload['done']:.0f} of {payload['total']:.0f}"
+        else:
+            progress = f", step {entry.step}" if entry.step is not None else ""
+        return f"running{progress}"
     if entry.state == "failed":
         return f"failed: {entry.failure or why or 'without a word'}"
     return f"{entry.state}: {why}" if why and entry.state != "done" else entry.state
@@ -90,38 +108,6 @@ def age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _progress(entry: JobEntry) -> str:
-    payload = read_json(Path(entry.folder) / "progress.json") or {}
-    if payload.get("total"):
-        return f", {payload['done']:.0f} of {payload['total']:.0f}"
-    return f", step {entry.step}" if entry.step is not None else ""
-
-
-def _table(entries: list[JobEntry]) -> list[str]:
-    rows = [
-        (
-            entry.id,
-            entry.stage,
-            entry.backend or "?",
-            said(entry),
-            ",".join(entry.nodes) or "-",
-            f"{entry.submission}.{entry.attempt}",
-            "-" if entry.over else "yes" if entry.supervised else "no",
-            age(entry.age_seconds),
-        )
-        for entry in entries
-    ]
-    if not rows:
-        return []
-    head = ("job", "stage", "backend", "state", "nodes", "try", "supervised", "age")
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
-
-
-def _none(all_: bool) -> str:
-    return "No job yet." if all_ else "No job is open; --all lists those that are over."
 
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="As `headway jobs` tells it, or the beginning of it.")]
@@ -140,6 +126,9 @@ def render(
     dataset: Annotated[
         str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
     ] = "",
+    to: Annotated[
+        Path | None, typer.Option(help="Folder that the files are written to as well; else they are printed.")
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -147,8 +136,8 @@ def render(
 
     Inputs that are not made yet stand as placeholders, and are named.
     """
-    from deployments.configuration.files import load
     from flows.support.planned_jobs import on_which, planned_job
+    from tasks.config.files import load
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
@@ -163,19 +152,21 @@ def render(
         "job": planned.job.model_dump(mode="json"),
         "pending": list(planned.pending),
     }
-    say(fields, _rendered_words(fields), as_json=as_json)
-
-
-def _rendered_words(fields: dict[str, Any]) -> str:
-    """For people: what is placed where, then what is executed."""
     lines = [f"# not known yet: {each}" for each in fields["pending"]]
     lines += [f"# job folder: {fields['folder']}"]
-    for name, text in {**fields["files"], "job.json": json.dumps(fields["job"], indent=1)}.items():
-        lines += [f"# file {name}", text.rstrip("\n"), ""]
-    if fields["request"] is not None:
-        lines += ["# request", json.dumps(fields["request"], indent=1), ""]
+    texts = {**fields["files"], "job.json": json.dumps(fields["job"], indent=1)}
+    texts |= {"request.json": json.dumps(fields["request"], indent=1)} if fields["request"] is not None else {}
+    for name, text in texts.items():
+        if to:
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            (to / name).write_text(text.rstrip("\n") + "\n")
+            lines.append(f"# file {to / name}")
+        elif name == "request.json":
+            lines += ["# request", text, ""]
+        else:
+            lines += [f"# file {name}", text.rstrip("\n"), ""]
     lines += [f"{name}={shlex.quote(value)}" for name, value in fields["environment"].items()]
-    return "\n".join([*lines, shlex.join(fields["command"])]).rstrip()
+    say(fields, "\n".join([*lines, shlex.join(fields["command"])]).rstrip(), as_json=as_json)
 
 
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
@@ -185,47 +176,30 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
     book = journal()
     entry = find_job(home(), id_, book, ask=ask, opener=opener())
     folder = Path(entry.folder)
-    fields = {
-        **plain(entry),
-        "job": job_of(folder).model_dump(mode="json"),
-        "submissions": list(_submissions(entry.token, book)),
-        "errors": [read_json(path) for path in sorted((folder / "errors").glob("*.json"))],
-    }
-    say(fields, _words(fields), as_json=as_json)
-
-
-def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
-    """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
-    from tasks.compute.jobs_book import cancel_job, find_job
-
-    entry = find_job(home(), id_, journal())
-    what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
-    noted = {"right": "run", "what": what, "reason": reason, "before": entry.state}
-    with asked("run", as_, what=f"cancel {what}", reason=reason), audited(open_store(home()), "cancel job", **noted):
-        before = cancel_job(home(), entry.id, journal(), opener=opener())
-    say({**plain(before), "cancelled": True}, f"{before.id} is cancelled; it was {said(before)}", as_json=as_json)
-
-
-def _submissions(token: str, book: Journal) -> Iterator[dict[str, Any]]:
-    """Every submission of a job, oldest first: where, when, how it ended."""
-    for key in sorted(key for key in book.list(f"jobs/{token}/") if key.endswith("/intent")):
+    submissions: list[dict[str, Any]] = []
+    for key in sorted(key for key in book.list(f"jobs/{entry.token}/") if key.endswith("/intent")):
         at = key.removesuffix("/intent")
         intent, end = book.get(key) or {}, book.get(f"{at}/end") or {}
         spec, cluster = intent.get("job", {}), intent.get("cluster") or {}
-        yield {
-            "number": int(at.rpartition("/")[2]),
-            "backend": cluster.get("backend", ""),
-            "time": intent.get("time"),
-            "excluded_nodes": spec.get("excluded_nodes", []),
-            "handle": book.get(f"{at}/handle"),
-            "outcome": end.get("outcome", "open"),
-            "failure": end.get("failure", ""),
-            "message": end.get("message", ""),
-            "ended": end.get("time"),
-        }
-
-
-def _words(fields: dict[str, Any]) -> str:
+        submissions.append(
+            {
+                "number": int(at.rpartition("/")[2]),
+                "backend": cluster.get("backend", ""),
+                "time": intent.get("time"),
+                "excluded_nodes": spec.get("excluded_nodes", []),
+                "handle": book.get(f"{at}/handle"),
+                "outcome": end.get("outcome", "open"),
+                "failure": end.get("failure", ""),
+                "message": end.get("message", ""),
+                "ended": end.get("time"),
+            }
+        )
+    fields = {
+        **plain(entry),
+        "job": job_of(folder).model_dump(mode="json"),
+        "submissions": submissions,
+        "errors": [read_json(path) for path in sorted((folder / "errors").glob("*.json"))],
+    }
     job = fields["job"]
     lines = [
         f"{fields['id']}: {fields['said']}",
@@ -242,7 +216,19 @@ def _words(fields: dict[str, Any]) -> str:
         left_out = f" without {', '.join(one['excluded_nodes'])}" if one["excluded_nodes"] else ""
         lines.append(f"  submission {one['number']}{left_out}: {ended}")
     lines += [f"  {each.get('type')}: {each.get('message')}" for each in fields["errors"] if each]
-    return "\n".join(lines)
+    say(fields, "\n".join(lines), as_json=as_json)
+
+
+def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
+    """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
+    from tasks.compute.jobs_book import cancel_job, find_job
+
+    entry = find_job(home(), id_, journal())
+    what = f"job {entry.id}, submission {entry.submission} on {entry.backend or 'an unknown backend'}"
+    noted = {"right": "run", "what": what, "reason": reason, "before": entry.state}
+    with asked("run", as_, what=f"cancel {what}", reason=reason), audited(open_store(home()), "cancel job", **noted):
+        before = cancel_job(home(), entry.id, journal(), opener=opener())
+    say({**plain(before), "cancelled": True}, f"{before.id} is cancelled; it was {said(before)}", as_json=as_json)
 
 
 def logs(
@@ -267,23 +253,17 @@ def logs(
             print(harmless(f"{name} | {line}"), flush=True)
         return
     failing = None if rank else of.failing_rank(folder)
-    results = [
-        {"name": name, "lines": of.relevant(of.tail(path), lines).splitlines()}
-        for name, path in _logs(folder, rank, failing)
-    ]
+    places: list[tuple[str, Path]] = []
+    result = of.rank_logs(folder, rank)
+    first = f"rank-{failing}"
+    places += ((name, path) for name, path in result.items() if name == first)
+    places += ((name, path) for name, path in result.items() if name != first)
+    if not rank:
+        places += ((str(path.relative_to(folder)), path) for path in of.launcher_logs(folder))
+    results = [{"name": name, "lines": of.relevant(of.tail(path), lines).splitlines()} for name, path in places]
     words = "\n".join(f"{each['name']} | {line}" for each in results for line in each["lines"])
     fields = {"id": entry.id, "failing_rank": failing, "logs": results}
     say(fields, words or "Nothing is written yet.", as_json=as_json)
-
-
-def _logs(folder: Path, ranks: list[int] | None, failing: int | None) -> Iterator[tuple[str, Path]]:
-    """Names and places of the logs, the failing rank's first; without a choice of ranks the launchers' at the end."""
-    result = of.rank_logs(folder, ranks)
-    first = f"rank-{failing}"
-    yield from ((name, path) for name, path in result.items() if name == first)
-    yield from ((name, path) for name, path in result.items() if name != first)
-    if not ranks:
-        yield from ((str(path.relative_to(folder)), path) for path in of.launcher_logs(folder))
 
 
 def _over(id_: str, book: Journal) -> Callable[[], bool]:

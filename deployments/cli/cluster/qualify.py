@@ -1,28 +1,32 @@
 """`headway qualify`: a cluster measured and judged; existing logs judged; a machine's history; drained machines put back.
 
-What is measured and how it is judged: docs/qualification.md. Judging logs is qualify_logs.py.
+What is measured and how it is judged: docs/qualification.md. With `--from`, a cluster that Headway cannot reach is judged by
+logs that are there, and nothing is run or kept: tasks/qualification/from_logs.py.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from deployments.cli.cluster.qualify_logs import judge_logs
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Config, Json, Set, parameters_of
-from deployments.cli.output import CommandError, say
-from tasks.common.errors import Missing, Unknown
+from deployments.cli.output import CommandError, aligned, say
+from tasks.common.errors import GateFailed, Missing, Unknown
 from tasks.common.home import home
+from tasks.common.redaction import redact, redact_value
 from tasks.compute import machines_of
-from tasks.compute.machines import Drained
+from tasks.compute.machines import Drained, Machines
 from tasks.config.cluster import ClusterConfig
+from tasks.config.qualification import BenchmarkConfig
+from tasks.hardware.files import find_sku, read_sku
 from tasks.security.audit import audit, audited
 from tasks.storage import open_store
 
@@ -30,9 +34,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tasks.config.flows import QualifyConfig
-    from tasks.registry.qualifications import Stored
+    from tasks.qualification import verdicts
+    from tasks.qualification.from_logs import JudgedLog, LogsVerdict
 
-COLOURS = {"healthy": "green", "degraded": "yellow", "failed": "red", "unknown": "magenta"}
+COLOURS = {"healthy": "green", "degraded": "dark_orange3", "failed": "red", "unknown": "magenta"}
 OF_SLURM = ("-c", "--set", "--reason")
 MODES = {"--from": ("--sku",), "--history": (), "--drain": OF_SLURM, "--resume": OF_SLURM}
 """What goes with each; all the rest is of measuring."""
@@ -110,19 +115,32 @@ def qualify(
         "--standard": standard, "--full": full, "--nodes": nodes,
         "--record": record, "--replace": replace, "--sku": sku, "--reason": reason, "-c": config, "--set": set_,
     }  # fmt: skip
-    _require_sense([name for name, value in given.items() if value], more or [])
+    names = more or []
+    _require_sense([name for name, value in given.items() if value], names)
     if from_:
-        judge_logs([*from_, *map(Path, more or [])], sku=sku, as_json=as_json)
+        judge_logs([*from_, *map(Path, names)], sku=sku, as_json=as_json)
     elif history:
-        _history(history, as_json=as_json)
+        _past_of(history, as_json=as_json)
     elif drain:
-        _drain(_settings(config, set_).cluster, more or [], reason, as_, as_json=as_json)
+        cluster = _settings(config, set_).cluster
+        if why := cluster.capabilities.cannot_drain:
+            raise ValueError(f"backend {cluster.backend} drains no machines: {why}")
+        if not names:
+            raise ValueError("--drain names no machine: say which, as Slurm calls them")
+        if not reason.strip():
+            raise ValueError("--drain needs --reason TEXT: it goes into Slurm and into the audit log")
+        reasons = dict.fromkeys(names, reason)
+        _change([cluster], "drain", ", ".join(names), reason, as_, lambda one: one.drain(reasons), as_json=as_json)
     elif resume:
-        where = [_settings(config, set_).cluster] if config or set_ else _drained_by_us(more or [])
-        _resume(where, more or [], reason, as_, as_json=as_json)
+        where = [_settings(config, set_).cluster] if config or set_ else _drained_by_us(names)
+        whose = ", ".join(names) or "all that Headway drained"
+        _change(where, "resume", whose, reason, as_, lambda one: one.resume(names), as_json=as_json)
     else:
         depth = "full" if full else "standard" if standard else "quick" if quick else ""
-        changed = [*([f"benchmark.depth={depth}"] if depth else []), *_named(nodes), *(set_ or [])]
+        changed = [f"benchmark.depth={depth}"] if depth else []
+        if listed := [name.strip() for name in nodes.split(",") if name.strip()]:
+            changed.append(f"benchmark.nodes={json.dumps(listed)}")
+        changed += set_ or []
         _measure(_settings(config, changed), record, replace, as_, as_json=as_json)
 
 
@@ -147,11 +165,6 @@ def _require_sense(given: list[str], more: list[str]) -> None:
         raise ValueError("--replace is of --record NAME")
     if mode == "--from" and "--sku" not in given:
         raise ValueError("--from needs --sku: say as which hardware the logs are judged; `headway hardware` lists them")
-
-
-def _named(nodes: str) -> list[str]:
-    names = [name.strip() for name in nodes.split(",") if name.strip()]
-    return [f"benchmark.nodes={json.dumps(names)}"] if names else []
 
 
 def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig:
@@ -212,7 +225,9 @@ def _table(fields: dict[str, Any]) -> RenderableType:
         return Text()
     table = Table("machine", "verdict", "", box=None, pad_edge=False)
     for node in fields["nodes"]:
-        table.add_row(node["name"], Text(node["verdict"], COLOURS[node["verdict"]]), _use(node["name"], fields))
+        used = node["name"] in fields["usable"] and fields["verdict"] in ("healthy", "degraded")
+        use = "left out" if node["name"] in fields["excluded"] else "used" if used else ""
+        table.add_row(node["name"], Text(node["verdict"], COLOURS[node["verdict"]]), use)
     sentences = [reason["sentence"] for node in fields["nodes"] for reason in node["reasons"]]
     sentences += [reason["sentence"] for reason in fields["reasons"]]
     done = [f"{one['node']}: {'drained' if one['done'] else 'not drained'}: {one['said']}" for one in fields["drained"]]
@@ -224,39 +239,26 @@ def _table(fields: dict[str, Any]) -> RenderableType:
     return Group(table, *(Text(line, overflow="fold") for line in (*sentences, *done, *asks, last)))
 
 
-def _use(name: str, fields: dict[str, Any]) -> str:
-    if name in fields["excluded"]:
-        return "left out"
-    return "used" if name in fields["usable"] and fields["verdict"] in ("healthy", "degraded") else ""
-
-
-def _history(node: str, *, as_json: bool) -> None:
+def _past_of(node: str, *, as_json: bool) -> None:
+    """Say what earlier qualifications said of a machine. Raises Unknown."""
+    from tasks.qualification.remaining import as_node
     from tasks.registry.qualifications import stored
 
-    results = [entry for one in stored(open_store(home())) for entry in _past(one, node)]
+    results, lines = [], []
+    for one in stored(open_store(home())):
+        for verdict in one.verdict.nodes:
+            if verdict.name != node:
+                continue
+            payload = {key: value for key, value in as_node(verdict).items() if key != "name"}
+            time = one.time.isoformat(timespec="seconds")
+            results.append({"time": time, "qualification": one.manifest.ref, "sku": one.verdict.sku, **payload})
+            rates = ", ".join(f"{check} {value:.4g}" for check, value in payload["rates"].items())
+            lines.append(f"{time}  {payload['verdict']:<9} {rates}".rstrip())
+            lines += [f"  {reason['sentence']}" for reason in payload["reasons"]]
     if not results:
         remedy = "`headway qualify` measures it; a machine is called as its scheduler calls it."
         raise Unknown(f"no qualification knows a machine {node!r}", remedy=remedy)
-    say({"node": node, "history": results}, "\n".join(map(_line, results)), as_json=as_json)
-
-
-def _past(one: Stored, node: str) -> Iterator[dict[str, Any]]:
-    from tasks.qualification.remaining import as_node
-
-    for verdict in one.verdict.nodes:
-        if verdict.name == node:
-            payload = {
-                "time": one.time.isoformat(timespec="seconds"),
-                "qualification": one.manifest.ref,
-                "sku": one.verdict.sku,
-            }
-            yield {**payload, **{key: value for key, value in as_node(verdict).items() if key != "name"}}
-
-
-def _line(payload: dict[str, Any]) -> str:
-    rates = ", ".join(f"{check} {value:.4g}" for check, value in payload["rates"].items())
-    messages = [f"  {reason['sentence']}" for reason in payload["reasons"]]
-    return "\n".join([f"{payload['time']}  {payload['verdict']:<9} {rates}".rstrip(), *messages])
+    say({"node": node, "history": results}, "\n".join(lines), as_json=as_json)
 
 
 def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
@@ -279,39 +281,147 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
     return [cluster for cluster in clusters.values() if cluster]
 
 
-def _drain(cluster: ClusterConfig, names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
-    if why := cluster.capabilities.cannot_drain:
-        raise ValueError(f"backend {cluster.backend} drains no machines: {why}")
-    if not names:
-        raise ValueError("--drain names no machine: say which, as Slurm calls them")
-    if not reason.strip():
-        raise ValueError("--drain needs --reason TEXT: it goes into Slurm and into the audit log")
-    what = f"{cluster.name}: {', '.join(names)}"
+def _change(
+    where: list[ClusterConfig],
+    action: Literal["drain", "resume"],
+    names: str,
+    reason: str,
+    as_: str,
+    act: Callable[[Machines], Sequence[Drained]],
+    *,
+    as_json: bool,
+) -> None:
+    """Drain or resume machines, and say what became of each. Raises CommandError where it was not what was asked for."""
+    what = f"{', '.join(cluster.name for cluster in where)}: {names}"
     with (
-        asked("run", as_, what=f"drain {what}", reason=reason),
-        audited(open_store(home()), "drain", right="run", what=what, reason=reason),
+        asked("run", as_, what=f"{action} {what}", reason=reason),
+        audited(open_store(home()), action, right="run", what=what, reason=reason),
     ):
-        done = machines_of(cluster).drain(dict.fromkeys(names, reason))
-    _tell_of_each(done, "drained", as_json=as_json)
-
-
-def _resume(where: list[ClusterConfig], names: list[str], reason: str, as_: str, *, as_json: bool) -> None:
-    on = ", ".join(cluster.name for cluster in where)
-    what = f"{on}: {', '.join(names) or 'all that Headway drained'}"
-    with (
-        asked("run", as_, what=f"resume {what}", reason=reason),
-        audited(open_store(home()), "resume", right="run", what=what, reason=reason),
-    ):
-        done = [one for cluster in where for one in machines_of(cluster).resume(names)]
-    _tell_of_each(done, "resumed", as_json=as_json)
-
-
-def _tell_of_each(done: Sequence[Drained], what: str, *, as_json: bool) -> None:
-    """What became of each machine. Raises CommandError where it was not what was asked for."""
-    fields = {what: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
+        done = [one for cluster in where for one in act(machines_of(cluster))]
+    word = {"drain": "drained", "resume": "resumed"}[action]
+    fields = {word: [one.node for one in done if one.done], "nodes": [one.model_dump() for one in done]}
     failed = [one for one in done if not one.done]
     if failed:
         text = "; ".join(f"{one.node}: {one.said}" for one in failed)
-        raise CommandError(Missing(f"not {what}: {text}"), fields)
+        raise CommandError(Missing(f"not {word}: {text}"), fields)
     lines = [f"{one.node}: {one.said}" for one in done] or ["Headway drained no machine that is still drained."]
     say(fields, "\n".join(lines), as_json=as_json)
+
+
+GOOD = ("healthy", "degraded")
+REMEDY = (
+    "Bring the logs that are missing, repair or leave out the machines that are named, or measure: `headway qualify`."
+)
+SHOWN = 12
+"""Most reasons of one machine or log that are shown to people."""
+
+
+def judge_logs(paths: list[Path], *, sku: str, as_json: bool) -> None:
+    """Judge logs, files or folders of them. Raises GateFailed in a CommandError for failed and unknown (exit code 3)."""
+    from tasks.qualification import from_logs
+    from tasks.qualification.log_files import read_logs
+
+    own = home() / "hardware"
+    hardware = read_sku(find_sku(sku, own), own)
+    now = datetime.datetime.now(datetime.UTC)
+    result = from_logs.judge_logs(read_logs(paths), hardware, BenchmarkConfig(), now=now)
+    fields = {
+        "verdict": result.verdict,
+        "sku": result.sku,
+        "expires": result.expires.isoformat(timespec="seconds"),
+        "nodes": [
+            {"name": node.name, "verdict": node.verdict, "reasons": [_reason(reason) for reason in node.reasons]}
+            for node in result.nodes
+        ],
+        "pairs": [pair.model_dump(include={"a", "b", "busbw_gb_s", "verdict"}) for pair in result.pairs],
+        "reasons": [_reason(reason) | {"said": reason.said} for reason in result.reasons],
+        "logs": [_log(judged) for judged in result.logs],
+    }
+    fields, words = redact_value(fields), redact("\n".join(_judged_words(result)))
+    if result.verdict in GOOD:
+        say(fields, words, as_json=as_json)
+        return
+    if not as_json:
+        print(words)
+    checks = []
+    for reason in _all(result):
+        if reason.verdict not in GOOD:
+            name = " ".join(part for part in (reason.node, reason.check, reason.where) if part)
+            measured = reason.measured if reason.measured is not None else reason.said
+            checks.append({"name": name, "measured": measured, "limit": reason.limit})
+    worst = next((reason for reason in _all(result) if reason.verdict == result.verdict), None)
+    message = f"the logs show no sound cluster: its verdict is {result.verdict}" + (
+        f". {worst.sentence}" if worst else ""
+    )
+    gate = GateFailed(redact(message), stage="qualify", checks=redact_value(checks), remedy=REMEDY)
+    raise CommandError(gate, fields)
+
+
+def _log(judged: JudgedLog) -> dict[str, Any]:
+    from tasks.qualification.nccl_findings import rows_of
+
+    log, run = judged.log, judged.log.nccl
+    names = ("bytes", "algbw", "busbw", "wrong", "algbw_in_place", "busbw_in_place", "wrong_in_place")
+    return {
+        "path": log.path,
+        "tool": log.tool or None,
+        "collective": (run.collective or None) if run else None,
+        "ranks": run.world if run else log.training.world if log.training else None,
+        "verdict": judged.verdict,
+        "rows": [{name: getattr(row, name) for name in names} for row in (rows_of(run) if run else ())],
+        "average_printed": run.average_printed if run else None,
+        "average_recomputed": run.average if run else None,
+    }
+
+
+def _judged_words(result: LogsVerdict) -> Iterator[str]:
+    """For people: the verdict, machines, pairs, logs."""
+    counts = f"{len(result.nodes)} machines in {len(result.logs)} logs"
+    yield f"{result.verdict}: {counts}, judged as {result.sku}; until {result.expires:%Y-%m-%d %H:%M} UTC"
+    logs = []
+    for judged in result.logs:
+        run = judged.log.nccl
+        largest = max(run.rows, key=lambda row: row.bytes, default=None) if run else None
+        logs.append(
+            [
+                judged.log.path,
+                judged.verdict,
+                judged.log.tool or "not read",
+                (run.collective if run else "") or "-",
+                f"{run.world} ranks" if run and run.world else "-",
+                f"{_figure(largest.out.busbw)} at {largest.bytes}" if largest else "-",
+                f"mean {_figure(run.average)}, printed {_figure(run.average_printed)}" if run and run.rows else "-",
+            ]
+        )
+    machines = [[node.name, node.verdict] for node in result.nodes]
+    pairs = [[f"{pair.a} - {pair.b}", pair.verdict, _figure(pair.busbw_gb_s)] for pair in result.pairs]
+    for title, rows in (("machines", machines), ("pairs", pairs), ("logs", logs)):
+        if rows:
+            yield from ("", title, *(f"  {line}" for line in aligned(rows)))
+    unjudged = [reason for judged in result.logs if judged.soft for reason in judged.reasons]
+    sentences: dict[str, None] = {}
+    for reason in (*_all(result), *unjudged):
+        text = f"; {reason.said}" if reason.said and reason.measured is not None else ""
+        sentences[reason.sentence + text] = None
+    if sentences:
+        shown = list(sentences)[: SHOWN * max(len(result.nodes), 1)]
+        yield from ("", "why", *(f"  {sentence}" for sentence in shown))
+
+
+def _reason(reason: verdicts.Reason) -> dict[str, Any]:
+    measured = reason.measured if reason.measured is not None else reason.said or None
+    return {
+        "check": f"{reason.check} {reason.where}".strip() if reason.check == "aznhc" else reason.check,
+        "measured": measured,
+        "unit": reason.unit,
+        "limit": reason.limit,
+        "source": reason.source,
+    }
+
+
+def _all(result: LogsVerdict) -> list[verdicts.Reason]:
+    return [*(reason for node in result.nodes for reason in node.reasons), *result.reasons]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} GB/s"

@@ -54,7 +54,7 @@ def preprocess(
             done = run(wanted, workers=workers or cores(), overwrite=overwrite, report=drawn.told)
     except KeyboardInterrupt as error:  # typer would end without a word
         raise CommandError(error, {"parts": str(wanted.parts)}) from None
-    fields = {
+    fields: dict[str, Any] = {
         "outputs": list(done.outputs),
         "arguments": list(done.arguments),
         "vocab_size": work.tokenizer.vocab_size,
@@ -66,7 +66,20 @@ def preprocess(
         "units": done.units,
         "resumed_units": done.resumed,
     }
-    say(fields, _words(fields), as_json=as_json)
+    lines = [
+        f"{output['bin']}  {output['documents']} documents, {output['tokens']} tokens ({output['dtype']})"
+        for output in fields["outputs"]
+    ]
+    if fields["bytes_read"]:
+        rate = fields["bytes_read"] / 1e6 / max(fields["seconds"], 1e-3)
+        lines.append(f"{fields['bytes_read'] / 1e6:.1f} MB in {fields['seconds']:.1f} s, {rate:.0f} MB/s")
+    else:
+        lines.append("All of it was there already, of the same input and settings.")
+    if fields["engine_reason"]:
+        lines.append(f"Encoded by tokenizers, which is slow: {fields['engine_reason']}.")
+    if fields["bytes_read"] and fields["resumed_units"]:
+        lines.append(f"{fields['resumed_units']} of {fields['units']} units were there from an earlier run.")
+    say(fields, "\n".join([*lines, "For Megatron: " + " ".join(fields["arguments"])]), as_json=as_json)
 
 
 def tokens(
@@ -78,6 +91,7 @@ def tokens(
 ) -> None:
     """Check a Megatron .bin/.idx and show what it holds."""
     from tasks.data.tokenizing.checking import look
+    from tasks.data.tokenizing.engine import Tokenizers
     from tasks.data.tokenizing.tokenizer import open_tokenizer
 
     path = prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
@@ -88,7 +102,10 @@ def tokens(
     folder = tokenizer_model or (str(beside) if beside.is_dir() else "")
     tokenizer = open_tokenizer(folder) if folder else None
     held = look(prefix, largest=tokenizer.vocab_size if tokenizer else None)
-    sample = _decoded(held.samples, tokenizer) if tokenizer else None
+    sample = None  # the beginning of the first sequence as text
+    if tokenizer:
+        first = next((each for each in held.samples if each), ())
+        sample = Tokenizers(tokenizer).decode(list(first[:SHOWN_TOKENS]))
     fields: dict[str, Any] = {
         "prefix": str(prefix),
         "documents": held.documents,
@@ -99,7 +116,21 @@ def tokens(
         "last_tokens": [{"token": token, "sequences": count} for token, count in held.ends],
         "sample": sample,
     }
-    say(fields, _shown(fields, held.histogram), as_json=as_json)
+    lengths, most = fields["lengths"], max(held.histogram, default=0)
+    used = [index for index, count in enumerate(held.histogram) if count]
+    bars = [
+        f"  {(1 << index) >> 1:>10} and more  {count:>10}  {'━' * round(BAR * count / most)}"
+        for index, count in enumerate(held.histogram)
+        if used and used[0] <= index <= used[-1]
+    ]
+    lines = [
+        f"{fields['prefix']}: sound",
+        f"{fields['documents']} documents, {fields['sequences']} sequences, {fields['tokens']} tokens ({fields['dtype']})",
+        f"tokens a sequence: {lengths['min']} to {lengths['max']}, median {lengths['median']}",
+        *bars,
+        "last tokens: " + ", ".join(f"{e['token']} ({e['sequences']} sequences)" for e in fields["last_tokens"]),
+    ]
+    say(fields, "\n".join([*lines, *(["", fields["sample"]] if fields["sample"] else [])]), as_json=as_json)
 
 
 def mixture(
@@ -140,51 +171,3 @@ class _Drawn:
 def cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _words(fields: dict[str, Any]) -> str:
-    lines = [
-        f"{output['bin']}  {output['documents']} documents, {output['tokens']} tokens ({output['dtype']})"
-        for output in fields["outputs"]
-    ]
-    if fields["bytes_read"]:
-        rate = fields["bytes_read"] / 1e6 / max(fields["seconds"], 1e-3)
-        lines.append(f"{fields['bytes_read'] / 1e6:.1f} MB in {fields['seconds']:.1f} s, {rate:.0f} MB/s")
-    else:
-        lines.append("All of it was there already, of the same input and settings.")
-    if fields["engine_reason"]:
-        lines.append(f"Encoded by tokenizers, which is slow: {fields['engine_reason']}.")
-    if fields["bytes_read"] and fields["resumed_units"]:
-        lines.append(f"{fields['resumed_units']} of {fields['units']} units were there from an earlier run.")
-    return "\n".join([*lines, "For Megatron: " + " ".join(fields["arguments"])])
-
-
-def _decoded(samples: tuple[tuple[int, ...], ...], tokenizer: Any) -> str:
-    """The beginning of the first sequence as text."""
-    from tasks.data.tokenizing.engine import Tokenizers
-
-    first = next((sample for sample in samples if sample), ())
-    return Tokenizers(tokenizer).decode(list(first[:SHOWN_TOKENS]))
-
-
-def _shown(fields: dict[str, Any], histogram: tuple[int, ...]) -> str:
-    lengths = fields["lengths"]
-    lines = [
-        f"{fields['prefix']}: sound",
-        f"{fields['documents']} documents, {fields['sequences']} sequences, {fields['tokens']} tokens ({fields['dtype']})",
-        f"tokens a sequence: {lengths['min']} to {lengths['max']}, median {lengths['median']}",
-        *_bars(histogram),
-        "last tokens: " + ", ".join(f"{e['token']} ({e['sequences']} sequences)" for e in fields["last_tokens"]),
-    ]
-    return "\n".join([*lines, *(["", fields["sample"]] if fields["sample"] else [])])
-
-
-def _bars(histogram: tuple[int, ...]) -> list[str]:
-    used = [index for index, count in enumerate(histogram) if count]
-    if not used:
-        return []
-    most = max(histogram)
-    return [
-        f"  {(1 << index) >> 1:>10} and more  {histogram[index]:>10}  {'━' * round(BAR * histogram[index] / most)}"
-        for index in range(used[0], used[-1] + 1)
-    ]

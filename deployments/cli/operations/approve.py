@@ -12,7 +12,7 @@ import typer
 
 from deployments.cli.operations.users import As
 from deployments.cli.options import Json
-from deployments.cli.output import say
+from deployments.cli.output import in_home, say
 from deployments.services import prefect_server
 from tasks.common.errors import Missing
 from tasks.common.home import home
@@ -39,7 +39,7 @@ def approve(
     waiting = _waiting(home())
     if not yes and not no:
         lines = [line for one in waiting for line in (f"{one['name']}  {one['question']}", f"    {one['url']}")]
-        say({"waiting": waiting}, lines or "Nothing waits for an approval.", as_json=as_json)
+        say({"waiting": waiting}, lines or in_home("Nothing waits for an approval"), as_json=as_json)
         return
     if (yes and no) or not reason.strip():
         raise ValueError("say --approve or --reject, and --reason TEXT, which goes into the audit log")
@@ -62,9 +62,18 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
         event = run.waits
         if event and event.get("for") == "approval":
             where = run.handle.get("flow_run") or {}
-            payload = {key: run.handle.get(key) for key in ("flow", "subject")}
-            named = {"name": run.question, "flow_run": run.identity, "url": where.get("url")}
-            results.append({**named, **payload, **_question(event)})
+            payload = {
+                "name": run.question,
+                "flow_run": run.identity,
+                "url": where.get("url"),
+                "flow": run.handle.get("flow"),
+                "subject": run.handle.get("subject"),
+                "question": event["question"],
+                "since": event["since"],
+                "exercises": event.get("exercises", "approve"),
+                "key": event.get("key", ""),
+            }
+            results.append(payload)
     return told_apart(results)
 
 
@@ -73,11 +82,6 @@ def told_apart(waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
     runs = [(one["flow_run"], one["key"]) for one in waiting]
     digits = next((n for n in range(8, 36) if len({(run[:n], key) for run, key in runs}) == len(runs)), 36)
     return [{**one, "name": f"{one['flow_run'][:digits]}.{one['key']}".rstrip(".")} for one in waiting]
-
-
-def _question(event: dict[str, Any]) -> dict[str, Any]:
-    payload = {key: event.get(key, default) for key, default in (("exercises", "approve"), ("key", ""))}
-    return {"question": event["question"], "since": event["since"], **payload}
 
 
 def _choose(waiting: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
-from deployments.cli.output import CommandError, say, visible
+from deployments.cli.output import CommandError, extra_of, install, say, short_ref, visible
 from deployments.services import prefect_server
 from tasks.common.errors import HeadwayError, Missing, Refused
 from tasks.common.home import home
@@ -23,8 +23,6 @@ from tasks.storage.settings import load_stores
 
 if TYPE_CHECKING:
     from tasks.config.cluster import ClusterConfig
-
-# What `headway doctor` finds of the stores: the one that the home works in, and each in Azure that stores.yaml names.
 
 
 def store_findings(home: Path) -> Iterator[Finding]:
@@ -37,26 +35,27 @@ def store_findings(home: Path) -> Iterator[Finding]:
     healthy = True
     for name, config in stores.stores.items():
         if config.uri.startswith("az://"):
-            from tasks.storage.blob.health import examine
+            from tasks.storage.blob.versions import examine
 
             health = examine(config)
             healthy = healthy and (health.ok or name != stores.use)
             yield Finding(f"store {name}", health.ok, health.said, health.remedy)
     if healthy:  # else it would fail once more, after as long a wait
-        yield _artifacts(home)
-
-
-def _artifacts(home: Path) -> Finding:
-    try:
-        count = sum(1 for _ in open_store(home).manifests())
-    except (HeadwayError, ValueError, OSError) as error:
-        return Finding("store", False, str(error), getattr(error, "remedy", "") or "Restore the file that is named.")
-    return Finding("store", True, f"{count} artifact(s)")
+        try:
+            count = sum(1 for _ in open_store(home).manifests())
+        except (HeadwayError, ValueError, OSError) as error:
+            remedy = getattr(error, "remedy", "") or "Restore the file that is named."
+            yield Finding("store", False, str(error), remedy)
+        else:
+            yield Finding("store", True, f"{count} artifact(s)")
 
 
 EXTRAS = {
-    "orchestrator": ("prefect", "mlflow", "great_expectations", "matplotlib", "model_signing", "OpenSSL"),
-    "cluster": ("torch", "transformers", "tokenizers", "safetensors", "onnx", "onnxruntime", "onnxruntime_genai"),
+    "orchestrator": ("prefect", "mlflow", "great_expectations", "model_signing", "OpenSSL"),
+    "tracking": ("flask", "flask_wtf"),
+    "report": ("matplotlib",),
+    "train": ("torch", "transformers", "tokenizers", "safetensors"),
+    "export": ("onnx", "onnxruntime", "onnxruntime_genai"),
     "serve": ("fastapi", "uvicorn"),
 }
 CEILINGS = {"fastapi": (0, 151), "sqlalchemy": (2, 1)}
@@ -75,8 +74,20 @@ class Finding:
 
 def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
     """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
-    findings = [*examine(home()), *(_backend(config or "local", set_ or [], as_) if config or set_ else ())]
-    words = "\n".join(f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + _arrow(f) for f in findings)
+    findings = list(examine(home()))
+    if config or set_:
+        from tasks.config.files import load_cluster
+
+        cluster = load_cluster(config or "local", set_ or [])
+        if cluster.capabilities.this_machine:
+            findings += backend_findings(cluster)
+        else:  # it may name programs to connect with: that is as much as starting a run with it
+            with asked("run", as_, what=f"look at the backend {cluster.backend}"):
+                findings += backend_findings(cluster)
+    words = "\n".join(
+        f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + (f"\n    -> {f.remedy}" if not f.ok else "")
+        for f in findings
+    )
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     broken = [finding for finding in findings if not finding.ok]
     if not broken:
@@ -89,137 +100,97 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
     raise CommandError(Missing(text, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
 
 
-BACKEND_INSTALL = "pip install -c constraints.txt -e '.[orchestrator]'"
-
-
 def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
     """What is found of a cluster's backend: its packages, its commands, whether its machines answer."""
     from tasks.compute import machines_of
 
-    packages = cluster.capabilities.packages
-    if missing := [package for package in packages if not _installed(package)]:
-        yield Finding(f"backend {cluster.backend}", False, f"missing: {', '.join(missing)}", BACKEND_INSTALL)
+    packages, missing = cluster.capabilities.packages, []
+    for package in packages:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # the package above it is not there
+            spec = None
+        if spec is None:
+            missing.append(package)
+    if missing:
+        yield Finding(
+            f"backend {cluster.backend}", False, f"missing: {', '.join(missing)}", install(cluster.capabilities.extra)
+        )
         return
     if packages:
         yield Finding(f"backend {cluster.backend}", True, f"{', '.join(packages)} installed")
-    yield from (Finding(*each) for each in machines_of(cluster).findings())
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the package above it is not there
-        return False
-
-
-def _backend(config: str | list[str], overrides: list[str], as_: str) -> list[Finding]:
-    """A configuration may name programs to connect with: that is as much as starting a run with it."""
-    from deployments.configuration.files import load_cluster
-
-    cluster = load_cluster(config, overrides)
-    if cluster.capabilities.this_machine:
-        return list(backend_findings(cluster))
-    with asked("run", as_, what=f"look at the backend {cluster.backend}"):
-        return list(backend_findings(cluster))
+    machines = (Finding(*each) for each in machines_of(cluster).findings())
+    yield from _installed_or_said(f"backend {cluster.backend}", machines)
 
 
 def examine(home: Path) -> Iterator[Finding]:
     """Everything that a run on this machine stands on."""
-
-    yield _python()
-    for extra, modules in EXTRAS.items():
-        yield _packages(extra, modules)
-    for package, ceiling in CEILINGS.items():
-        yield _ceiling(package, ceiling)
-    yield (writable := _writable(home))
-    if not writable.ok:
-        return
-    yield _room(home)
-    yield _policy(home)
-    yield from store_findings(home)
-    yield _server(home)
-    yield from _sources(home)
-    yield _worker(home)
-    yield from _endpoints(home)
-
-
-def _arrow(finding: Finding) -> str:
-    return f"\n    -> {finding.remedy}" if not finding.ok else ""
-
-
-def _python() -> Finding:
-    ok = sys.version_info >= (3, 11)
-    return Finding("python", ok, sys.version.split()[0], "Headway needs Python 3.11 or newer.")
-
-
-def _packages(extra: str, modules: tuple[str, ...]) -> Finding:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    text = f"missing: {', '.join(missing)}" if missing else "installed"
-    return Finding(f"extra {extra}", not missing, text, f"pip install -c constraints.txt -e '.[{extra}]'")
-
-
-def _ceiling(package: str, ceiling: tuple[int, int]) -> Finding:
-    """Versions that install and then do not work."""
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        return Finding(package, False, "missing", "pip install -c constraints.txt -e '.[orchestrator]'")
-    parts = tuple(int(part) for part in installed.split(".")[:2])
-    limit = ".".join(map(str, ceiling))
-    return Finding(
-        package, parts < ceiling, installed, f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
-    )
-
-
-def _writable(home: Path) -> Finding:
+    yield from _installed()
     try:
         home.mkdir(parents=True, exist_ok=True)
         (home / ".probe").write_text("")
         (home / ".probe").unlink()
     except OSError as error:
-        return Finding(
-            "home", False, f"{home}: {error.strerror}", "Set HEADWAY_HOME to a folder that you may write to."
-        )
-    return Finding("home", True, str(home))
-
-
-def _room(home: Path) -> Finding:
-    existing = next(path for path in (home, *home.parents) if path.exists())
-    free = shutil.disk_usage(existing).free / 1e9
-    return Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
-
-
-def _policy(home: Path) -> Finding:
+        remedy = "Set HEADWAY_HOME to a folder that you may write to."
+        yield Finding("home", False, f"{home}: {error.strerror}", remedy)
+        return
+    yield Finding("home", True, str(home))
+    free = shutil.disk_usage(home).free / 1e9
+    yield Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
     try:
         load_policy(home)
     except Refused as error:
-        return Finding("policy", False, error.message, error.remedy)
-    return Finding("policy", True, in_force(home).words)
+        yield Finding("policy", False, error.message, error.remedy)
+    else:
+        yield Finding("policy", True, in_force(home).words)
+    yield from _installed_or_said("stores", store_findings(home))
+    yield from _installed_or_said("platform", _services(home))
+    yield from _installed_or_said("endpoints", _endpoints(home))
 
 
-def _server(home: Path) -> Finding:
+def _installed_or_said(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of one part. A package that is not installed ends that part alone, as a finding with the extra to install."""
+    try:
+        yield from findings
+    except ModuleNotFoundError as error:
+        yield Finding(name, False, f"missing: {error.name}", install(extra_of(error.name or "")))
+
+
+def _services(home: Path) -> Iterator[Finding]:
+    from deployments.services.parts import bridge, worker
+
     server = prefect_server.status(home)
-    return Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
-
-
-def _sources(home: Path) -> Iterator[Finding]:
-    from deployments.services import bridge
-
+    yield Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "docs/events.md tells how each source is set up.")
-
-
-def _worker(home: Path) -> Finding:
-    from deployments.services import worker
-
     try:
         place = worker.temporary(home)
     except OSError as error:
         text = f"it cannot write its temporary files: {error.filename}: {error.strerror}"
-        return Finding(
-            "worker", False, text, "Delete that folder, or have its owner give it to you; then `headway up`."
-        )
-    return Finding("worker", True, f"its temporary files: {place}")
+        remedy = "Delete that folder, or have its owner give it to you; then `headway up`."
+        yield Finding("worker", False, text, remedy)
+    else:
+        yield Finding("worker", True, f"its temporary files: {place}")
+
+
+def _installed() -> Iterator[Finding]:
+    """Python, the packages of each extra, and versions that install and then do not work."""
+    ok = sys.version_info >= (3, 11)
+    yield Finding("python", ok, sys.version.split()[0], "Headway needs Python 3.11 or newer.")
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        text = f"missing: {', '.join(missing)}" if missing else "installed"
+        yield Finding(f"extra {extra}", not missing, text, install(extra))
+    for package, ceiling in CEILINGS.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            yield Finding(package, False, "missing", install("orchestrator"))
+            continue
+        sound = tuple(int(part) for part in installed.split(".")[:2]) < ceiling
+        limit = ".".join(map(str, ceiling))
+        remedy = f"Prefect 3.8 does not work with it: pip install '{package}<{limit}'"
+        yield Finding(package, sound, installed, remedy)
 
 
 def _endpoints(home: Path) -> Iterator[Finding]:
@@ -231,5 +202,5 @@ def _endpoints(home: Path) -> Iterator[Finding]:
         except (HeadwayError, ValueError) as error:  # of a cloud
             yield Finding(f"endpoint {name}", False, str(error), getattr(error, "remedy", ""))
             continue
-        text = f"{served.url} serves {served.model_ref[:40]}" if served else "stopped; the next retrain starts it"
+        text = f"{served.url} serves {short_ref(served.model_ref)}" if served else "stopped; the next retrain starts it"
         yield Finding(f"endpoint {name}", True, text)

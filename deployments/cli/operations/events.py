@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
-from deployments.cli.output import say, short_ref, visible
+from deployments.cli.output import in_home, say, short_ref, visible
 from tasks.artifacts import parse_ref
 from tasks.common import process
 from tasks.common.home import home
@@ -54,7 +53,7 @@ def events(
         _follow(home(), limit, as_json)
     else:
         result = told(home(), limit=limit)
-        say({"events": result}, list(map(line, result)) or "No event yet.", as_json=as_json)
+        say({"events": result}, list(map(line, result)) or in_home("No event yet"), as_json=as_json)
 
 
 def send(
@@ -90,39 +89,39 @@ def told(home: Path, *, limit: int, after: int = 0) -> list[dict[str, Any]]:
 
     known = process.read_json(home / "prefect" / "server.json") or {}
     pages = prefect_server.named_server(home) or str(known.get("url", ""))
-    return [_plain(redact_value(event), pages) for event in listed(Ledger(home), _now(home), limit=limit, after=after)]
+    result = []
+    for event in map(redact_value, listed(Ledger(home), _now(home), limit=limit, after=after)):
+        for batch in event["batches"]:
+            batch["url"] = f"{pages}/runs/flow-run/{batch['flow_run']}" if batch["flow_run"] else None
+        waits = [{**one, "until": _utc(one["until"])} for one in event["waits"]]
+        times = {key: _utc(event[key]) for key in ("received", "occurred")}
+        result.append({**event, **times, "waits": waits})
+    return result
 
 
 def line(event: dict[str, Any]) -> str:
     """One event for people."""
     what = (event["name"], event["object"] or event["subject"])
     about = "  ".join(short_ref(part) if part.startswith("dataset/") else part for part in what if part)
-    parts = (event["received"], f"{event['channel']:<7}", about, event["status"], *_came_of_it(event))
-    return visible("  ".join(part for part in parts if part))
-
-
-def _came_of_it(event: dict[str, Any]) -> Iterator[str]:
+    came: list[str] = []
     if event["duplicate_of"]:
-        yield f"of {event['duplicate_of']}"
+        came.append(f"of {event['duplicate_of']}")
     if event["reason"]:
-        yield f"({event['reason']})"
+        came.append(f"({event['reason']})")
     if event["became"]:
-        yield f"-> {short_ref(event['became'])}"
+        came.append(f"-> {short_ref(event['became'])}")
     for batch in event["batches"]:
         state = batch["outcome"] or ("running" if batch["state"] == "running" else "is being started")
-        yield f"-> {batch['deployment']}: {state}  {batch['url'] or ''}".rstrip()
+        came.append(f"-> {batch['deployment']}: {state}  {batch['url'] or ''}".rstrip())
     for wait in event["waits"]:
         until = f" until {wait['until']}" if wait["until"] else ""
-        yield f"waits for {wait['trigger']}: {wait['why']}{until}"
+        came.append(f"waits for {wait['trigger']}: {wait['why']}{until}")
     output = event["reason"] or event["became"] or event["batches"] or event["waits"]
     if event["status"] == "accepted" and not output:
-        yield _nothing(event)
-
-
-def _nothing(event: dict[str, Any]) -> str:
-    if event["name"] == "data.arrived":
-        return "waits until all of it has landed"
-    return "no trigger" if event["looked_at"] else "waits for the bridge"
+        trigger = "no trigger" if event["looked_at"] else "waits for the bridge"
+        came.append("waits until all of it has landed" if event["name"] == "data.arrived" else trigger)
+    parts = (event["received"], f"{event['channel']:<7}", about, event["status"], *came)
+    return visible("  ".join(part for part in parts if part))
 
 
 def _follow(home: Path, limit: int, as_json: bool) -> None:
@@ -148,16 +147,6 @@ def _follow(home: Path, limit: int, as_json: bool) -> None:
         return
 
 
-def _plain(event: dict[str, Any], pages: str) -> dict[str, Any]:
-    runs = [
-        {**one, "url": f"{pages}/runs/flow-run/{one['flow_run']}" if one["flow_run"] else None}
-        for one in event["batches"]
-    ]
-    waits = [{**one, "until": _utc(one["until"])} for one in event["waits"]]
-    times = {key: _utc(event[key]) for key in ("received", "occurred")}
-    return {**event, **times, "batches": runs, "waits": waits}
-
-
 def _utc(seconds: float | None) -> str | None:
     """ISO 8601; a sender may say any number, and one that is no time is left out."""
     try:
@@ -171,7 +160,7 @@ def _now(home: Path) -> Now:
     from deployments.bridge.dispatch import told_at
     from deployments.catalogue.routes import routes
     from deployments.configuration.platform import load_settings
-    from deployments.services import bridge
+    from deployments.services.parts import bridge
     from tasks.events.batches import Now
 
     cooldowns = {route.name: route.trigger.cooldown_minutes * 60 for route in routes(load_settings(home).events)}
@@ -196,22 +185,6 @@ def _by_hand(home: Path, name: str, subject: str, object_: str, data: list[str],
 
     if name not in NAMES:
         raise ValueError(f"there is no event {name!r}; there are {', '.join(NAMES)}")
-    _known_subject(home, name, subject)
-    details = dict(_pair(one) for one in data) | ({"reason": reason} if reason else {})
-    require_no_secrets(details)
-    return Event(
-        name=name,
-        subject=subject,
-        source=f"hand/{actor().name}",
-        identity=str(uuid4()),
-        object=_known_object(home, subject, object_),
-        occurred=time.time(),
-        channel="hand",
-        data=details,
-    )
-
-
-def _known_subject(home: Path, name: str, subject: str) -> None:
     from deployments.configuration.platform import load_settings
     from tasks.serving.known import require_known
 
@@ -230,18 +203,24 @@ def _known_subject(home: Path, name: str, subject: str) -> None:
             raise ValueError(f"no watched folder or container makes {subject}; those that there are make: {hint}")
     else:
         find(open_store(home), kind, known)
-
-
-def _known_object(home: Path, subject: str, object_: str) -> str:
-    """The whole reference of a version of the subject that is there."""
+    details = {}
+    for one in data:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--data {one!r} is not K=V")
+        details[key] = value
+    details |= {"reason": reason} if reason else {}
+    require_no_secrets(details)
     artifact = find(open_store(home), *parse_ref(object_)).ref if object_ else ""
     if artifact and not artifact.startswith(f"{subject}@"):
         raise ValueError(f"--object {object_} is no version of {subject}: name {subject}@VERSION")
-    return artifact
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--data {text!r} is not K=V")
-    return key, value
+    return Event(
+        name=name,
+        subject=subject,
+        source=f"hand/{actor().name}",
+        identity=str(uuid4()),
+        object=artifact,
+        occurred=time.time(),
+        channel="hand",
+        data=details,
+    )

@@ -1,4 +1,4 @@
-"""`headway up`, `down`, `status`: the platform on this machine."""
+"""`headway up`, `down`, `status`, `run`, `deployments`, `notify test`: the platform on this machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import typer
 
+from deployments.cli.operations.endpoint import stop_all
 from deployments.cli.operations.users import As, Reason, asked, asks
 from deployments.cli.options import Json
-from deployments.cli.output import say
-from deployments.cli.serving.endpoint import stop_all
+from deployments.cli.output import CommandError, aligned, say
 from deployments.services import prefect_server
 from tasks.common.errors import HeadwayError, Missing, Unknown
 from tasks.common.home import home
@@ -22,8 +22,6 @@ from tasks.common.redaction import require_no_secrets
 from tasks.config.base import config_digest
 from tasks.security.audit import audit, audited
 from tasks.storage import open_store
-
-# `headway deployments`: what the platform can run, and the same as a file for `prefect deploy`.
 
 
 def deployments(
@@ -33,25 +31,30 @@ def deployments(
     prefect_yaml: Annotated[
         bool, typer.Option("--prefect-yaml", help="Print the file that `prefect deploy --all` takes.")
     ] = False,
+    image: Annotated[
+        str,
+        typer.Option(
+            help="With --prefect-yaml: for a work pool of type docker, each run in a container of this image."
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """List all deployments with their schedules. Nothing is asked of a server, and nothing is changed."""
     from deployments.catalogue.flows import as_prefect_yaml, catalogue
-    from deployments.configuration.files import load_file
     from deployments.configuration.platform import PlatformConfig, load_settings
+    from tasks.config.files import load_file
 
     chosen = load_file(PlatformConfig, config) if config else load_settings(home())
     result = catalogue(chosen)
     fields = {"deployments": [{"full_name": one.full_name, **asdict(one)} for one in result]}
     if prefect_yaml:
-        words = as_prefect_yaml(chosen).rstrip("\n")
+        words = as_prefect_yaml(chosen, image=image).rstrip("\n")
+    elif image:
+        raise ValueError(f"--image {image} is for --prefect-yaml: give both, or leave it out")
     else:
         crons = {one.full_name: "; ".join(f"{s.cron} {s.timezone}" for s in one.schedules) for one in result}
-        words = "\n".join(f"{one.full_name:<20}{one.description}  {crons[one.full_name]}".rstrip() for one in result)
+        words = "\n".join(aligned((one.full_name, one.description, crons[one.full_name]) for one in result))
     say(fields, words, as_json=as_json)
-
-
-# `headway run`: have the platform's worker run a deployment, as the button in Prefect's page does.
 
 
 def run(
@@ -67,15 +70,15 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
-    from deployments.catalogue.flows import catalogue, parameters
+    from deployments.catalogue.flows import catalogue, changes
     from deployments.configuration.platform import load_settings
 
     known = {one.full_name: one for one in catalogue(load_settings(home()))}
     if deployment not in known:
         raise Unknown(f"there is no deployment {deployment!r}", remedy=f"There are {', '.join(known)}.")
     chosen = known[deployment]
-    payload = parameters(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
-    require_no_secrets(payload)
+    payload, whole = changes(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
+    require_no_secrets(whole)
     if not prefect_server.reachable(home()):
         raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
     from deployments.services.registration import submit
@@ -85,6 +88,8 @@ def run(
     with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
         flow_run, new = submit(deployment, payload, key)
     words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
+    if prefect_server.named_server(home()) is None:
+        words += f"   (login: {home() / 'prefect' / 'credentials'})"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)
 
 
@@ -107,22 +112,45 @@ def up(
     What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
     """
     from deployments.configuration.platform import load_settings
-    from deployments.platform import up as platform
+    from deployments.platform import start_stop as platform
+    from deployments.platform.state import addresses
+    from deployments.services.parts import restart_what_died
 
     if config is None:
         settings = load_settings(home())
     else:
         settings, text = platform.given(config)
-        _keep(text, settings, as_)
-    adopted = _is_asked_about_and_runs()
+        # What the platform does by itself is changed by who may change the policy. Addresses of notifications hold
+        # passwords: there is not even a digest of them.
+        if changed := platform.changed(home(), settings):
+            what = f"settings of the platform: {', '.join(changed)}"
+            public = config_digest(settings.model_copy(update={"notifications": ()}))
+            with (
+                asked("override", as_, what=what),
+                audited(open_store(home()), "change settings", right="override", what=what, after=public),
+            ):
+                platform.keep(home(), text)
+        else:
+            platform.keep(home(), text)
+    adopted = asks("roll_back") and bool(platform.running(home()))
     new = not (home() / "prefect" / "credentials").exists()
     began = time.monotonic()
     try:
-        broken = platform.up(home(), settings, _step, port=port, mlflow_port=mlflow_port)
-        fields = {"seconds": round(time.monotonic() - began, 1), **_addresses(home()), "broken_sources": broken}
+        broken = platform.up(
+            home(),
+            settings,
+            lambda text: print(f"  {text} ...", file=sys.stderr),
+            port=port,
+            mlflow_port=mlflow_port,
+        )
+        fields = {"seconds": round(time.monotonic() - began, 1), **addresses(home()), "broken_sources": broken}
         say(fields, _welcome(fields, home(), new=new), as_json=as_json)
         if not detach:
-            _stay(home(), adopted=adopted)
+            text = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
+            print(f"{text}; `headway up --detach` would leave it running.", file=sys.stderr)
+            while not platform.stopped(home()):
+                restart_what_died(home())
+                time.sleep(LOOK_EVERY_SECONDS)
             _stop(home())  # what was being restarted while somebody else stopped it
     except KeyboardInterrupt:
         if detach:
@@ -146,11 +174,20 @@ def down(
     Flow runs that are at work stop too; the next `headway up` resumes those that it started. Jobs on other machines go on, and
     are told: `headway job cancel` ends them.
     """
-    from deployments.platform import down as platform
+    from deployments.platform import start_stop as platform
 
     what = "stop the platform and all endpoints" if endpoints else "stop the platform"
     with asked("roll_back", as_, what=what, reason=reason):
-        _agreed(platform.runs_at_work(home()), yes=yes)
+        runs = platform.runs_at_work(home())
+        if runs and not yes:
+            names = ", ".join(f"{run.handle['flow']} of {run.handle['subject']}" for run in runs)
+            text = f"{len(runs)} flow run(s) at work: {names}"
+            if not sys.stdin.isatty():
+                remedy = "`headway down --yes` stops them too; the next `headway up` resumes what it can"
+                raise ValueError(f"{text}. {remedy}")
+            answer = input(f"{text}. Stop them too? The next `headway up` resumes what it can. [y/N] ")
+            if answer.strip().lower() not in ("y", "yes"):
+                raise ValueError("nothing was stopped")
         _note_stop(reason)
         if endpoints:
             stop_all(reason)
@@ -169,29 +206,18 @@ def status(as_json: Json = False) -> None:
     say(fields, words(fields), as_json=as_json)
 
 
-def _keep(text: str, settings: Any, as_: str) -> None:
-    """Keep the text of a file of settings. What the platform does by itself is changed by who may change the policy."""
-    from deployments.platform import up as platform
-
-    changed = platform.changed(home(), settings)
-    if not changed:
-        platform.keep(home(), text)
-        return
-    what = f"settings of the platform: {', '.join(changed)}"
-    # Addresses of notifications hold passwords: there is not even a digest of them.
-    public = settings.model_copy(update={"notifications": ()})
-    with (
-        asked("override", as_, what=what),
-        audited(open_store(home()), "change settings", right="override", what=what, after=config_digest(public)),
-    ):
-        platform.keep(home(), text)
-
-
-def _is_asked_about_and_runs() -> bool:
-    """Whether the platform runs already, and the policy says who may stop it."""
-    from deployments.platform.down import running
-
-    return asks("roll_back") and bool(running(home()))
+def _welcome(fields: dict[str, Any], home: Path, *, new: bool) -> str:
+    lines = [f"Headway is up, after {fields['seconds']} s.", ""]
+    lines += [f"  {name:<9}{fields[name]}" for name in ("prefect", "mlflow", "metrics") if fields[name]]
+    lines += [f"  no events from {name}: {why}" for name, why in fields["broken_sources"].items()]
+    kept = home / "prefect" / "credentials"
+    if new and kept.exists():
+        user, _, password = kept.read_text().partition(":")
+        lines += ["", f"  user {user}   password {password}", f"  Shown this once; kept in {kept}."]
+        lines += ["  Prefect's page asks for both as one line, user:password."]
+    elif kept.exists():
+        lines += ["", f"  The login is in {kept}, as user:password, which Prefect's page asks for as it is."]
+    return "\n".join(lines)
 
 
 def _note_stop(reason: str) -> None:
@@ -199,7 +225,7 @@ def _note_stop(reason: str) -> None:
 
     A store that is away, or a full disk, keeps nobody from stopping it where the policy does not ask who does.
     """
-    from deployments.platform.down import running
+    from deployments.platform.start_stop import running
 
     parts = running(home())
     if not parts:
@@ -214,59 +240,49 @@ def _note_stop(reason: str) -> None:
         print(f"headway: the audit log does not have it that the platform was stopped: {error}", file=sys.stderr)
 
 
-def _step(text: str) -> None:
-    print(f"  {text} ...", file=sys.stderr)
-
-
-def _addresses(home: Path) -> dict[str, Any]:
-    from deployments.platform.state import addresses
-
-    return addresses(home)
-
-
-def _welcome(fields: dict[str, Any], home: Path, *, new: bool) -> str:
-    lines = [f"Headway is up, after {fields['seconds']} s.", ""]
-    lines += [f"  {name:<9}{fields[name]}" for name in ("prefect", "mlflow", "metrics") if fields[name]]
-    lines += [f"  no events from {name}: {why}" for name, why in fields["broken_sources"].items()]
-    kept = home / "prefect" / "credentials"
-    if new and kept.exists():
-        user, _, password = kept.read_text().partition(":")
-        lines += ["", f"  user {user}   password {password}", f"  Shown this once; kept in {kept}."]
-        lines += ["  Prefect's page asks for both as one line, user:password."]
-    elif kept.exists():
-        lines += ["", f"  The login is in {kept}."]
-    return "\n".join(lines)
-
-
-def _agreed(runs: list[Any], *, yes: bool) -> None:
-    """Stopping what is at work is asked for. Raises ValueError when nobody can be asked, or says no."""
-    if not runs or yes:
-        return
-    names = ", ".join(f"{run.handle['flow']} of {run.handle['subject']}" for run in runs)
-    text = f"{len(runs)} flow run(s) at work: {names}"
-    if not sys.stdin.isatty():
-        raise ValueError(f"{text}. `headway down --yes` stops them too; the next `headway up` resumes what it can")
-    if input(f"{text}. Stop them too? The next `headway up` resumes what it can. [y/N] ").strip().lower() not in (
-        "y",
-        "yes",
-    ):
-        raise ValueError("nothing was stopped")
-
-
-def _stay(home: Path, *, adopted: bool) -> None:
-    """In the foreground: restart what dies, until somebody interrupts, or stops the platform from elsewhere."""
-    from deployments.platform.down import stopped
-    from deployments.services.parts import restart_what_died
-
-    text = "Ctrl-C leaves it running, for it ran before" if adopted else "Ctrl-C stops the platform"
-    print(f"{text}; `headway up --detach` would leave it running.", file=sys.stderr)
-    while not stopped(home):
-        restart_what_died(home)
-        time.sleep(LOOK_EVERY_SECONDS)
-
-
 def _stop(home: Path) -> None:
-    from deployments.platform import down as platform
+    from deployments.platform import start_stop as platform
 
     print("stopping ...", file=sys.stderr)
     platform.down(home)
+
+
+def notify(
+    channel: Annotated[str, typer.Argument(help="Name of a channel; without it, all.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Send a test message through each channel of the platform's settings, and say what happened.
+
+    It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
+    """
+    from deployments.configuration.platform import load_settings
+    from deployments.platform.channels import send
+
+    channels = load_settings(home()).notifications
+    names = [one.name for one in channels]
+    if channel and channel not in names:
+        raise Unknown(f"there is no channel {channel!r}; there are: {', '.join(names) or 'none'}")
+    if not channels:
+        raise Missing(
+            "nobody is told of anything: the platform's settings name no channel",
+            remedy="Name one under `notifications` in a file, and give it to `headway up --config FILE`.",
+        )
+    tried = []
+    for one in channels:
+        if channel in ("", one.name):
+            body = f"This is a test of the channel {one.name}. It is told of: {', '.join(one.occasions)}."
+            try:
+                why = send(one, "Headway: a test", body)
+            except ValueError as error:
+                why = str(error)
+            tried.append({"channel": one.name, "sent": not why, "why": why})
+    words = "\n".join(f"{one['channel']:<24}{'sent' if one['sent'] else one['why']}" for one in tried)
+    bad = [one for one in tried if not one["sent"]]
+    if not bad:
+        say({"channels": tried}, words, as_json=as_json)
+        return
+    if not as_json:
+        print(words)
+    text = "; ".join(f"{one['channel']}: {one['why']}" for one in bad)
+    remedy = "Mend the address in the platform's settings, or what listens there; docs/notifications.md has examples."
+    raise CommandError(Missing(text, remedy=remedy), {"channels": tried})

@@ -81,7 +81,14 @@ def add(
 ) -> None:
     """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
     first = load_or_none(home()) is None
-    rights = RIGHTS if first else _rights(",".join(may))
+    rights: Rights = RIGHTS
+    if not first:
+        wanted = [word.strip() for word in ",".join(may).split(",") if word.strip()]
+        wrong = [word for word in wanted if word not in RIGHTS]
+        if wrong or not wanted:
+            what = f"{', '.join(wrong)}: no such right" if wrong else "say what they may do"
+            raise ValueError(f"{what}; --may takes some of {', '.join(RIGHTS)}, with commas")
+        rights = tuple(right for right in RIGHTS if right in wanted)
     with asked("override", as_, what=f"add person {name}"), _noted("add person", f"{name} may {', '.join(rights)}"):
         token = add_person(home(), name, rights)
     if first:
@@ -123,15 +130,6 @@ def list_(as_json: Json = False) -> None:
     return say(
         {"policy": path, "asks": asks, "persons": persons, "automatic": automatic}, "\n".join(lines), as_json=as_json
     )
-
-
-def _rights(text: str) -> Rights:
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = [word for word in wanted if word not in RIGHTS]
-    if wrong or not wanted:
-        what = f"{', '.join(wrong)}: no such right" if wrong else "say what they may do"
-        raise ValueError(f"{what}; --may takes some of {', '.join(RIGHTS)}, with commas")
-    return tuple(right for right in RIGHTS if right in wanted)
 
 
 @contextmanager

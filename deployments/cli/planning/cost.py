@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import aligned, say
+from deployments.cli.output import aligned, in_home, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tasks.config.planning import PriceKind
     from tasks.orchestration.run_log import LoggedRun
@@ -43,12 +42,21 @@ def cost(
     A job pays for its machines from when they start until it ends, not while it waits in a queue; what was reused costs nothing.
     Machines of your own cost what `prices/own.yaml` of the home says. What has no price is left open, and so is the total.
     """
+    from tasks.common.home import home
+    from tasks.planning.prices.book import machine_price, open_book
     from tasks.planning.spent import costs, known_costs, timed, total
 
     result = _run(run)
     done = timed(result.events)
     machines = _machines(done, sku)
-    prices = {at.name: _price(at.name, region) for at in machines.values() if at.name}
+    today = datetime.datetime.now(datetime.UTC).date()
+    prices = {  # no list of prices is read where nothing has one
+        at.name: machine_price(
+            open_book(home()), at.name, region="" if at.name.startswith("local") else region, today=today
+        )
+        for at in machines.values()
+        if at.name
+    }
     of_kind = _kind(kind, done)
     hours = {name: price.hours.get(of_kind) for name, price in prices.items()}
     currencies = {name: price.currency for name, price in prices.items()}
@@ -70,7 +78,17 @@ def cost(
         "by_currency": known,
         "machine_hours": sum(stage.machine_hours for stage in stages),
         "stages": [{**stage.__dict__, "over": stage.over} for stage in stages],
-        "prices": [_told(price, of_kind) for price in prices.values()],
+        "prices": [
+            {
+                "machine": price.sku,
+                "region": price.region,
+                "currency": price.currency,
+                "source": price.origin(of_kind).source,
+                "date": price.origin(of_kind).date or None,
+                "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
+            }
+            for price in prices.values()
+        ],
         "warnings": [*_warnings(prices, hours, stages, of_kind), *([not_added] if several else [])],
     }
     say(fields, "\n".join(_page(fields, stages)), as_json=as_json)
@@ -93,7 +111,7 @@ def rightsize(
             f"run {chosen[0].identity[:8]} trained nothing whose folder is still there: what it used is not known"
         )
     lines = [f"{row['run'][:8]}  {row['advice']:<8} {'; '.join(row['reasons'])}" for row in rows]
-    say({"runs": rows}, lines or "No stored run trained anything.", as_json=as_json)
+    say({"runs": rows}, lines or in_home("No run that trained anything"), as_json=as_json)
 
 
 def _run(identity: str) -> LoggedRun:
@@ -124,14 +142,6 @@ def _machines(done: list[Timed], sku: str) -> dict[str, Machines]:
     return {f: replace(at, name=sku) if sku and not at.name.startswith("Standard") else at for f, at in named.items()}
 
 
-def _price(name: str, region: str) -> MachinePrice:
-    from tasks.common.home import home
-    from tasks.planning.prices.book import machine_price, open_book
-
-    today = datetime.datetime.now(datetime.UTC).date()
-    return machine_price(open_book(home()), name, region="" if name.startswith("local") else region, today=today)
-
-
 def _kind(wanted: str, done: list[Timed]) -> PriceKind:
     """As asked for; else what the jobs' machines were: on demand, or of the tier that may be taken away."""
     from pathlib import Path
@@ -149,18 +159,6 @@ def _kind(wanted: str, done: list[Timed]) -> PriceKind:
     if not preemptible:
         return "on-demand"
     return kind_of_preemptible((read_json(preemptible[0] / "cluster.json") or {}).get("backend", ""))
-
-
-def _told(price: MachinePrice, kind: PriceKind) -> dict[str, Any]:
-    origin = price.origin(kind)
-    return {
-        "machine": price.sku,
-        "region": price.region,
-        "currency": price.currency,
-        "source": origin.source,
-        "date": origin.date or None,
-        "hours": {kind: hour for kind, hour in price.hours.items() if hour is not None},
-    }
 
 
 def _warnings(
@@ -182,7 +180,26 @@ def _warnings(
 def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
     yield f"{fields['flow']} {fields['subject']}, run {fields['run'][:8]}, {fields['status']}; {fields['kind']} prices"
     yield ""
-    yield from aligned([COLUMNS, *(_cells(stage, fields["currency"] or "") for stage in stages)])
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for stage in stages:
+        currency = stage.currency or fields["currency"] or ""
+        hour, paid, planned = (
+            "-" if value is None else f"{currency} {value:,.2f}".strip()
+            for value in (stage.hour, stage.cost, stage.planned_cost)
+        )
+        row = (
+            stage.stage,
+            stage.status,
+            _time(stage.seconds),
+            f"{stage.machines:g} {stage.machine or '?'}" if stage.machines else "none",
+            f"{stage.machine_hours:.4g}",
+            hour,
+            paid,
+            f"{_time(stage.planned_seconds)} {planned}" if stage.planned_seconds else "",
+            f"{stage.over:+.0%}" if stage.over is not None else "",
+        )
+        rows.append(row)
+    yield from aligned(rows)
     of_each = fields["by_currency"] or {fields["currency"]: 0.0}
     least = " and ".join(f"{currency} {cost:,.2f}" for currency, cost in of_each.items())
     open_ = any(stage.cost is None for stage in stages)
@@ -194,23 +211,6 @@ def _page(fields: dict[str, Any], stages: list[StageCost]) -> Iterator[str]:
                 " :", ":"
             )
     yield from fields["warnings"]
-
-
-def _cells(stage: StageCost, currency: str) -> tuple[str, ...]:
-    def money(value: float | None) -> str:
-        return "-" if value is None else f"{stage.currency or currency} {value:,.2f}".strip()
-
-    return (
-        stage.stage,
-        stage.status,
-        _time(stage.seconds),
-        f"{stage.machines:g} {stage.machine or '?'}" if stage.machines else "none",
-        f"{stage.machine_hours:.4g}",
-        money(stage.hour),
-        money(stage.cost),
-        f"{_time(stage.planned_seconds)} {money(stage.planned_cost)}" if stage.planned_seconds else "",
-        f"{stage.over:+.0%}" if stage.over is not None else "",
-    )
 
 
 def _time(seconds: float | None) -> str:
@@ -238,7 +238,15 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
         folder = Path(one.job)
         if one.stage != "train" or one.status not in ("ran", "failed") or not one.job:
             continue
-        use = used(folder, home() / "hardware", metrics=one.metrics, out_of_memory=_out_of_memory(folder))
+        from tasks.common.process import read_json
+
+        job, settled = read_json(folder / "job.json") or {}, read_json(folder / "settled.json") or {}
+        use = used(
+            folder,
+            home() / "hardware",
+            metrics=one.metrics,
+            out_of_memory=int(job.get("smaller_batches") or 0) + (settled.get("failure") == "out_of_memory"),
+        )
         at = machines_of(folder)
         if use and at:
             judged = judge(use)
@@ -249,11 +257,3 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
                 "reasons": list(judged.reasons),
             }
             yield {"run": run.identity, "subject": run.handle.get("subject"), **payload, "use": asdict(use)}
-
-
-def _out_of_memory(folder: Path) -> int:
-    """How often its job was made smaller for that, or ended of it."""
-    from tasks.common.process import read_json
-
-    job, settled = read_json(folder / "job.json") or {}, read_json(folder / "settled.json") or {}
-    return int(job.get("smaller_batches") or 0) + (settled.get("failure") == "out_of_memory")

@@ -45,7 +45,12 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
     if payload["nearest"]:
         yield f"  would fit   {payload['nearest']}"
     if payload["memory_gib"]:
-        yield from _memory(payload["memory_gib"])
+        memory = payload["memory_gib"]
+        scale = BAR / max(memory["usable"], memory["total"])
+        bar = "".join(mark * round(memory[part] * scale) for part, mark in PARTS.items())
+        text = ", ".join(f"{part} {memory[part]:.1f}" for part in PARTS)
+        yield f"  memory      {memory['total']:.1f} of {memory['usable']:.1f} GiB a GPU: {text}"
+        yield f"              |{bar.ljust(round(memory['usable'] * scale))}|"
     if payload["fit"] == "does not fit":
         return
     rates = payload["tflops_per_gpu"]
@@ -89,14 +94,6 @@ def _division(parallel: dict[str, Any]) -> str:
     )
 
 
-def _memory(memory: dict[str, float]) -> Iterator[str]:
-    scale = BAR / max(memory["usable"], memory["total"])
-    bar = "".join(mark * round(memory[part] * scale) for part, mark in PARTS.items())
-    text = ", ".join(f"{part} {memory[part]:.1f}" for part in PARTS)
-    yield f"  memory      {memory['total']:.1f} of {memory['usable']:.1f} GiB a GPU: {text}"
-    yield f"              |{bar.ljust(round(memory['usable'] * scale))}|"
-
-
 GIB = 1 << 30
 DAY = 86_400.0
 
@@ -119,7 +116,27 @@ def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
     if measured is None or not measured.passed or measured.subject.world_size != ranks:
         return False
     payload = _reckoned(settings, measured, store)
-    say(payload, _plan_measured_page(payload), as_json=as_json)
+    memory, seconds = payload["memory_gib"], payload["days"] * DAY
+    verdict = {"fits": "it fits", "does not fit": "it does not fit"}[payload["fit"]]
+    corrected = payload["correction"]
+    runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
+    by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
+    where = f"{payload['ranks']} ranks of cluster {payload['machine']['name']}"
+    lines = [
+        f"{payload['name']}: {payload['parameters']:,} parameters on {where}: {verdict}",
+        f"  memory      {memory['total']:.3g} of {memory['usable']:.3g} GiB a rank",
+        f"  a step      {payload['step_seconds']:.3g} s{by}",
+        f"  takes       {seconds / 60:.3g} minutes for {payload['steps']:,} steps",
+        f"  checkpoint  {payload['checkpoint']['gib']:.3g} GiB every {payload['checkpoint']['every_steps']:,} steps",
+        f"  goodput     {payload['goodput']['mid']:.1%}",
+        f"  measured    {payload['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
+        f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
+    ]
+    say(
+        payload,
+        "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])]),
+        as_json=as_json,
+    )
     return True
 
 
@@ -173,26 +190,6 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
     }
 
 
-def _plan_measured_page(payload: dict[str, Any]) -> str:
-    memory, seconds = payload["memory_gib"], payload["days"] * DAY
-    verdict = {"fits": "it fits", "does not fit": "it does not fit"}[payload["fit"]]
-    corrected = payload["correction"]
-    runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
-    by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
-    where = f"{payload['ranks']} ranks of cluster {payload['machine']['name']}"
-    lines = [
-        f"{payload['name']}: {payload['parameters']:,} parameters on {where}: {verdict}",
-        f"  memory      {memory['total']:.3g} of {memory['usable']:.3g} GiB a rank",
-        f"  a step      {payload['step_seconds']:.3g} s{by}",
-        f"  takes       {seconds / 60:.3g} minutes for {payload['steps']:,} steps",
-        f"  checkpoint  {payload['checkpoint']['gib']:.3g} GiB every {payload['checkpoint']['every_steps']:,} steps",
-        f"  goodput     {payload['goodput']['mid']:.1%}",
-        f"  measured    {payload['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
-        f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
-    ]
-    return "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])])
-
-
 LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
 
 
@@ -213,7 +210,7 @@ def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> l
 
 def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
     from tasks.planning.planned_case import cheapest_by_time
-    from tasks.report import plan_pictures as picture
+    from tasks.report import pictures as picture
 
     written = []
     if curves.by_gpus:
@@ -269,8 +266,8 @@ def plan(
     Of a configuration (-c), or of a case by itself (--case): network, sequence, cluster, batch; what `parallel` leaves out is
     searched.
     """
-    from deployments.configuration.files import load
     from tasks.common.home import home
+    from tasks.config.files import load
     from tasks.planning.case import Goal
     from tasks.planning.configured import case_of
     from tasks.planning.planned_case import plain, planned
@@ -316,8 +313,8 @@ def read_cases(path: Path) -> list[Case]:
     import yaml
     from pydantic import ValidationError
 
-    from deployments.configuration.files import Loader
     from tasks.common.validation import explain
+    from tasks.config.files import Loader
     from tasks.planning.case import Case
 
     try:

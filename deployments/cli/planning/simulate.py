@@ -17,9 +17,9 @@ from deployments.cli.options import Json
 from deployments.cli.output import aligned, say
 
 if TYPE_CHECKING:
-    from tasks.hardware.machine import Machine
+    from tasks.hardware.machines import Machine
     from tasks.planning.case import Case
-    from tasks.planning.checkpointing import Interval, Recovery, Saving
+    from tasks.planning.checkpointing import Interval, Saving
     from tasks.planning.failures import Range, Rates
     from tasks.planning.simulation import Failing, Simulated
     from tasks.planning.simulation_bands import Band
@@ -94,7 +94,19 @@ def question(words: Words) -> Question:
     interval = chosen_interval(cost, recovery, rates.together.mid) if words.interval == "auto" else None
     seconds = interval.seconds if interval else _seconds(words.interval)
     failing = _failing(words, rates, spot_class if spot else None)
-    asked = _simulated(words, rates, seconds, failing, cost, recovery)
+    from tasks.planning.simulation import Replacing, Simulated, require_number, spares_for
+
+    repair = words.repair_hours * 3600
+    require_number("--repair-hours", words.repair_hours)
+    enough = 0 if words.elastic else spares_for(rates.machines, failing["low"], repair_seconds=repair)
+    replacing = Replacing(
+        enough if words.spares is None else words.spares,
+        repair,
+        elastic=words.elastic,
+        fewest=words.fewest,
+        unit=words.unit,
+    )
+    asked = Simulated(rates.machines, words.days, seconds, failing["mid"], cost, recovery, replacing)
     text = f"{gpus:,} {gpu if machine or words.gpu else 'GPUs'} in {rates.machines:,} machines"
     known = rates.warnings if machine or words.gpu else tuple(one for one in rates.warnings if "published" not in one)
     return Question(asked, failing, hours, interval, gpus, text, gib, (*known, *notes))
@@ -184,25 +196,6 @@ def _failing(words: Words, rates: Rates, spot_class: str | None) -> dict[str, Fa
     }
 
 
-def _simulated(
-    words: Words, rates: Rates, seconds: float, failing: Mapping[str, Failing], cost: Saving, recovery: Recovery
-) -> Simulated:
-    """Spares that are not given are enough at the worst rate."""
-    from tasks.planning.simulation import Replacing, Simulated, require_number, spares_for
-
-    repair = words.repair_hours * 3600
-    require_number("--repair-hours", words.repair_hours)
-    enough = 0 if words.elastic else spares_for(rates.machines, failing["low"], repair_seconds=repair)
-    replacing = Replacing(
-        enough if words.spares is None else words.spares,
-        repair,
-        elastic=words.elastic,
-        fewest=words.fewest,
-        unit=words.unit,
-    )
-    return Simulated(rates.machines, words.days, seconds, failing["mid"], cost, recovery, replacing)
-
-
 def _seconds(word: str) -> float:
     try:
         seconds = float(word)
@@ -286,7 +279,7 @@ def simulate(
     result = bands(asked.simulated, asked.failing, runs=count, seed=seed)
     sweep = swept(asked.simulated, runs=max(1, min(count, count // 5 + (count > FEWEST_RUNS))), seed=seed)
     if picture is not None:
-        from tasks.report.simulation_picture import draw
+        from tasks.report.pictures import draw
 
         draw(picture, f"{asked.said}, {days:g} days", result, sweep)
     fields = {"simulation": _fields(asked, result, sweep, seed=seed)}
@@ -358,7 +351,26 @@ def _page(
     reason = f": {asked.interval.reason}" if asked.interval else ", as given"
     yield f"saved every {_time(played.interval)} of computing{reason}"
     yield ""
-    yield from aligned(_rows(asked, result))
+    rows: list[tuple[str, ...]] = []
+    levels = [result[level] for level in LEVELS]
+    hours = asdict(asked.gpu_hours)
+    rows.append(("", "fails most", "as expected", "fails least"))
+    rows.append(("GPU-hours a failure", *(f"{hours[level]:,.0f}" for level in LEVELS)))
+    rows.append(("between interruptions", *(_time(one.mean_seconds) for one in levels)))
+    rows.append(
+        (
+            "interruptions",
+            *(f"{n.p50:,.0f}  ({n.p5:,.0f} to {n.p95:,.0f})" for n in (one.interruptions for one in levels)),
+        )
+    )
+    rows.append(
+        ("goodput", *(f"{one.goodput.p50:.1%}  ({one.goodput.p5:.1%} to {one.goodput.p95:.1%})" for one in levels))
+    )
+    rows.append(("by formula", *(f"{one.expected:.1%}" for one in levels)))
+    for cause, words in CAUSES.items():
+        if any(one.shares[cause] > 0 for one in levels):
+            rows.append((f"  {words}", *(f"{one.shares[cause]:.2%}" for one in levels)))
+    yield from aligned(rows)
     yield ""
     low, mid, high = result["low"].goodput.p5, result["mid"].goodput.p50, result["high"].goodput.p95
     days = f"{played.days / mid:,.1f}" if mid > 0 else "for ever"
@@ -368,23 +380,6 @@ def _page(
     yield from (f"note: {note}" for note in _notes(asked, result))
     if picture is not None:
         yield f"picture: {picture}"
-
-
-def _rows(asked: Question, result: Mapping[str, Band]) -> Iterator[tuple[str, ...]]:
-    levels = [result[level] for level in LEVELS]
-    hours = asdict(asked.gpu_hours)
-    yield ("", "fails most", "as expected", "fails least")
-    yield ("GPU-hours a failure", *(f"{hours[level]:,.0f}" for level in LEVELS))
-    yield ("between interruptions", *(_time(one.mean_seconds) for one in levels))
-    yield (
-        "interruptions",
-        *(f"{n.p50:,.0f}  ({n.p5:,.0f} to {n.p95:,.0f})" for n in (one.interruptions for one in levels)),
-    )
-    yield ("goodput", *(f"{one.goodput.p50:.1%}  ({one.goodput.p5:.1%} to {one.goodput.p95:.1%})" for one in levels))
-    yield ("by formula", *(f"{one.expected:.1%}" for one in levels))
-    for cause, words in CAUSES.items():
-        if any(one.shares[cause] > 0 for one in levels):
-            yield (f"  {words}", *(f"{one.shares[cause]:.2%}" for one in levels))
 
 
 def _time(seconds: float) -> str:

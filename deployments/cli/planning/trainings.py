@@ -6,18 +6,12 @@ Nothing is run or kept. See docs/planning.md, docs/evaluation.md, "Seeds", and d
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import aligned, say
-
-if TYPE_CHECKING:
-    from tasks.report.scaling import Curve, Point
-    from tasks.report.seeds import Recipe
-if TYPE_CHECKING:
-    from tasks.formats.megatron_log import Iteration, MegatronRun
 
 
 def seeds(
@@ -31,37 +25,35 @@ def seeds(
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
-    from tasks.report.seeds import recipes
+    from tasks.report.scaling import recipes
     from tasks.storage import open_store
 
     result = recipes(open_store(home()), model)
     if not result:
         what = f" of {model}" if model else ""
         raise Missing(
-            f"no evaluation of a training{what} is stored",
+            f"no evaluation of a training{what} is stored in {home()}",
             remedy="`headway retrain --to evaluate` trains and measures; then again with another `--set training.seed=...`.",
         )
+    words = []
+    for recipe in result:
+        lines = [f"{', '.join(recipe.models)}: {len(recipe.runs)} seed(s)"]
+        lines += [
+            f"  seed {run.seed:<6} {run.bits_per_byte:.4f} bits per byte  {run.evaluation}" for run in recipe.runs
+        ]
+        if recipe.deviation is None:
+            lines.append("  Not enough to judge: a deviation needs at least two seeds, and three or more to be of use.")
+        else:
+            lines += [
+                f"  mean {recipe.mean:.4f}, standard deviation {recipe.deviation:.2%}",
+                f"  comparison.seed_noise: {recipe.seed_noise:.4f}   (larger than the deviation, for it is known from "
+                f"{len(recipe.runs)} seeds only)",
+            ]
+        words.append("\n".join(lines))
     say(
         {"recipes": [{**recipe._asdict(), "runs": [run._asdict() for run in recipe.runs]} for recipe in result]},
-        "\n\n".join(map(_words, result)),
+        "\n\n".join(words),
         as_json=as_json,
-    )
-
-
-def _words(recipe: Recipe) -> str:
-    lines = [f"{', '.join(recipe.models)}: {len(recipe.runs)} seed(s)"]
-    lines += [f"  seed {run.seed:<6} {run.bits_per_byte:.4f} bits per byte  {run.evaluation}" for run in recipe.runs]
-    if recipe.deviation is None:
-        return "\n".join(
-            [*lines, "  Not enough to judge: a deviation needs at least two seeds, and three or more to be of use."]
-        )
-    return "\n".join(
-        [
-            *lines,
-            f"  mean {recipe.mean:.4f}, standard deviation {recipe.deviation:.2%}",
-            f"  comparison.seed_noise: {recipe.seed_noise:.4f}   (larger than the deviation, for it is known from "
-            f"{len(recipe.runs)} seeds only)",
-        ]
     )
 
 
@@ -79,6 +71,7 @@ def scaling(
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
+    from tasks.report.pictures import size
     from tasks.report.scaling import curves, draw_scaling, trainings
     from tasks.storage import open_store
 
@@ -88,51 +81,43 @@ def scaling(
     if not result:
         what = f" of {model}" if model else ""
         raise Missing(
-            f"no training{what} with a measured rate is stored", remedy="`headway retrain` trains and measures."
+            f"no training{what} with a measured rate is stored in {home()}",
+            remedy="`headway retrain` trains and measures.",
         )
     made = curves(result)
     if picture:
         draw_scaling(made, Path(picture))
-    say(
-        {"curves": [_plain(curve) for curve in made], "picture": picture or None},
-        _table(made, picture),
-        as_json=as_json,
-    )
-
-
-def _plain(curve: Curve) -> dict[str, Any]:
-    points = [
-        {
-            "ranks": point.newest.ranks,
-            "efficiency": point.efficiency,
-            "fell": point.fell,
-            "runs": [one._asdict() for one in point.trained],
-        }
-        for point in curve.points
-    ]
-    return {**curve._asdict(), "points": points}
-
-
-def _table(made: list[Curve], picture: str) -> str:
-    from tasks.report.scaling import size
-
+    fields = []
     rows: list[tuple[str, ...]] = [COLUMNS]
     for curve in made:
         about = (size(curve.parameters), curve.hardware, f"{curve.engine} {curve.precision}")
-        rows += [(*about, *_cells(point)) for point in curve.points]
-    return "\n".join([*aligned(rows), *([f"drawn: {picture}"] if picture else [])])
-
-
-def _cells(point: Point) -> tuple[str, ...]:
-    newest = point.newest
-    return (
-        str(newest.ranks),
-        str(len(point.trained)),
-        f"{newest.tflops:.4g}",
-        "" if point.efficiency is None else f"{point.efficiency:.0%}",
-        "" if newest.planned_tflops is None else f"{newest.planned_tflops:.4g}",
-        "" if newest.mfu is None else f"{newest.mfu:.0%}",
-        "" if point.fell is None else f"REGRESSION: {point.fell:.0%} below the median before",
+        points = []
+        for point in curve.points:
+            newest = point.newest
+            points.append(
+                {
+                    "ranks": newest.ranks,
+                    "efficiency": point.efficiency,
+                    "fell": point.fell,
+                    "runs": [one._asdict() for one in point.trained],
+                }
+            )
+            cells = (
+                str(newest.ranks),
+                str(len(point.trained)),
+                f"{newest.tflops:.4g}",
+                "" if point.efficiency is None else f"{point.efficiency:.0%}",
+                "" if newest.planned_tflops is None else f"{newest.planned_tflops:.4g}",
+                "" if newest.mfu is None else f"{newest.mfu:.0%}",
+                "" if point.fell is None else f"REGRESSION: {point.fell:.0%} below the median before",
+            )
+            rows.append((*about, *cells))
+        fields.append({**curve._asdict(), "points": points})
+    table = "\n".join([*aligned(rows), *([f"drawn: {picture}"] if picture else [])])
+    say(
+        {"curves": fields, "picture": picture or None},
+        table,
+        as_json=as_json,
     )
 
 
@@ -154,7 +139,41 @@ def train_log(
         raise ValueError(f"there is no file {file}")
     log = text_of(file.read_bytes())
     if megatron := read_megatron(log.text):
-        fields = _of_megatron(megatron)
+        newest = megatron.iterations[-1]
+        steps_of = []
+        for iteration in megatron.iterations:
+            output = {
+                "step": iteration.number,
+                "loss": iteration.loss,
+                "learning_rate": iteration.learning_rate,
+                "grad_norm": iteration.grad_norm,
+                "step_seconds": iteration.seconds,
+                "tflops_per_rank": iteration.tflops,
+                "tokens_per_second_per_rank": iteration.tokens_per_second,
+                "samples_per_second": iteration.samples_per_second
+                or (iteration.batch / iteration.seconds if iteration.batch and iteration.seconds else None),
+                "consumed": iteration.samples,
+                "skipped": iteration.skipped,
+            }
+            # Under the names of `metrics.jsonl`; what the line does not say is left out.
+            steps_of.append({name: value for name, value in output.items() if value is not None})
+        fields = {
+            "tool": megatron.tool,
+            "world": megatron.world,
+            "steps": steps_of,
+            "summary": {
+                "step": newest.number,
+                "of": newest.total,
+                "complete": megatron.complete,
+                "loss": newest.loss,
+                "step_seconds": megatron.seconds,
+                "tflops_per_rank": megatron.tflops,
+                "no_number": megatron.lost,
+                "saved": megatron.saved,
+                "unfinished_save": megatron.saving,
+            },
+            "ended_by": list(megatron.killed),
+        }
     elif steps := read_deepspeed(log.text):
         names = ("step", "loss", "learning_rate", "seconds", "samples_per_second", "skipped")
         rows = [{name: getattr(one, name) for name in names if getattr(one, name) is not None} for one in steps]
@@ -170,45 +189,6 @@ def train_log(
         )
     fields = redact_value({**fields, "problems": list(log.problems)})
     say(fields, redact("\n".join(_page(fields))), as_json=as_json)
-
-
-def _of_megatron(run: MegatronRun) -> dict[str, Any]:
-    last = run.iterations[-1]
-    return {
-        "tool": run.tool,
-        "world": run.world,
-        "steps": [_record(one) for one in run.iterations],
-        "summary": {
-            "step": last.number,
-            "of": last.total,
-            "complete": run.complete,
-            "loss": last.loss,
-            "step_seconds": run.seconds,
-            "tflops_per_rank": run.tflops,
-            "no_number": run.lost,
-            "saved": run.saved,
-            "unfinished_save": run.saving,
-        },
-        "ended_by": list(run.killed),
-    }
-
-
-def _record(one: Iteration) -> dict[str, Any]:
-    """Under the names of `metrics.jsonl`; what the line does not say is left out."""
-    output = {
-        "step": one.number,
-        "loss": one.loss,
-        "learning_rate": one.learning_rate,
-        "grad_norm": one.grad_norm,
-        "step_seconds": one.seconds,
-        "tflops_per_rank": one.tflops,
-        "tokens_per_second_per_rank": one.tokens_per_second,
-        "samples_per_second": one.samples_per_second
-        or (one.batch / one.seconds if one.batch and one.seconds else None),
-        "consumed": one.samples,
-        "skipped": one.skipped,
-    }
-    return {name: value for name, value in output.items() if value is not None}
 
 
 def _page(fields: dict[str, Any]) -> list[str]:

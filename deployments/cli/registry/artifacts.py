@@ -5,22 +5,17 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Json
-from deployments.cli.output import CommandError, say, short_ref, visible
+from deployments.cli.output import CommandError, in_home, say, short_ref, visible
 from tasks.common.errors import IntegrityError
 from tasks.common.home import home
 from tasks.storage import open_named, open_store
 from tasks.storage.settings import load_stores
-
-if TYPE_CHECKING:
-    from tasks.registry.versions import Difference
-
-# `headway copy`: an artifact with its lineage and signatures into another store, or a model into an Azure ML registry.
 
 
 def copy(
@@ -38,9 +33,21 @@ def copy(
     config = load_stores(home()).stores.get(to)
     with asked("publish", as_, what=f"copy {ref} to {to}", reason=reason):
         if config and config.uri.startswith(SCHEME):
-            copied, fields = _to_registry(source, ref, config, reason)
+            from tasks.registry.transfer import require_model, share_model
+            from tasks.storage.azureml_registry import SCHEME, open_registry
+            from tasks.storage.blob.credentials import token_credential
+
+            require_model(ref)
+            name = config.uri.removeprefix(SCHEME)
+            client = open_registry(name, token_credential(config, of=config.uri))
+            copied: Any = share_model(source, client, ref, name=name, home=home(), reason=reason)
+            fields = {"to": config.uri, "uri": copied.uri, "noted_in_source": True}
         else:
-            copied, fields = _to_store(source, ref, open_named(home(), to), reason)
+            target = open_named(home(), to)
+            from tasks.registry.transfer import copy_artifact
+
+            copied = copy_artifact(source, target, ref, home=home(), reason=reason)
+            fields = {"to": target.uri, "uri": target.uri_of(copied.manifest), "noted_in_source": copied.noted}
     manifest = copied.manifest
     payload = {
         "ref": manifest.ref,
@@ -60,26 +67,6 @@ def copy(
     say(payload, words, as_json=as_json)
 
 
-def _to_store(source: Any, ref: str, target: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.registry.transfer import copy_artifact
-
-    copied = copy_artifact(source, target, ref, home=home(), reason=reason)
-    fields = {"to": target.uri, "uri": target.uri_of(copied.manifest), "noted_in_source": copied.noted}
-    return copied, fields
-
-
-def _to_registry(source: Any, ref: str, config: Any, reason: str) -> tuple[Any, dict[str, Any]]:
-    from tasks.registry.transfer import require_model, share_model
-    from tasks.storage.azureml_registry import SCHEME, open_registry
-    from tasks.storage.blob.credentials import token_credential
-
-    require_model(ref)
-    name = config.uri.removeprefix(SCHEME)
-    client = open_registry(name, token_credential(config, of=config.uri))
-    shared = share_model(source, client, ref, name=name, home=home(), reason=reason)
-    return shared, {"to": config.uri, "uri": shared.uri, "noted_in_source": True}
-
-
 def artifacts(
     what: Annotated[
         str,
@@ -97,7 +84,23 @@ def artifacts(
     from tasks.artifacts import KINDS
 
     if history:
-        return _history(what, as_json)
+        from tasks.artifacts import parse_ref
+        from tasks.registry.versions import kind_of, past
+
+        if not what:
+            raise ValueError("name what to look at, for example: headway artifacts dataset/tiny --history")
+        store = open_store(home())
+        kind, name, version = parse_ref(what if "/" in what else f"{kind_of(store, what)}/{what}")
+        if version or kind == "endpoint":
+            raise ValueError(f"{what} has no history of versions: write KIND/NAME, for example dataset/tiny")
+        result = past(store, kind, name)
+        now = next(reversed(result.stack()), None)
+        rows = [_row(result, change) for change in reversed(result.changes)]
+        for row in (row for row in rows if row["version"] == now and row["action"] != "delete"):
+            row["current"] = True
+            break
+        fields = {"name": f"{kind}/{name}", "current": now, "history": rows}
+        return say(fields, [f"{kind}/{name}", *map(_row_in_words, rows)], as_json=as_json)
     if what and what not in KINDS:
         raise ValueError(
             f"{what!r} is not a kind of artifact; the kinds are {', '.join(KINDS)}. For the versions of one name add --history"
@@ -113,7 +116,7 @@ def artifacts(
         for m in results
     ]
     words = [f"{short_ref(m.ref):<58}{m.provenance.created}  {m.bytes / 1e6:9.2f} MB" for m in results]
-    return say({"artifacts": rows}, words or "No artifact yet.", as_json=as_json)
+    return say({"artifacts": rows}, words or in_home(f"No {what or 'artifact'} yet"), as_json=as_json)
 
 
 def verify(
@@ -129,6 +132,7 @@ def verify(
     """
     from tasks.registry.verification import problems_of, refusal
     from tasks.security.access import note_access
+    from tasks.security.signatures import KINDS, require_signed
     from tasks.serving.known import served_model
 
     if ref.startswith("endpoint/"):
@@ -150,6 +154,10 @@ def verify(
     if problems:
         raise CommandError(refusal(manifest, problems), fields)
     words = f"{manifest.ref}: {fields['files']} file(s), {fields['bytes']} bytes, all as published"
+    if manifest.content.kind in KINDS:
+        statement = require_signed(store, home(), manifest)
+        fields["signature"] = {"key": statement.key, "time": statement.time}
+        words += f"; signed by key {statement.key[:16]} at {statement.time}, which is trusted"
     say(fields, words, as_json=as_json)
 
 
@@ -174,29 +182,17 @@ def _verify_everything(store: Any, keys: Path, as_json: bool) -> None:
     say(fields, f"{looked} artifacts and documents, all as they were written", as_json=as_json)
 
 
-def _history(what: str, as_json: bool) -> None:
-    """The changes of a name, newest first; the first row of the version that is current is marked."""
-    from tasks.artifacts import parse_ref
-    from tasks.registry.versions import kind_of, past
-
-    if not what:
-        raise ValueError("name what to look at, for example: headway artifacts dataset/tiny --history")
-    store = open_store(home())
-    kind, name, version = parse_ref(what if "/" in what else f"{kind_of(store, what)}/{what}")
-    if version or kind == "endpoint":
-        raise ValueError(f"{what} has no history of versions: write KIND/NAME, for example dataset/tiny")
-    result = past(store, kind, name)
-    now = next(reversed(result.stack()), None)
-    rows = [_row(result, change) for change in reversed(result.changes)]
-    for row in (row for row in rows if row["version"] == now and row["action"] != "delete"):
-        row["current"] = True
-        break
-    fields = {"name": f"{kind}/{name}", "current": now, "history": rows}
-    say(fields, [f"{kind}/{name}", *map(_history_line, rows)], as_json=as_json)
-
-
 def _row(result: Any, change: Any) -> dict[str, Any]:
-    manifest, changed = result.there.get(change.version), result.difference(change)
+    manifest, difference = result.there.get(change.version), result.difference(change)
+    changed = None
+    if difference:  # in short: `headway diff` has it in full
+        files = {name: len(getattr(difference.files, name)) for name in ("added", "removed", "changed")}
+        changed = {
+            "files": files,
+            "configuration": [one.key for one in difference.configuration],
+            "metrics": [one.model_dump() for one in difference.metrics],
+            "inputs": [one.name for one in difference.inputs],
+        }
     return {
         "number": change.number,
         "action": change.action,
@@ -211,47 +207,27 @@ def _row(result: Any, change: Any) -> dict[str, Any]:
         "bytes": manifest.bytes if manifest else None,
         "files": len(manifest.content.files) if manifest else None,
         "before": change.before,
-        "changed": _changed(changed) if changed else None,
+        "changed": changed,
     }
 
 
-def _changed(result: Difference) -> dict[str, Any]:
-    """What a change changed, in short: `headway diff` has it in full."""
-    files = result.files
-    return {
-        "files": {"added": len(files.added), "removed": len(files.removed), "changed": len(files.changed)},
-        "configuration": [one.key for one in result.configuration],
-        "metrics": [one.model_dump() for one in result.metrics],
-        "inputs": [one.name for one in result.inputs],
-    }
-
-
-def _history_line(row: dict[str, Any]) -> str:
+def _row_in_words(row: dict[str, Any]) -> str:
     size = f"{row['bytes'] / 1e6:.2f} MB in {row['files']} file(s)" if row["there"] else "gone"
     by = f"{row['who']} by run {row['flow_run'][:8]}" if row["flow_run"] else row["who"]
     mark = "*" if row["current"] else " "
     line = f"{mark} {row['version'][:12]}  {row['time'][:19].replace('T', ' ')}  {row['action']:<9}{by:<24}{size}"
-    parts = (line, _changed_in_words(row["changed"]), f"({row['reason']})" if row["reason"] else "")
-    return "  ".join(part for part in parts if part)
-
-
-def _changed_in_words(changed: dict[str, Any] | None) -> str:
-    if changed is None:
-        return ""
-    files = {sign: changed["files"][key] for sign, key in (("+", "added"), ("-", "removed"), ("~", "changed"))}
-    messages = [f"{sign}{count}" for sign, count in files.items() if count]
-    parts = ["files " + " ".join(messages)] if messages else []
-    for title, names in (
-        ("configuration", changed["configuration"]),
-        (
-            "metrics",
-            [f"{one['name']} {_number(one['before'])} -> {_number(one['after'])}" for one in changed["metrics"]],
-        ),
-        ("made from", changed["inputs"]),
-    ):
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        parts += [f"{title} {', '.join(names[:3])}{more}"] if names else []
-    return "; ".join(parts)
+    changes = []
+    if changed := row["changed"]:
+        signs = (("+", "added"), ("-", "removed"), ("~", "changed"))
+        counts = [f"{sign}{changed['files'][key]}" for sign, key in signs if changed["files"][key]]
+        changes += ["files " + " ".join(counts)] if counts else []
+        metrics = [f"{m['name']} {_number(m['before'])} -> {_number(m['after'])}" for m in changed["metrics"]]
+        parts = {"configuration": changed["configuration"], "metrics": metrics, "made from": changed["inputs"]}
+        for title, names in parts.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            changes += [f"{title} {', '.join(names[:3])}{more}"] if names else []
+    parts_of_line = (line, "; ".join(changes), f"({row['reason']})" if row["reason"] else "")
+    return "  ".join(part for part in parts_of_line if part)
 
 
 def _number(value: float | None) -> str:

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import CommandError, say
+from deployments.cli.output import CommandError, in_home, say
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.home import home
 from tasks.security.access import accesses
 from tasks.security.audit import entries
-from tasks.security.audit_chain import Link, check
+from tasks.security.audit_chain import check
 from tasks.security.audit_copy import copy_of, newest_copied
 from tasks.storage import open_store
 
@@ -44,40 +44,39 @@ def audit_log(
         raise ValueError("--verify looks at the whole audit log: it goes with --head only")
     if verify:
         _verify(home(), head, as_json)
-    elif access:
-        _accesses(home(), person, what, _start(since), as_json)
-    else:
-        _entries(home(), person, what, _start(since), as_json)
-
-
-def _entries(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
+        return
+    start = _start(since)
+    if access:
+        reads = [
+            one
+            for one in accesses(home())
+            if one.time >= start and person in ("", one.who) and what in f"{one.what} {one.ref}"
+        ]
+        rows = [{**one.model_dump(), "time": _utc(one.time)} for one in reads]
+        lines = [f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows]
+        say({"access": rows}, lines or in_home("No read yet"), as_json=as_json)
+        return
     results = [
         entry
-        for entry in entries(open_store(home))
+        for entry in entries(open_store(home()))
         if entry.time >= start
         and person in ("", entry.who, entry.claimed)
         and what in f"{entry.action} {entry.right} {entry.what} {entry.after}"
     ]
     rows = [{**entry.model_dump(), "time": _utc(entry.time)} for entry in results]
-    say({"entries": rows}, list(map(_line, rows)) or "No entry.", as_json=as_json)
-
-
-def _accesses(home: Path, person: str, what: str, start: float, as_json: bool) -> None:
-    results = [
-        one
-        for one in accesses(home)
-        if one.time >= start and person in ("", one.who) and what in f"{one.what} {one.ref}"
-    ]
-    rows = [{**one.model_dump(), "time": _utc(one.time)} for one in results]
-    lines = [f"{r['time']}  {r['who']:<16}  {r['what']:<10}  {r['bytes'] / 1e6:9.2f} MB  {r['ref']}" for r in rows]
-    say({"access": rows}, lines or "No read.", as_json=as_json)
+    say({"entries": rows}, list(map(_line, rows)) or in_home("No entry yet"), as_json=as_json)
 
 
 def _verify(home: Path, head: str, as_json: bool) -> None:
     """Walk the chain; against the copy too, where there is one that answers. Raises IntegrityError in a CommandError."""
     if head and not re.fullmatch(HASH, head):
         raise ValueError(f"--head {head!r} is no hash: --verify prints it, and twelve digits or more of it will do")
-    copy = _newest_copied(home)
+    copy = None  # what the copy elsewhere has, where there is one
+    try:
+        if lines := copy_of(home):
+            copy = newest_copied(lines)
+    except Missing as error:
+        print(f"The copy was not compared: {error.message}", file=sys.stderr)
     result = check(open_store(home), contains=[head] if head else [], shipped=copy)
     broken = result.broken
     fields: dict[str, Any] = {
@@ -88,23 +87,13 @@ def _verify(home: Path, head: str, as_json: bool) -> None:
         "broken": {"number": broken.number, "problem": broken.problem} if broken else None,
     }
     if broken:
-        error = IntegrityError(
+        problem = IntegrityError(
             f"the audit log does not hold: {broken.words}",
             remedy="Entries before it stand. Compare with the copy or a backup, and see who may write there: docs/audit.md.",
         )
-        raise CommandError(error, fields)
+        raise CommandError(problem, fields)
     words = f"entries: {result.entries}, each as it was written\nhead {result.head.hash or '(none yet)'}"
     say(fields, words + (f"\nthe copy has {copy.number} of them" if copy else ""), as_json=as_json)
-
-
-def _newest_copied(home: Path) -> Link | None:
-    """What the copy elsewhere has; None where there is none, or where it does not answer, which is said."""
-    try:
-        lines = copy_of(home)
-        return newest_copied(lines) if lines else None
-    except Missing as error:
-        print(f"The copy was not compared: {error.message}", file=sys.stderr)
-        return None
 
 
 def _start(since: str) -> float:

@@ -34,7 +34,17 @@ def backup(
     if drill:
         if keep or with_keys:
             raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
-        return _drill(to, as_json)
+        from tasks.registry.backup.restore import drill as prove
+
+        source = open_named(home(), to)
+        with _progress("drill") as tell:
+            done = prove(home(), source, tell=tell)
+        words = (
+            f"Restored and compared: {done.artifacts} artifact(s), {done.bytes / 1e6:.1f} MB, {done.documents} document(s), an "
+            f"audit log of {done.audit_entries} entries.\n"
+            f"A restore takes {done.rto_seconds:.1f} s here (RTO); the backup of {done.at} is {done.rpo_seconds:.0f} s old (RPO)."
+        )
+        return say({"from": source.uri, **asdict(done)}, words, as_json=as_json)
     from tasks.registry.backup.backup import back_up
 
     store, target = open_store(home()), open_named(home(), to)
@@ -78,20 +88,6 @@ def restore(
         f"{len(contents.documents)} document(s), all as backed up"
     )
     say(fields, words, as_json=as_json)
-
-
-def _drill(to: str, as_json: bool) -> None:
-    from tasks.registry.backup.restore import drill
-
-    source = open_named(home(), to)
-    with _progress("drill") as tell:
-        done = drill(home(), source, tell=tell)
-    words = (
-        f"Restored and compared: {done.artifacts} artifact(s), {done.bytes / 1e6:.1f} MB, {done.documents} document(s), an "
-        f"audit log of {done.audit_entries} entries.\n"
-        f"A restore takes {done.rto_seconds:.1f} s here (RTO); the backup of {done.at} is {done.rpo_seconds:.0f} s old (RPO)."
-    )
-    say({"from": source.uri, **asdict(done)}, words, as_json=as_json)
 
 
 def _tell_made(made: Any, to: str, as_json: bool) -> None:

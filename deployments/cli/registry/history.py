@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.cli.operations import endpoint
 from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say, short_ref
 from deployments.cli.registry.models import tell
-from deployments.cli.serving import endpoint
 from tasks.artifacts import KINDS, parse_ref
 from tasks.common.errors import Missing
 from tasks.common.home import home
+from tasks.data.suite import forget
 from tasks.orchestration.run_log import logged_runs
 from tasks.registry.versions import Difference, difference
 from tasks.storage import open_store
 from tasks.storage.store import Store, find
 
 if TYPE_CHECKING:
-    from tasks.registry.promoting import Step
     from tasks.registry.retention import Verdict
 
 SHOWN = 20
@@ -77,7 +77,7 @@ def rollback(
     elif step.needed:
         with asked(step.right, as_, what=f"roll back {step.name} to {step.after.version[:12]}", reason=reason):
             roll_back(
-                store, step, keys=home() / "keys", reason=reason, crowned=partial(tell, store, "rollback", reason)
+                store, step, keys=home() / "keys", reason=reason, when_champion=partial(tell, store, "rollback", reason)
             )
     fields = {
         "ref": step.after.ref,
@@ -86,7 +86,18 @@ def rollback(
         "dry_run": dry_run,
         "moves_champion": step.moves_champion,
     }
-    say(fields, _step_in_words(step, dry_run), as_json=as_json)
+    words: str | list[str]
+    if not step.needed:
+        words = f"{short_ref(step.after.ref)} is the current one already: nothing to do"
+    else:
+        would, did = ("would become", "would move") if dry_run else ("is", "moved")
+        lines = [f"{short_ref(step.after.ref)} {would} the current one; before: {step.before.version[:12]}"]
+        if step.moves_champion:
+            lines.append(
+                f"refs/{step.after.provenance.name}/champion {did} with it. What endpoints serve stays as it is."
+            )
+        words = [*lines, *_difference_in_words(difference(step.before, step.after))[1:]]
+    say(fields, words, as_json=as_json)
 
 
 def prune(
@@ -105,7 +116,22 @@ def prune(
         raise ValueError("say why: --apply deletes for good, and --reason TEXT goes into the audit log")
     store = open_store(home())
     kind, name = _subject(what)
-    verdicts = judge(store, Rule(keep=keep, every=every), kind=kind, name=name, used=_used())
+    from tasks.serving.known import known_endpoints, models_before, served_model
+
+    result: dict[str, str] = {}
+    for run in logged_runs(home()):
+        if run.status == "running" or not (run.here or run.last("closed")):
+            ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
+            refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
+            result |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
+    result |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
+    verdicts = judge(
+        store,
+        Rule(keep=keep, every=every),
+        kind=kind,
+        name=name,
+        used=result | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())},
+    )
     if not apply:
         fields = {**_verdicts(verdicts), "applied": False, "failed": []}
         return say(fields, _verdicts_in_words(verdicts), as_json=as_json)
@@ -118,6 +144,8 @@ def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) ->
 
     done = list(delete(store, verdicts, reason=reason))
     gone, failed = [d.manifest for d in done if not d.error], [d for d in done if d.error]
+    for key in (each.provenance.key for each in gone if each.content.kind == "validation" and each.provenance.key):
+        forget(home(), key)
     fields = {**_verdicts(verdicts), "applied": True}
     fields["goes"] = [{"ref": manifest.ref, "bytes": manifest.bytes} for manifest in gone]
     fields["bytes"] = sum(manifest.bytes for manifest in gone)
@@ -142,30 +170,6 @@ def _subject(what: str) -> tuple[str, str]:
     return kind, name
 
 
-def _used() -> dict[str, str]:
-    """What the endpoints of this home serve, and what its flow runs that are at work have read and made; with by whom."""
-    from tasks.serving.known import known_endpoints, models_before, served_model
-
-    result: dict[str, str] = {}
-    for run in logged_runs(home()):
-        if run.status == "running" or not (run.here or run.last("closed")):
-            ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
-            refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
-            result |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
-    result |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
-    return result | {served_model(home(), name): f"endpoint/{name} serves it" for name in known_endpoints(home())}
-
-
-def _step_in_words(step: Step, dry_run: bool) -> str | list[str]:
-    if not step.needed:
-        return f"{short_ref(step.after.ref)} is the current one already: nothing to do"
-    would, did = ("would become", "would move") if dry_run else ("is", "moved")
-    lines = [f"{short_ref(step.after.ref)} {would} the current one; before: {step.before.version[:12]}"]
-    if step.moves_champion:
-        lines.append(f"refs/{step.after.provenance.name}/champion {did} with it. What endpoints serve stays as it is.")
-    return [*lines, *_difference_in_words(difference(step.before, step.after))[1:]]
-
-
 def _difference_in_words(result: Difference) -> list[str]:
     """First the two references, then what differs."""
     if result.same:
@@ -178,7 +182,10 @@ def _difference_in_words(result: Difference) -> list[str]:
     lines += _some([f"  - {file.path}  {file.before} bytes" for file in files.removed])
     lines += _some([f"  ~ {file.path}  {file.before} -> {file.after} bytes" for file in files.changed])
     settings = [f"  {one.key}  {one.before} -> {one.after}" for one in result.configuration]
-    metrics = [f"  {m.name}  {_number(m.before)} -> {_number(m.after)}{_by(m.difference)}" for m in result.metrics]
+    metrics = []
+    for one in result.metrics:
+        by = "" if one.difference is None else f"  ({one.difference:+.6g})"
+        metrics.append(f"  {one.name}  {_number(one.before)} -> {_number(one.after)}{by}")
     inputs = [f"  {one.name}  {_versions(one.before)} -> {_versions(one.after)}" for one in result.inputs]
     for title, part in (("configuration", settings), ("metrics", metrics), ("made from", inputs)):
         lines += [f"{title}:", *_some(part)] if part else []
@@ -194,10 +201,6 @@ def _some(lines: list[str]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
-
-
-def _by(value: float | None) -> str:
-    return "" if value is None else f"  ({value:+.6g})"
 
 
 def _versions(versions: tuple[str, ...]) -> str:
@@ -216,18 +219,16 @@ def _verdicts(verdicts: list[Verdict]) -> dict[str, Any]:
 
 def _verdicts_in_words(verdicts: list[Verdict]) -> list[str]:
     goes = [verdict for verdict in verdicts if not verdict.why]
-    lines = [
-        f"{'stays' if v.why else 'goes':<7}{short_ref(v.manifest.ref):<54}{_megabytes(v.manifest.bytes):>14}  {_reasons(v.why)}"
-        for v in verdicts
-    ]
+    lines = []
+    for verdict in verdicts:
+        why, more = "; ".join(verdict.why[:3]), len(verdict.why) - 3
+        why += f"; and {more} more" if more > 0 else ""
+        size = _megabytes(verdict.manifest.bytes)
+        line = f"{'stays' if why else 'goes':<7}{short_ref(verdict.manifest.ref):<54}{size:>14}  {why}"
+        lines.append(line.rstrip())
     size = _megabytes(sum(verdict.manifest.bytes for verdict in goes))
     end = f"{len(goes)} of {len(verdicts)} version(s) would go, {size}."
-    return [line.rstrip() for line in [*lines, f"{end} Nothing was deleted: --apply --reason TEXT does it."]]
-
-
-def _reasons(why: tuple[str, ...]) -> str:
-    more = len(why) - 3
-    return "; ".join(why[:3]) + (f"; and {more} more" if more > 0 else "")
+    return [*lines, f"{end} Nothing was deleted: --apply --reason TEXT does it."]
 
 
 def _megabytes(size: int) -> str:

@@ -12,7 +12,7 @@ from deployments.cli.output import say, short_ref
 from tasks.common.home import home
 from tasks.config.base import openlineage_key
 from tasks.config.environment import code_place
-from tasks.lineage.spool import refused, sync
+from tasks.lineage import spool
 from tasks.registry.ancestry import PLACE, walk
 from tasks.registry.records import load
 from tasks.storage import open_store
@@ -41,27 +41,11 @@ def lineage(
         return _sync(as_json)
     if not ref:
         raise ValueError("name what to look at, for example: headway lineage endpoint/local; or --sync")
-    result = _walk(ref, forward)
-    lines = [*(_answer(result) if forward else []), *_tree(result), *_warning(result)]
-    if html:
-        path = Path(html)
-        from tasks.report.lineage import write_lineage_page
-
-        result["html"] = str(write_lineage_page(path, result).absolute())
-        lines = [result["html"]]
-    if openlineage:
-        result["events"] = _hand_on(result, openlineage)
-        lines = [*(lines if html else []), f"{result['events']} events for {openlineage}"]
-    say(_apart(result) if forward else result, lines, as_json=as_json)
-    return None
-
-
-def _walk(ref: str, forward: bool) -> dict[str, Any]:
     from tasks.serving.known import known_endpoints, served_model
 
     serves = served_model(home(), ref.partition("/")[2]) if ref.startswith("endpoint/") else None
     serving = {name: served_model(home(), name) for name in known_endpoints(home())} if forward else {}
-    return walk(
+    result = walk(
         open_store(home()),
         ref,
         direction="up" if forward else "down",
@@ -69,13 +53,36 @@ def _walk(ref: str, forward: bool) -> dict[str, Any]:
         serving=serving,
         index=home() / PLACE,
     )
+    refs = result["damaged"]
+    text = "The manifest of {} cannot be read, so what it was made from is not known: headway verify says more."
+    lines = [
+        *(_answer(result) if forward else []),
+        *_tree(result),
+        *([text.format(", ".join(map(short_ref, refs[:5])) + (" ..." if len(refs) > 5 else ""))] if refs else []),
+    ]
+    if html:
+        path = Path(html)
+        from tasks.report.lineage import write_lineage_page
 
+        result["html"] = str(write_lineage_page(path, result).absolute())
+        lines = [result["html"]]
+    if openlineage:
+        from tasks.lineage.openlineage import events_of, hand_on
 
-def _apart(result: dict[str, Any]) -> dict[str, Any]:
-    """Each configuration once, by its digest: thousands of artifacts were made with one, and forward there may be thousands."""
-    configs = {node["config_digest"]: node["config"] for node in result["nodes"] if node["config_digest"]}
-    nodes = [{**node, "config": None} if node["config_digest"] else node for node in result["nodes"]]
-    return {**result, "nodes": nodes, "configurations": configs}
+        store = open_store(home())
+        runs = {(node["stage"], node["key"]) for node in result["nodes"] if node["stage"] and node["key"]}
+        seconds = {run: record.seconds for run in runs if (record := load(store, *run))}
+        events = events_of(result, store=store.uri, seconds=seconds, code=code_place())
+        hand_on(events, openlineage, key=openlineage_key())
+        result["events"] = len(events)
+        lines = [*(lines if html else []), f"{result['events']} events for {openlineage}"]
+    if forward:
+        # Each configuration once, by its digest: thousands of artifacts may be made with one.
+        configs = {node["config_digest"]: node["config"] for node in result["nodes"] if node["config_digest"]}
+        nodes = [{**node, "config": None} if node["config_digest"] else node for node in result["nodes"]]
+        result = {**result, "nodes": nodes, "configurations": configs}
+    say(result, lines, as_json=as_json)
+    return None
 
 
 def _answer(result: dict[str, Any]) -> list[str]:
@@ -105,50 +112,32 @@ def _tree(result: dict[str, Any]) -> list[str]:
     left = [(result["root"], 0)]
     while left and len(lines) < LINES_SHOWN:
         at, depth = left.pop()
-        lines.append(f"{'  ' * min(depth, DEEPEST)}{_line(nodes[at], at in shown)}")
+        node = nodes[at]
+        short = short_ref(node["ref"])
+        if at in shown:
+            line = f"{short}  (above)"
+        else:
+            commit = f"  commit {node['commit'][:10]}{' (changed)' if node['dirty'] else ''}" if node["commit"] else ""
+            config = f"  config {node['config_digest'][:10]}" if node["config_digest"] else ""
+            line = f"{short}{commit}{config}  {node['created'] or ''}".rstrip()
+        lines.append(f"{'  ' * min(depth, DEEPEST)}{line}")
         if at not in shown:
             shown.add(at)
             left += [(each, depth + 1) for each in reversed(ahead.get(at, []))]
     return [*lines, *_more(len(nodes), len(shown))] if left else lines
 
 
-def _line(node: dict[str, Any], again: bool) -> str:
-    short = short_ref(node["ref"])
-    if again:
-        return f"{short}  (above)"
-    commit = f"  commit {node['commit'][:10]}{' (changed)' if node['dirty'] else ''}" if node["commit"] else ""
-    config = f"  config {node['config_digest'][:10]}" if node["config_digest"] else ""
-    return f"{short}{commit}{config}  {node['created'] or ''}".rstrip()
-
-
 def _more(count: int, shown: int = LINES_SHOWN) -> list[str]:
     return [f"... {count - shown} more; --json lists all"] if count > shown else []
 
 
-def _warning(result: dict[str, Any]) -> list[str]:
-    refs = result["damaged"]
-    text = "The manifest of {} cannot be read, so what it was made from is not known: headway verify says more."
-    return [text.format(", ".join(map(short_ref, refs[:5])) + (" ..." if len(refs) > 5 else ""))] if refs else []
-
-
-def _hand_on(result: dict[str, Any], target: str) -> int:
-    """Events of the runs behind the lineage, to a file or a server; returns how many."""
-    from tasks.lineage.openlineage import events_of, hand_on
-
-    store = open_store(home())
-    runs = {(node["stage"], node["key"]) for node in result["nodes"] if node["stage"] and node["key"]}
-    seconds = {run: record.seconds for run in runs if (record := load(store, *run))}
-    events = events_of(result, store=store.uri, seconds=seconds, code=code_place())
-    hand_on(events, target, key=openlineage_key())
-    return len(events)
-
-
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
-    behind, aside = sync(home()), refused(home())
-    words = ["MLflow knows everything." if not behind else f"{len(behind)} run(s) could not be told; is the server up?"]
-    words += [
-        f"MLflow refused {count} event(s) for good; {path} holds them and says why." for path, count in aside.items()
-    ]
-    fields = {"synced": not behind, "behind": [str(folder) for folder in behind]}
-    say({**fields, "refused": {str(path): count for path, count in aside.items()}}, "\n".join(words), as_json=as_json)
+    behind, aside = spool.sync(home()), spool.refused(home())
+    unpublished = f"{len(behind)} run(s) could not be told; is the server up?"
+    words = [unpublished if behind else "MLflow knows everything."]
+    for path, count in aside.items():
+        words.append(f"MLflow refused {count} event(s) for good; {path} holds them and says why.")
+    fields: dict[str, Any] = {"synced": not behind, "behind": [str(folder) for folder in behind]}
+    fields["refused"] = {str(path): count for path, count in aside.items()}
+    say(fields, "\n".join(words), as_json=as_json)

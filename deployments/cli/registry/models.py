@@ -13,23 +13,25 @@ import typer
 
 from deployments.cli.operations.users import As, HistoryReason, asked
 from deployments.cli.options import Json
-from deployments.cli.output import say, short_ref
+from deployments.cli.output import in_home, say, short_ref
 from tasks.artifacts import parse_ref
-from tasks.common.errors import HeadwayError, Unknown
+from tasks.common.errors import Unknown
 from tasks.common.home import home
 from tasks.config.base import experiment, tracking_uri
 from tasks.lineage import messages
 from tasks.lineage.spool import Spool
+from tasks.registry.logged_model import evaluation_of, offered
 from tasks.registry.refs import aliases
 from tasks.storage import open_store
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 
-# Telling MLflow's registry who is champion after a command moved it, by the way of all news: a spool.
-
 
 def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
-    """Tell MLflow that a model is the champion, and what is `previous` by that. `action` is rollback or promote."""
+    """Tell MLflow's registry, by a spool as of all news, that a model is the champion, and what is `previous` by that.
+
+    `action` is rollback or promote.
+    """
     name = model.provenance.name
     about = messages.experiment_note(action, name)
     spool = Spool(home(), tracking_uri(), experiment=experiment(messages.experiment_name(action, name)), note=about)
@@ -46,12 +48,12 @@ def tell(store: Store, action: str, reason: str, model: Manifest) -> None:
         note=messages.version_note({"Model": model.ref}, ""),
         about=messages.MODEL_NOTE,
         previous=previous,
+        model=offered(store, home(), model, spool.folder / "models" / model.version, measuring={}),
     )
     spool.end_run(run, "FINISHED", tags={})
     spool.close()
 
 
-MEASURED = "evaluation/"
 FIRST = ("bits_per_byte", "perplexity", "gain_over_bigram", "tokens_per_second_onnx")
 """Metrics that people are shown, the first ones that there are; --json has all."""
 MOST_SHOWN = 3
@@ -69,10 +71,32 @@ def models(
         raise Unknown(f"there is no model/{bare} in {store.uri}", remedy="`headway models` lists what there is.")
     served = _served()
     names = {manifest.provenance.name: None for manifest in results}
-    known = {name: _by_ref(store, name) for name in names}
-    rows = [_row(store, one, known[one.provenance.name], served) for one in results]
+    known: dict[str, dict[str, list[str]]] = {}  # the aliases of each model's versions, by reference
+    for each in names:
+        known[each] = {}
+        for alias, ref in aliases(store, each).items():
+            known[each].setdefault(ref, []).append(alias)
+    rows: list[dict[str, Any]] = []
+    for model in results:
+        evaluation = evaluation_of(store, model)
+        evaluated = dict(evaluation.provenance.metrics) if evaluation else {}
+        row = {
+            "ref": model.ref,
+            "created": model.provenance.created,
+            "aliases": known[model.provenance.name].get(model.ref, []),
+            "endpoints": served.get(model.ref, []),
+            "metrics": {**model.provenance.metrics, **evaluated},
+            "evaluation": evaluation.ref if evaluation else "",
+            "evaluated": evaluated,
+            "bytes": model.bytes,
+        }
+        rows.append(row)
     rows.sort(key=lambda row: row["created"], reverse=True)
-    say({"models": rows}, list(map(_line, rows)) or "No model yet: `headway retrain` makes one.", as_json=as_json)
+    say(
+        {"models": rows},
+        list(map(_row_in_words, rows)) or in_home("No model yet", "`headway retrain` makes one."),
+        as_json=as_json,
+    )
 
 
 def promote(
@@ -83,28 +107,27 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
-    from tasks.registry.promoting import promote as move
-    from tasks.registry.promoting import would_promote
+    from tasks.registry import promoting
     from tasks.serving.known import accept_again
 
     store = open_store(home())
-    made = would_promote(store, ref)
+    made = promoting.would_promote(store, ref)
     if not dry_run:
         if not reason.strip():
             raise ValueError(f"say why: --reason TEXT goes into the audit log with the promotion of {made.model.ref}")
         with asked("promote", as_, what=f"promote {made.model.ref}", reason=reason):
-            crowned = partial(tell, store, "promote", reason)
-            made = move(store, made.model.ref, keys=home() / "keys", reason=reason, crowned=crowned)
+            when_champion = partial(tell, store, "promote", reason)
+            made = promoting.promote(
+                store, made.model.ref, keys=home() / "keys", reason=reason, when_champion=when_champion
+            )
         accept_again(home(), made.model.ref)
     fields = {"ref": made.model.ref, "before": made.before, "changed": made.changed and not dry_run, "dry_run": dry_run}
-    say(fields, _promoted(made.model.ref, made.before, dry_run), as_json=as_json)
-
-
-def _promoted(ref: str, before: str | None, dry_run: bool) -> str:
-    if before == ref:
-        return f"{short_ref(ref)} is the champion already: nothing to do"
-    text = f"{short_ref(ref)} {'would become' if dry_run else 'is'} the champion; before: {short_ref(before or 'none')}"
-    return f"{text}\nWhat endpoints serve stays as it is."
+    new, old = short_ref(made.model.ref), short_ref(made.before or "none")
+    words = f"{new} is the champion already: nothing to do"
+    if made.before != made.model.ref:
+        words = f"{new} {'would become' if dry_run else 'is'} the champion; before: {old}"
+        words += "\nWhat endpoints serve stays as it is."
+    say(fields, words, as_json=as_json)
 
 
 def _served() -> dict[str, list[str]]:
@@ -119,48 +142,11 @@ def _served() -> dict[str, list[str]]:
     return result
 
 
-def _by_ref(store: Store, name: str) -> dict[str, list[str]]:
-    """The aliases of a model's versions, by reference."""
-    result: dict[str, list[str]] = {}
-    for alias, ref in aliases(store, name).items():
-        result.setdefault(ref, []).append(alias)
-    return result
-
-
-def _row(store: Store, model: Manifest, aliases: dict[str, list[str]], served: dict[str, list[str]]) -> dict[str, Any]:
-    evaluation = _evaluation(store, model)
-    evaluated = dict(evaluation.provenance.metrics) if evaluation else {}
-    return {
-        "ref": model.ref,
-        "created": model.provenance.created,
-        "aliases": aliases.get(model.ref, []),
-        "endpoints": served.get(model.ref, []),
-        "metrics": {**model.provenance.metrics, **evaluated},
-        "evaluation": evaluation.ref if evaluation else "",
-        "evaluated": evaluated,
-        "bytes": model.bytes,
-    }
-
-
-def _evaluation(store: Store, model: Manifest) -> Manifest | None:
-    """The evaluation under which a model was exported; None where that is gone. The export measures less text than it."""
-    under = next((ref for ref in model.provenance.context if ref.startswith(MEASURED)), "")
-    try:
-        return store.manifest(*parse_ref(under)) if under else None
-    except HeadwayError:
-        return None
-
-
-def _line(row: dict[str, Any]) -> str:
-    served = [f"endpoint/{name}" for name in row["endpoints"]]
-    names = ", ".join([*row["aliases"], *served])
-    return f"{short_ref(row['ref']):<40}{row['created'][:19]:<21}{names:<36}{_measured(row)}".rstrip()
-
-
-def _measured(row: dict[str, Any]) -> str:
-    """The first metrics, each with who measured it."""
-    by: dict[str, list[str]] = {}
+def _row_in_words(row: dict[str, Any]) -> str:
+    names = ", ".join([*row["aliases"], *(f"endpoint/{name}" for name in row["endpoints"])])
+    by: dict[str, list[str]] = {}  # the first metrics, each with who measured it
     for name in [name for name in FIRST if name in row["metrics"]][:MOST_SHOWN]:
         who = short_ref(row["evaluation"]) if name in row["evaluated"] else "its export"
         by.setdefault(who, []).append(f"{name} {row['metrics'][name]:.4g}")
-    return "; ".join(f"{', '.join(shown)} by {who}" for who, shown in by.items())
+    measured = "; ".join(f"{', '.join(shown)} by {who}" for who, shown in by.items())
+    return f"{short_ref(row['ref']):<40}{row['created'][:19]:<21}{names:<36}{measured}".rstrip()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
-from deployments.cli.output import say
+from deployments.cli.output import in_home, say
 from tasks.artifacts import parse_ref
 from tasks.common.home import home
 from tasks.config.base import trust_file
@@ -23,9 +23,6 @@ from tasks.storage import open_store
 from tasks.storage.manifest import require_intact
 from tasks.storage.settings import Identity
 from tasks.storage.store import find
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
 
@@ -44,9 +41,11 @@ def list_(as_json: Json = False) -> None:
     ]
     path = str(trust_file(home())[0]) if file else None
     signs = file.sign_with.key if file and file.sign_with else "the home's own key"
-    words = [f"{one['name']:<20}{one['key'][:16]}  {_words(one)}" for one in keys] or [
-        "No key yet: the first run makes it."
-    ]
+    words = []
+    for one in keys:
+        revoked = f"revoked {Revoked.model_validate(one['revoked'])}" if one["revoked"] else ""
+        words.append(f"{one['name']:<20}{one['key'][:16]}  {revoked or ', '.join(one['may_sign'])}")
+    words = words or [in_home("No key yet", "The first run makes it.")]
     words.append(f"signs here: {signs}" + (f"   in {path}" if path else "   (there is no trust.yaml)"))
     say({"trust": path, "keys": keys, "sign_with": signs}, words, as_json=as_json)
 
@@ -67,7 +66,11 @@ def add(
     patterns = tuple(word.strip() for word in may_sign.split(",") if word.strip())
     what = f"key {name} for {', '.join(patterns)}"
     with asked("override", as_, what=f"trust {what}", reason=_given(reason)):
-        public = _public_key(key)
+        if not key.startswith("https://"):
+            public = load_public_key(Path(key))
+        else:
+            file = load_or_none(home())
+            public = vault_key(key, (file.sign_with if file else None) or Identity()).public_key()
         with _noted("trust key", what, reason, after=key_id(public)):
             add_key(home(), name, public, patterns)
     fields = {"name": name, "key": key_id(public), "may_sign": list(patterns)}
@@ -125,15 +128,3 @@ def _given(reason: str) -> str:
 
 def _noted(action: str, what: str, reason: str, **details: Any) -> Any:
     return audited(open_store(home()), action, right="override", what=what, reason=reason, **details)
-
-
-def _public_key(text: str) -> ec.EllipticCurvePublicKey:
-    if not text.startswith("https://"):
-        return load_public_key(Path(text))
-    file = load_or_none(home())
-    return vault_key(text, (file.sign_with if file else None) or Identity()).public_key()
-
-
-def _words(one: dict[str, Any]) -> str:
-    revoked = one["revoked"]
-    return f"revoked {Revoked.model_validate(revoked)}" if revoked else ", ".join(one["may_sign"])

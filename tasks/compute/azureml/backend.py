@@ -18,8 +18,8 @@ from tasks.common.errors import HeadwayError, JobFailed, Missing
 from tasks.common.process import write_text
 from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.folder import Files, Folders, code_name, prefix_of, write_code
-from tasks.compute.azureml.render import OURS, SERVERLESS, job_name, rendering, rest
-from tasks.compute.job import Failure, Job, JobState, Rendered
+from tasks.compute.azureml.render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.machines import Finding, Machines
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig
@@ -114,6 +114,16 @@ class AzureMlMachines(Machines):
 def azureml_findings(config: ClusterConfig) -> Iterator[Finding]:
     """Findings: the store first, then the workspace and its cluster."""
     try:
+        config.azureml.require_own()
+    except ValueError as error:
+        yield (
+            "azureml settings",
+            False,
+            str(error),
+            "Write a file with your own values, and name it after this one: -c FILE.",
+        )
+        return
+    try:
         backend = AzureMlBackend(config, arm_client.open_files)
     except (HeadwayError, ValueError) as error:
         yield "azureml store", False, str(error), getattr(error, "remedy", "") or "See docs/azureml.md."
@@ -152,22 +162,14 @@ class AzureMlBackend:
         return rendering(self._cluster, self._files, job, folder).rendered()
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
+        self._config.require_own()
         made = rendering(self._cluster, self._files, job, folder)
-        self.require_cluster(job.nodes, preemptible=job.preemptible)
-        existing = self._workspace.job(made.name)
+        with before_submission():
+            self.require_cluster(job.nodes, preemptible=job.preemptible)
+            existing = self._workspace.job(made.name)
+            if existing is None:
+                self._prepare(made, job, folder)
         if existing is None:
-            # What the job needs there before it starts: its inputs, its environment, our code, its folder.
-            for ref in job.artifacts.values():
-                self._files.have(ref)
-            for asset in made.assets().values():
-                self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
-            if image := made.image():
-                self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
-            else:
-                self._files.put_once(code_name(), write_code)
-            for name, text in (ray.files if (ray := made.ray()) else {}).items():
-                write_text(folder / name, text)
-            self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
             existing = self._workspace.put_job(made.name, made.request())
         elif existing["properties"].get("status") in OVER:
             raise JobFailed(
@@ -177,6 +179,21 @@ class AzureMlBackend:
                 remedy=f"Delete it (az ml job delete --name {made.name}), and run the same command again.",
             )
         return _handle(made.name, made.prefix, existing)
+
+    def _prepare(self, made: Rendering, job: Job, folder: Path) -> None:
+        """Put what a job needs there before it starts: the store, its inputs, its environment, our code, its folder."""
+        self._workspace.put_datastore(made.datastore)
+        for ref in job.artifacts.values():
+            self._files.have(ref)
+        for asset in made.assets(by_id=True).values():
+            self._workspace.put_asset("data", str(asset.name), str(asset.version), rest(asset))
+        if image := made.image():
+            self._workspace.put_asset("environments", str(image.name), str(image.version), rest(image))
+        else:
+            self._files.put_once(code_name(), write_code)
+        for name, text in (ray.files if (ray := made.ray()) else {}).items():
+            write_text(folder / name, text)
+        self._folders.push(job.model_copy(update={"python": job.python or "python3"}), folder)
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
         made = rendering(self._cluster, self._files, job, folder)

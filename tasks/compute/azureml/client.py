@@ -1,28 +1,28 @@
-"""The door to a workspace of Azure ML: the SDK's own REST operations, for jobs and what they need.
+"""The door to a workspace of Azure ML: plain requests of Azure Resource Manager, for jobs and what they need.
 
-What is sent is made in render.py; what a state means is backend.py; how it is sent, and what an error means to a
-person, is tasks/azure/arm_client.py.
+What is sent is made in render.py, by the SDK's entities; what a state means is backend.py; how it is sent, and what an error
+means to a person, is tasks/azure/arm_client.py. Why not by the SDK's MLClient is in docs/decisions.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-from tasks.azure.arm_client import OF_THE_WORKSPACE, code_of, explain, transport
+from tasks.azure.arm_client import USER_TOKEN, Arm, explain, workspace_id
+from tasks.azure.datastore import Datastore
 from tasks.common.errors import Missing
 from tasks.config.backends.azureml import AzureMlConfig
 from tasks.config.cluster import ClusterConfig
 
-T = TypeVar("T")
-API_VERSION = "2025-01-01-preview"
-"""The one that azure-ai-ml 1.35 itself puts command jobs with."""
 JOB_SCOPE = "https://ml.azure.com/.default"
 """Of the token with which Azure ML acts as whoever submits."""
 LISTED = 500
 """Most jobs of a listing that are looked at; what is older is asked for by its name."""
+HISTORY_VERSION = "v1.0"
 
 
 class Workspace:
@@ -30,49 +30,48 @@ class Workspace:
 
     def __init__(self, config: AzureMlConfig, token: Callable[[], Any]) -> None:
         self.config, self._token = config, token
-        self._connected: Any = None
-        self._histories: Any = None
 
     def job(self, name: str) -> dict[str, Any] | None:
         """A job; None when the workspace has none of that name. Raises Missing."""
-        return self._found(lambda: self._jobs.get(*self._where, id=name))
+        with self._in_words():
+            return self._arm.look(self._path("jobs", name))
 
     def jobs(self, names: set[str], tag: str) -> dict[str, dict[str, Any] | None]:
         """Several jobs by one listing; those that it does not show are asked for one by one. Raises Missing."""
         result: dict[str, dict[str, Any] | None] = {}
-        with self._told():
-            listed = self._jobs.list(*self._where, tag=tag, list_view_type="All") if len(names) > 1 else ()
+        with self._in_words():
+            listed = self._arm.pages(self._path("jobs"), {"tag": tag, "listViewType": "All"}) if len(names) > 1 else ()
             for job in islice(listed, LISTED):
                 if job["name"] in names:
-                    result[str(job["name"])] = job.as_dict()
+                    result[str(job["name"])] = job
                 if len(result) == len(names):
                     break
         return result | {name: self.job(name) for name in names - result.keys()}
 
     def put_job(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Submit. The same name again is the same job. Raises ValueError, Missing, JobFailed."""
-        headers = {"x-azureml-token": self._user_token()} if self.config.identity == "user" else {}
-        with self._told():
-            return dict(self._jobs.create_or_update(*self._where, id=name, body=body, headers=headers).as_dict())
+        with self._in_words():
+            user = self.config.identity == "user"
+            headers = {USER_TOKEN: str(self._token().get_token(JOB_SCOPE).token)} if user else {}
+            return self._arm.ask(self._path("jobs", name), method="PUT", body=body, headers=headers)
 
     def put_asset(self, kind: str, name: str, version: str, body: dict[str, Any]) -> None:
-        """Register a data asset or an environment; one that is there stays as it is. Raises Missing, ValueError."""
-        from azure.core.exceptions import ResourceExistsError
+        """Register one of `data` or `environments`; one that is there stays as it is. Raises Missing, ValueError."""
+        with self._in_words():
+            self._arm.put_once(self._path(kind, name, "versions", version), body)
 
-        operations = {"data": self._client.data_versions, "environments": self._client.environment_versions}[kind]
-        with self._told():
-            try:
-                operations.create_or_update(*self._where, name=name, version=version, body=body)
-            except ResourceExistsError:
-                return
+    def put_datastore(self, datastore: Datastore) -> None:
+        """Have the workspace know where the store lies. Raises Missing, ValueError."""
+        with self._in_words():
+            datastore.register(self._arm)
 
     def cancel(self, name: str) -> None:
         """Have the service end a job: it answers 202 and goes on by itself. One that is over or gone needs nothing."""
         from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 
-        with self._told():
+        with self._in_words():
             try:
-                self._jobs.begin_cancel(*self._where, id=name, polling=False)
+                self._arm.ask(self._path("jobs", name, "cancel"), method="POST")
             except ResourceNotFoundError:
                 return
             except HttpResponseError as error:
@@ -81,74 +80,38 @@ class Workspace:
 
     def cluster(self, name: str) -> dict[str, Any] | None:
         """A compute cluster; None when the workspace has none of that name. Raises Missing."""
-        return self._found(lambda: self._client.compute.get(*self._where, compute_name=name))
+        with self._in_words():
+            return self._arm.look(self._path("computes", name))
 
     def usages(self) -> tuple[str, list[dict[str, Any]]]:
         """The workspace's region, and what the subscription may have of Azure ML there, and has. Raises Missing."""
-        with self._told():
-            region = str(self._client.workspaces.get(*self._where).location)
-            return region, [one.as_dict() for one in self._client.usages.list(location=region)]
+        provider = f"/subscriptions/{self.config.subscription_id}/providers/Microsoft.MachineLearningServices"
+        with self._in_words():
+            region = str(self._arm.ask(workspace_id(self.config))["location"])
+            return region, list(self._arm.pages(f"{provider}/locations/{region}/usages"))
 
     def why(self, name: str) -> dict[str, Any]:
         """The error that the run history has of a job: `code`, `message`, and so on inwards; empty without one."""
-        with self._told():
-            details = self._history.runs.get_details(self._client._config.subscription_id, *self._where, name)
-        return dict((details.as_dict().get("error") or {}).get("error") or {})
+        with self._in_words():
+            path = f"/history/v1.0{workspace_id(self.config)}/runs/{name}/details"
+            details = self._history.ask(path, {"api-version": HISTORY_VERSION})
+        return dict((details.get("error") or {}).get("error") or {})
 
-    @property
-    def _where(self) -> tuple[str, str]:
-        return self.config.resource_group, self.config.workspace
+    def _path(self, *parts: str) -> str:
+        return "/".join((workspace_id(self.config), *parts))
 
-    @property
-    def _jobs(self) -> Any:
-        return self._client.jobs
+    @cached_property
+    def _arm(self) -> Arm:
+        return Arm(self.config.endpoint, self._token())
 
-    @property
-    def _client(self) -> Any:
-        from azure.ai.ml._restclient.arm_ml_service import MachineLearningServicesMgmtClient
-
-        if self._connected is None:
-            self._connected = MachineLearningServicesMgmtClient(
-                self._token(),
-                self.config.subscription_id,
-                base_url=self.config.endpoint,
-                api_version=API_VERSION,
-                **transport(self.config.endpoint, self._token()),
-            )
-        return self._connected
-
-    @property
-    def _history(self) -> Any:
+    @cached_property
+    def _history(self) -> Arm:
         """The run history of the workspace's region, whose address the workspace's discovery page tells."""
-        from azure.ai.ml._restclient.runhistory import RunHistoryClient
-        from azure.core.rest import HttpRequest
-
-        if self._histories is None:
-            workspace = self._client.workspaces.get(*self._where)
-            payload = self._client._client.send_request(HttpRequest("GET", workspace.properties.discovery_url))
-            payload.raise_for_status()
-            address = str(payload.json()["api"])
-            self._histories = RunHistoryClient(self._token(), base_url=address, **transport(address, self._token()))
-        return self._histories
-
-    def _user_token(self) -> str:
-        with self._told():
-            return str(self._token().get_token(JOB_SCOPE).token)
-
-    def _found(self, ask: Callable[[], Any]) -> dict[str, Any] | None:
-        """What is there; None when only that is not there, and the workspace is."""
-        from azure.core.exceptions import ResourceNotFoundError
-
-        with self._told():
-            try:
-                return dict(ask().as_dict())
-            except ResourceNotFoundError as error:
-                if code_of(error) in OF_THE_WORKSPACE:
-                    raise
-                return None
+        workspace = self._arm.ask(workspace_id(self.config))
+        return Arm(str(self._arm.ask(workspace["properties"]["discoveryUrl"])["api"]), self._token())
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _in_words(self) -> Iterator[None]:
         """Raise what a person can act on, in place of the SDK's errors."""
         from azure.core.exceptions import AzureError
 
@@ -172,5 +135,5 @@ def account_usages(config: ClusterConfig, files: Callable[[str], Any]) -> tuple[
     except ModuleNotFoundError as error:
         raise Missing(
             "Azure ML needs its SDK",
-            remedy="pip install -c constraints.txt -e '.[azureml]', or write limits.yaml by hand",
+            remedy="pip install -c constraints.txt -e '.[azure]', or write limits.yaml by hand",
         ) from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.artifacts import parse_ref
 from tasks.azure import arm_client
+from tasks.azure.datastore import Datastore
 from tasks.compute.azureml.folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.job import Job, Rendered
 from tasks.compute.ray_driver import ray_on_nodes
@@ -58,10 +59,16 @@ class Rendering:
         """The workspace's id in Azure Resource Manager."""
         return arm_client.workspace_id(self.config)
 
+    @property
+    def datastore(self) -> Datastore:
+        """By which the workspace knows the store."""
+        return Datastore(self.config, self.files.uri)
+
     def rendered(self) -> Rendered:
         """The request, and the same as files for the Azure CLI."""
         texts = {"job.yml": _yaml(self.command_job(by_id=False))}
-        texts |= {f"data-{key}.yml": _yaml(asset) for key, asset in self.assets().items()}
+        texts |= {f"data-{key}.yml": _yaml(asset) for key, asset in self.assets(by_id=False).items()}
+        texts["datastore.yml"] = _yaml(self.datastore.entity())
         if self.config.size and self.config.compute != SERVERLESS:
             texts["compute.yml"] = _yaml(self.compute_cluster())
         texts |= ray.files if (ray := self.ray()) else {}
@@ -87,7 +94,6 @@ class Rendering:
             environment_variables={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
             compute=self._compute(by_id=by_id),
             inputs=self._inputs(by_id=by_id),
-            outputs=self._outputs(),
             limits=CommandJobLimits(timeout=int(limit + LAST_FILES_SECONDS)) if limit else None,
             tags={**config.tags, **self.tags()},
             **self._machines(),
@@ -120,6 +126,7 @@ class Rendering:
     def tags(self) -> dict[str, str]:
         job = self.job
         output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
+        output["folder"] = f"{self.files.uri}/{self.prefix}"
         return {OURS: "job", **{f"{OURS}.{key}": value for key, value in output.items()}}
 
     def command(self) -> str:
@@ -148,7 +155,7 @@ class Rendering:
         secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
         return f"--store {shlex.quote(self.files.uri)} --credential {'connection_string' if secret else kind}{secret}"
 
-    def assets(self) -> dict[str, Data]:
+    def assets(self, *, by_id: bool) -> dict[str, Data]:
         """A data asset for each input: the folder of its version in the store, where its manifest lies."""
         from azure.ai.ml.entities import Data
 
@@ -157,7 +164,7 @@ class Rendering:
                 name=asset_name(ref),
                 version=parse_ref(ref)[2][:DIGITS],
                 type="uri_folder",
-                path=self.files.address(self.files.place(ref)),
+                path=self.datastore.address(self.files.place(ref), by_id=by_id),
                 description=f"{ref}, by Headway",
                 tags={OURS: "artifact", f"{OURS}.ref": ref},
             )
@@ -175,15 +182,20 @@ class Rendering:
 
     def compute_cluster(self) -> AmlCompute:
         """A compute cluster that this job fits on, and that costs nothing while nobody needs it."""
-        from azure.ai.ml.entities import AmlCompute
+        from azure.ai.ml.entities import AmlCompute, NetworkSettings
 
+        config = self.config
         return AmlCompute(
             name=self.config.compute,
             size=self.config.size,
             min_instances=0,
-            max_instances=self.job.nodes,
+            max_instances=max(config.max_nodes, self.job.nodes),
             idle_time_before_scale_down=int(self.config.idle_minutes * 60),
             tier="low_priority" if self.job.preemptible else "dedicated",
+            network_settings=NetworkSettings(vnet_name=config.vnet or None, subnet=config.subnet)
+            if config.subnet
+            else None,
+            enable_node_public_ip=config.public_address,
         )
 
     def _environment(self, *, by_id: bool) -> Environment | str:
@@ -205,18 +217,14 @@ class Rendering:
         from azure.ai.ml import Input
 
         result: dict[str, Any] = {}
-        for key, asset in self.assets().items():
+        for key, asset in self.assets(by_id=by_id).items():
             named = f"azureml:{asset.name}:{asset.version}"
             reference = f"{self.workspace}/data/{asset.name}/versions/{asset.version}"
             result[key] = Input(type="uri_folder", path=reference if by_id else named, mode="direct")
         if not self.job.image:
-            result[OURS] = Input(type="uri_file", path=self.files.address(code_name()), mode="download")
+            code = self.datastore.address(code_name(), by_id=by_id)
+            result[OURS] = Input(type="uri_file", path=code, mode="download")
         return result
-
-    def _outputs(self) -> dict[str, Any]:
-        from azure.ai.ml import Output
-
-        return {"folder": Output(type="uri_folder", path=self.files.address(f"{self.prefix}/"), mode="direct")}
 
 
 def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> Rendering:
@@ -259,4 +267,4 @@ def rest(entity: Any) -> dict[str, Any]:
 def _yaml(entity: Any) -> str:
     text = io.StringIO()
     entity.dump(text)
-    return text.getvalue().replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
+    return text.getvalue()

@@ -70,7 +70,17 @@ def requests(
     vm = facts.get("resource_id", "")
     if not vm:
         return ()
-    return (*_report(node, host, vm, facts, check=check, text=text, when=when), _redeploy(node, host, vm))
+    note = "The VM stops, and starts on other hardware; what lies on its temporary disk is lost."
+    return (
+        *_report(node, host, vm, facts, check=check, text=text, when=when),
+        Request(
+            node=node,
+            what="redeploy",
+            method="POST",
+            url=f"{host}{vm}/redeploy?api-version={COMPUTE_VERSION}",
+            note=note,
+        ),
+    )
 
 
 def _report(
@@ -93,13 +103,6 @@ def _report(
     url = f"{host}{subscription}/providers/Microsoft.Impact/workloadImpacts/{name}?api-version={IMPACT_VERSION}"
     note = "Collect logs first: Azure may take the hardware out of service. The subscription must be onboarded."
     return (Request(node=node, what="report", method="PUT", url=url, body={"properties": properties}, note=note),)
-
-
-def _redeploy(node: str, host: str, vm: str) -> Request:
-    note = "The VM stops, and starts on other hardware; what lies on its temporary disk is lost."
-    return Request(
-        node=node, what="redeploy", method="POST", url=f"{host}{vm}/redeploy?api-version={COMPUTE_VERSION}", note=note
-    )
 
 
 def _replace(node: str, config: AzureMlConfig, *, nodes: int) -> Request:

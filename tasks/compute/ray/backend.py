@@ -103,7 +103,22 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
         return JobState(state="ended", code=1, reason="cancelled", attempts=_attempts(folder))
     if mark.get("state") == "ended":
         return _by_mark(mark, folder)
-    return _without_a_mark(job)
+    # A job that ended before its driver saw the folder, or whose driver was killed: what Ray says.
+    text = job.message or ""
+    line = next((line for line in text.splitlines() if line.startswith(REPORT)), None)
+    if line:
+        report = json.loads(line.removeprefix(REPORT))
+        reason = " ".join(filter(None, (report["message"], report["remedy"])))
+        return JobState(state="ended", code=1, reason=reason, failure=report["class"])
+    failure = "missing" if "No module named" in text else "infrastructure"
+    # The first and the last lines of what Ray says; it adds up to 20,000 letters of the driver's log.
+    lines = [line for line in text.splitlines() if line.strip()]
+    return JobState(
+        state="ended",
+        code=job.driver_exit_code or 1,
+        reason=" ".join(lines if len(lines) <= 4 else [lines[0], "...", *lines[-3:]]),
+        failure=failure,
+    )
 
 
 def _running(mark: dict[str, Any]) -> JobState:
@@ -124,24 +139,6 @@ def _by_mark(mark: dict[str, Any], folder: Path) -> JobState:
 def _attempts(folder: Path) -> int:
     output = read_json(folder / "nodes" / "0" / "exit.json") or read_json(folder / "nodes" / "0" / "attempts.json")
     return int((output or {"attempts": 1})["attempts"])
-
-
-def _without_a_mark(job: Any) -> JobState:
-    """A job that ended before its driver saw the folder, or whose driver was killed: what Ray says."""
-    text = job.message or ""
-    line = next((line for line in text.splitlines() if line.startswith(REPORT)), None)
-    if line:
-        report = json.loads(line.removeprefix(REPORT))
-        reason = " ".join(filter(None, (report["message"], report["remedy"])))
-        return JobState(state="ended", code=1, reason=reason, failure=report["class"])
-    failure = "missing" if "No module named" in text else "infrastructure"
-    return JobState(state="ended", code=job.driver_exit_code or 1, reason=_short(text), failure=failure)
-
-
-def _short(text: str) -> str:
-    """The first and the last lines of what Ray says; it adds up to 20,000 letters of the driver's log."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return " ".join(lines if len(lines) <= 4 else [lines[0], "...", *lines[-3:]])
 
 
 CANCEL_SECONDS = 60.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.process import read_json, write_json, write_text
-from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.job import Job, JobState, Rendered, before_submission
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm import errors
 from tasks.compute.slurm import render as slurm_render
@@ -59,19 +59,20 @@ class SlurmBackend:
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         if job.elastic:
             return self._elastic.submit(job, folder)
-        partitions = self._login.run(errors.PARTITIONS)
-        errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
-        errors.require_image(job, self._login)
-        rendered = self.render(errors.restricted(job, self._config, self._login), folder)
-        remote = self._login.seen(folder)
-        mine = self._login.seen_job(job)
-        write_nodes(mine, folder, seen=remote)
-        for element in range(job.array):
-            place = f"elements/{element}"
-            write_nodes(mine, folder / place, seen=remote / place)
-        for name, text in rendered.files.items():
-            write_text(folder / name, text)
-        self._login.send(job, folder)
+        with before_submission():
+            partitions = self._login.run(errors.PARTITIONS)
+            errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
+            errors.require_image(job, self._login)
+            rendered = self.render(errors.restricted(job, self._config, self._login), folder)
+            remote = self._login.seen(folder)
+            mine = self._login.seen_job(job)
+            write_nodes(mine, folder, seen=remote)
+            for element in range(job.array):
+                place = f"elements/{element}"
+                write_nodes(mine, folder / place, seen=remote / place)
+            for name, text in rendered.files.items():
+                write_text(folder / name, text)
+            self._login.send(job, folder)
         for _ in range(SUBMISSIONS):
             try:
                 output = self._login.run(rendered.command)

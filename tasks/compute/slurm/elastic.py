@@ -214,7 +214,12 @@ class SlurmElastic:
         known = [(part, newest(rows, part)) for part in parts_of(job, folder)]
         alive = [row for _, row in known if row and row.state in ALIVE]
         if ended := ended_state(folder):
-            return self._leaving(ended, alive, folder)
+            # The job has ended: what waits is not wanted any more, and machines get a moment to leave.
+            at = float((process.read_json(folder / "rendezvous" / "exit.json") or {}).get("ended", 0.0))
+            waited = time.time() - at > LEAVE_SECONDS
+            self._end([row for row in alive if waited or row.state in QUEUED])
+            left = [row for row in alive if row.state == "RUNNING"]
+            return JobState(state="running", reason="its machines leave") if left and not waited else ended
         if (folder / "result.json").exists():
             if any(row.state not in QUEUED for row in alive):
                 return JobState(state="running", reason="its machines leave")
@@ -228,14 +233,6 @@ class SlurmElastic:
             open_rendezvous(job, folder)
         again = [part for part, row in known if row not in alive and self._again(part, row)]
         return _over_all(alive, len(again), len(known)) or self._nobody_left([row for _, row in known if row], folder)
-
-    def _leaving(self, ended: JobState, alive: list[Row], folder: Path) -> JobState:
-        """The job has ended: what waits is not wanted any more, and machines get a moment to leave."""
-        at = float((process.read_json(folder / "rendezvous" / "exit.json") or {}).get("ended", 0.0))
-        waited = time.time() - at > LEAVE_SECONDS
-        self._end([row for row in alive if waited or row.state in QUEUED])
-        left = [row for row in alive if row.state == "RUNNING"]
-        return JobState(state="running", reason="its machines leave") if left and not waited else ended
 
     def _again(self, part: Part, row: Row | None) -> bool:
         """Submit a machine that is gone once more, where that is of use; whether it is on its way."""
@@ -276,7 +273,14 @@ class SlurmElastic:
     def _nobody_left(self, rows: list[Row], folder: Path) -> JobState:
         """No machine is there and none will come: why the last one went."""
         process.stop(folder / "rendezvous")
-        over = _last_words(max(rows, key=lambda row: int(row.job), default=None))
+        last = max(rows, key=lambda row: int(row.job), default=None)
+        if last is None:
+            over = JobState(state="lost", reason="Slurm does not know its machines any more")
+        else:
+            failure, words = ENDS.get(last.state, (None, last.state))
+            if last.code == WARNED:
+                failure, words = "timeout", "timeout: told to save and end before the time limit"
+            over = JobState(state="ended", code=last.code or 1, reason=words, failure=failure)
         note_end(folder, over)
         return over
 
@@ -299,15 +303,6 @@ def _over_all(alive: list[Row], coming: int, most: int) -> JobState | None:
     if alive:
         return JobState(state="queued", reason=f"its machines wait: {alive[0].reason}")
     return JobState(state="queued", reason=f"{coming} machine(s) are submitted again") if coming else None
-
-
-def _last_words(last: Row | None) -> JobState:
-    if last is None:
-        return JobState(state="lost", reason="Slurm does not know its machines any more")
-    failure, words = ENDS.get(last.state, (None, last.state))
-    if last.code == WARNED:
-        failure, words = "timeout", "timeout: told to save and end before the time limit"
-    return JobState(state="ended", code=last.code or 1, reason=words, failure=failure)
 
 
 def _handle(job: Job) -> dict[str, Any]:
@@ -355,7 +350,7 @@ def require_torch(interpreter: str) -> None:
     if not exists:
         raise Missing(
             f"an elastic job's machines meet at a store of torch on this machine, and {interpreter} has no torch",
-            remedy="Set cluster.python to a Python that has torch, here and on the nodes: pip install -e '.[cluster]'.",
+            remedy="Set cluster.python to a Python that has torch, here and on the nodes: pip install -e '.[train]'.",
         )
 
 

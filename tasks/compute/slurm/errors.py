@@ -174,7 +174,12 @@ def restricted(job: Job, config: SlurmConfig, login: Login) -> Job:
     """
     if not job.only_nodes:
         return job
-    existing = _nodes(config, login)
+    # All machines that Slurm could take.
+    which = (f"--partition={config.partition}",) if config.partition else ()
+    output = login.run(("sinfo", "--noheader", "--all", "--Node", "--format=%N", *which))
+    if output.code:
+        raise silent(f"sinfo: {output.text}")
+    existing = list(dict.fromkeys(output.out.split()))
     known = [name for name in job.only_nodes if name in existing]
     if len(known) < job.fewest_nodes:
         unknown = [name for name in job.only_nodes if name not in existing]
@@ -184,12 +189,3 @@ def restricted(job: Job, config: SlurmConfig, login: Login) -> Job:
         )
     others = [name for name in existing if name not in job.only_nodes]
     return job.model_copy(update={"excluded_nodes": tuple(dict.fromkeys([*job.excluded_nodes, *others]))})
-
-
-def _nodes(config: SlurmConfig, login: Login) -> list[str]:
-    """All machines that Slurm could take."""
-    which = (f"--partition={config.partition}",) if config.partition else ()
-    output = login.run(("sinfo", "--noheader", "--all", "--Node", "--format=%N", *which))
-    if output.code:
-        raise silent(f"sinfo: {output.text}")
-    return list(dict.fromkeys(output.out.split()))

@@ -17,7 +17,7 @@ from tasks.compute.machines import Drained, Finding, Machines
 from tasks.compute.slurm.commands import Login, Said, open_login, silent
 from tasks.compute.slurm.errors import PARTITIONS, parse_partitions
 from tasks.config.cluster import ClusterConfig
-from tasks.hardware.environment import nccl_environment
+from tasks.hardware.sku import nccl_environment
 
 SECONDS = 10.0
 PYXIS = (
@@ -67,7 +67,13 @@ def slurm_findings(config: ClusterConfig) -> Iterator[Finding]:
         return
     yield "slurm scheduler", True, f"{version.out} answers", ""
     yield _partition(config, partitions.out)
-    yield _accounting(login)
+    # Without accounting all works; it is said because Slurm then forgets finished jobs.
+    try:
+        output = login.run(("sacct", "--noheader", "--allocations", "--starttime=now"), seconds=SECONDS)
+    except HeadwayError as error:
+        output = Said(1, "", str(error))
+    source = "sacct answers" if not output.code else "no sacct: ends of jobs are read from squeue and the job folder"
+    yield "slurm accounting", True, source, ""
     yield from _containers(config, login)
     if config.slurm.sku:
         yield _sku(config.slurm.sku)
@@ -92,16 +98,6 @@ def _partition(config: ClusterConfig, text: str) -> Finding:
         seen,
         "Lower cluster.nodes, or take another.",
     )
-
-
-def _accounting(login: Login) -> Finding:
-    """Without accounting all works; it is said because Slurm then forgets finished jobs."""
-    try:
-        output = login.run(("sacct", "--noheader", "--allocations", "--starttime=now"), seconds=SECONDS)
-    except HeadwayError as error:
-        output = Said(1, "", str(error))
-    source = "sacct answers" if not output.code else "no sacct: ends of jobs are read from squeue and the job folder"
-    return "slurm accounting", True, source, ""
 
 
 def _containers(config: ClusterConfig, login: Login) -> Iterator[Finding]:

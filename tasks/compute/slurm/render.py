@@ -18,7 +18,7 @@ from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
 from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ScratchConfig
-from tasks.hardware.environment import nccl_environment, topology_file
+from tasks.hardware.sku import nccl_environment, topology_file
 
 # BeeOND: the local disks of a Slurm job's machines joined into one BeeGFS for as long as the job runs, as lines of its
 # script.
@@ -74,7 +74,9 @@ def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield f"--comment={job.token}"
     yield from _where(job, config)
     yield from _machines(job)
-    yield f"--signal=B:USR1@{_warning_seconds(job, config)}"
+    # Before the limit; of a short job at most half of its time.
+    warning = min(config.signal_seconds, int(job.time_limit / 2)) if job.time_limit else config.signal_seconds
+    yield f"--signal=B:USR1@{warning}"
     yield "--requeue" if config.requeue else "--no-requeue"
     element = "elements/%a/" if job.array else ""
     yield _quoted("output", f"{str(folder).replace('%', '%%')}/{element}launcher.log")
@@ -146,11 +148,6 @@ def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
         mine = dict.fromkeys(f"{path}:{path}" for path in paths)
         yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
         yield "--no-container-mount-home"
-
-
-def _warning_seconds(job: Job, config: SlurmConfig) -> int:
-    """Before the limit; of a short job at most half of its time."""
-    return min(config.signal_seconds, int(job.time_limit / 2)) if job.time_limit else config.signal_seconds
 
 
 def _quoted(name: str, value: str) -> str:

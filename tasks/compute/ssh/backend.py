@@ -110,7 +110,11 @@ class Machines:
         """End a submission's processes on machines; returns why, for each where that cannot be said."""
         command = stop_command(submission_id)
         answers = self.round({host: command for host in hosts}, seconds=STOP_SECONDS + 10)
-        return {host: _why(answer) for host, answer in answers.items() if isinstance(answer, Missing) or answer.code}
+        return {
+            host: (answer.message if isinstance(answer, Missing) else "some processes did not end")
+            for host, answer in answers.items()
+            if isinstance(answer, Missing) or answer.code
+        }
 
     def running(self, submission_id: str, hosts: Sequence[Host]) -> list[Host]:
         """Machines with a process of the submission. Raises Missing when none of them answers."""
@@ -176,10 +180,6 @@ def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
         f"machine {host.name} answers {(text or answer.stderr.strip())[-300:]!r}",
         remedy="Its login shell must run bash and print nothing of its own.",
     )
-
-
-def _why(answer: Ran | Missing) -> str:
-    return answer.message if isinstance(answer, Missing) else "some processes did not end"
 
 
 log = logging.getLogger("headway.compute")
@@ -268,7 +268,8 @@ class SshBackend:
             now = _read(folder, job.submission_id)
             if now and now.stage == "cancelled":
                 return now
-            placed = Placed(job.submission_id, reason=_waits(job, room))
+            busy = ", ".join(f"{host.name} runs {what}" for host, what in room.busy.items())
+            placed = Placed(job.submission_id, reason=f"{job.nodes} machines are needed, {len(room.free)} free; {busy}")
             if job.nodes <= len(room.free):
                 hosts = tuple(room.free[: job.nodes])
                 _write(folder, Placed(job.submission_id, hosts, "starting"))
@@ -406,11 +407,6 @@ def _lost(placed: Placed) -> JobState:
 def _parent(folder: Path, rank: int) -> dict[str, Any] | None:
     handle: dict[str, Any] | None = read_json(folder / "nodes" / str(rank) / "handle.json")
     return handle
-
-
-def _waits(job: Job, room: Room) -> str:
-    busy = ", ".join(f"{host.name} runs {what}" for host, what in room.busy.items())
-    return f"{job.nodes} machines are needed, {len(room.free)} free; {busy}"
 
 
 def _too_few(job: Job, room: Room) -> Missing:

@@ -82,6 +82,22 @@ for _ in 1 2 3; do for pid in $(mine); do kill -KILL "$pid" 2> /dev/null; done; 
 
 def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> str:
     """The script of one machine of a job on these machines, in order of node rank."""
+    mine = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, "HEADWAY_LIMITS": "1"}
+    values = {**mine, **node_environment(job)}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    if rank == 0:
+        lines += ["# Where the others reach this machine: the address at which SSH reached it."]
+        lines += ['export HEADWAY_LEADER="$(cut -d" " -f3 <<< "$SSH_CONNECTION")"']
+    if rank == 0 and job.launcher == "mpi":
+        # Open MPI reaches the other machines by its own ssh, from this one.
+        addresses = [parse_address(host.address) for host in hosts]
+        users, ports = {a.user for a in addresses}, {a.port for a in addresses}
+        user = f" -l {users.pop()}" if len(users) == 1 and "" not in users else ""
+        port = f" -p {ports.pop()}" if len(ports) == 1 and None not in ports else ""
+        lines += [
+            f"export HEADWAY_MPI_HOSTS={shlex.quote(','.join(a.name for a in addresses))}",
+            f"export OMPI_MCA_plm_rsh_agent={shlex.quote(f'ssh -o BatchMode=yes{user}{port}')}",
+        ]
     return START.format(
         id=job.submission_id,
         rank=rank,
@@ -92,7 +108,7 @@ def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> st
         busy=BUSY,
         foreign=FOREIGN,
         folder=shlex.quote(str(folder)),
-        exports="\n".join(_exports(job, hosts, rank)),
+        exports="\n".join(lines),
         command=shlex.join(node_command(job, folder, rank)),
     )
 
@@ -133,30 +149,6 @@ def stop_command(submission_id: str) -> str:
 def find_command(submission_id: str) -> str:
     """Succeeds on a machine where a process of the submission runs."""
     return _bash(f"grep -qszxF HEADWAY_TOKEN={submission_id} /proc/[0-9]*/environ")
-
-
-def _exports(job: Job, hosts: Sequence[Host], rank: int) -> list[str]:
-    mine = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, "HEADWAY_LIMITS": "1"}
-    values = {**mine, **node_environment(job)}
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
-    if rank == 0:
-        lines += ["# Where the others reach this machine: the address at which SSH reached it."]
-        lines += ['export HEADWAY_LEADER="$(cut -d" " -f3 <<< "$SSH_CONNECTION")"']
-    if rank == 0 and job.launcher == "mpi":
-        lines += _mpi(hosts)
-    return lines
-
-
-def _mpi(hosts: Sequence[Host]) -> list[str]:
-    """Open MPI reaches the other machines by its own ssh, from this one."""
-    addresses = [parse_address(host.address) for host in hosts]
-    users, ports = {a.user for a in addresses}, {a.port for a in addresses}
-    user = f" -l {users.pop()}" if len(users) == 1 and "" not in users else ""
-    port = f" -p {ports.pop()}" if len(ports) == 1 and None not in ports else ""
-    return [
-        f"export HEADWAY_MPI_HOSTS={shlex.quote(','.join(a.name for a in addresses))}",
-        f"export OMPI_MCA_plm_rsh_agent={shlex.quote(f'ssh -o BatchMode=yes{user}{port}')}",
-    ]
 
 
 def _bash(script: str) -> str:

@@ -42,6 +42,8 @@ class Capabilities:
     elasticity: Elasticity
     packages: tuple[str, ...] = ()
     """Modules that must be installed where jobs are submitted."""
+    extra: str = "orchestrator"
+    """The extra of docs/install.md that brings them."""
     this_machine: bool = False
     """Jobs are processes of the machine that submits them: no scheduler is asked for them, and they stop with the platform."""
     shared_folder: bool = True
@@ -80,3 +82,6 @@ class BackendSettings(Settings):
 
     def require_complete(self) -> None:
         """Raise ValueError for what the section lacks, before anything is spent."""
+
+    def require_own(self) -> None:
+        """Raise ValueError for settings that still have the placeholders of the shipped configuration; none by default."""

@@ -8,6 +8,14 @@ from pydantic import Field
 
 from tasks.config.backends import BackendSettings, Capabilities, Elasticity
 
+PLACEHOLDERS = {
+    "subscription_id": "00000000-0000-0000-0000-000000000000",
+    "resource_group": "my-resource-group",
+    "workspace": "my-workspace",
+    "compute": "my-cluster",
+}
+"""What the shipped configuration `azureml` has in place of a workspace's own values."""
+
 
 class AzureMlConfig(BackendSettings):
     """A workspace of Azure Machine Learning."""
@@ -17,6 +25,7 @@ class AzureMlConfig(BackendSettings):
         machines="tasks.compute.azureml.backend:AzureMlMachines",
         elasticity=Elasticity("Azure ML starts all nodes of a job at once and ends it when one fails"),
         packages=("azure.ai.ml", "azure.identity"),
+        extra="azure",
         shared_folder=False,
         starts_again=True,
         cannot_choose="Azure ML lets nobody choose the nodes of a job",
@@ -38,6 +47,14 @@ class AzureMlConfig(BackendSettings):
     """VM size of that cluster, such as Standard_ND96isr_H100_v5; then a job's render has a file that creates it."""
     idle_minutes: float = Field(15.0, gt=0)
     """Time after which an idle node of that cluster is given back; there in the same file."""
+    max_nodes: int = Field(0, ge=0, exclude_if=lambda nodes: not nodes)
+    """Most nodes of that cluster, there in the same file; 0, or fewer than the job has: as many as the job."""
+    subnet: str = Field("", exclude_if=lambda name: not name)
+    """Subnet of that cluster's nodes, there in the same file: its name, or its whole id in Azure Resource Manager."""
+    vnet: str = Field("", exclude_if=lambda name: not name)
+    """Virtual network of that subnet, where it is named by its name alone."""
+    public_address: bool = Field(True, exclude_if=lambda wanted: wanted)
+    """Whether that cluster's nodes have public addresses, there in the same file."""
     environment: str = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
     """Environment when `cluster.image` is empty: a curated one (ACPT) by default."""
     experiment: str = "headway"
@@ -59,3 +76,12 @@ class AzureMlConfig(BackendSettings):
         needed = ("subscription_id", "resource_group", "workspace", "compute")
         if missing := [f"azureml.{key}" for key in needed if not getattr(self, key)]:
             raise ValueError(f"backend azureml needs {', '.join(missing)}")
+
+    def require_own(self) -> None:
+        if kept := [
+            f"cluster.azureml.{key} ({value})" for key, value in PLACEHOLDERS.items() if getattr(self, key) == value
+        ]:
+            raise ValueError(
+                f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
+                "configuration azureml: set your workspace's own, with --set or in a file named after it (-c azureml -c FILE)"
+            )

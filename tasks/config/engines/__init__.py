@@ -46,7 +46,7 @@ class Planned:
     fused_loss: Literal["never", "divided", "always"] = "never"
     """Whether the loss over the vocabulary is Megatron's: where the network is divided, or always."""
     ties_positions: bool = False
-    """A tied embedding brings the learnt positions to the last pipeline stage."""
+    """A tied embedding brings the learned positions to the last pipeline stage."""
     fused_kernels: bool = False
     """Kernels outside of matmuls are fused."""
     reduces_after_backward: bool = False

@@ -107,7 +107,10 @@ def find_shards(patterns: Iterable[str | Path], *, text: bool = True) -> list[Sh
             wanted = "JSON lines, Parquet or text" if text else "JSON lines or Parquet"
             raise ValueError(f"{pattern} holds nothing to read; name files or folders of {wanted}")
         result.update((path, shard) for path, shard in met.items() if path not in result)
-    return _told_apart(list(result.values()))
+    # Shards of one name, from several folders, are called by their whole paths.
+    shards = list(result.values())
+    count = Counter(shard.name for shard in shards)
+    return [replace(s, name=_printable(s.path.as_posix())) if count[s.name] > 1 else s for s in shards]
 
 
 def cut(shards: Iterable[Shard], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
@@ -175,12 +178,6 @@ def _files(folder: Path) -> Iterator[Path]:
 def _refuse(error: OSError) -> NoReturn:
     """A folder that cannot be listed, or a link to nothing, is not passed over: documents would be missing."""
     raise ValueError(f"{error.filename} cannot be read: {error.strerror}; mend it or leave it out") from error
-
-
-def _told_apart(shards: list[Shard]) -> list[Shard]:
-    """Shards of one name, from several folders, are called by their whole paths."""
-    count = Counter(shard.name for shard in shards)
-    return [replace(s, name=_printable(s.path.as_posix())) if count[s.name] > 1 else s for s in shards]
 
 
 def _printable(name: str) -> str:

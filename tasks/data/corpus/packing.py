@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from tasks.data.corpus.inputs import kind_of
-from tasks.data.corpus.reading import opened
+from tasks.data.corpus.inputs import cut, find_shards, kind_of
+from tasks.data.corpus.reading import opened, read_unit
 
 SHARD_BYTES = 32 << 20
+FIRST_LINES = 20
+"""Lines, or rows, of each JSON lines or Parquet file that are looked at before it is copied."""
 
 
 class Packed(NamedTuple):
@@ -28,11 +30,14 @@ class Packed(NamedTuple):
     """Of each shard, the absolute paths that it was made of: the file that was copied, or the roots of the text files."""
 
 
-def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[str, ...] = ()) -> Packed:
+def pack(
+    paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[str, ...] = (), text_field: str = ""
+) -> Packed:
     """Make a dataset folder of files and trees: JSON lines are copied byte for byte, other text becomes `text` and `path`.
 
     Trees are walked in the order of their paths, so that the same tree is the same version. Files that are not UTF-8 text are
-    left out and named. Raises ValueError when a path is not there, or when nothing is left.
+    left out and named. Raises ValueError when a path does not exist, when nothing is left, and, with a `text_field`, when one of
+    the first lines of a file is no JSON object that has text in that field.
     """
     target.mkdir(parents=True, exist_ok=True)
     writer = _ShardWriter(target)
@@ -44,7 +49,12 @@ def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[
             raise ValueError(f"{root} does not exist; name files or folders to publish")
         for path in _files(root, include, exclude):
             if kind_of(path, named=False) != "text":
-                place = _copy(path, target)
+                place, number = target / path.name, 1
+                while place.exists():
+                    place, number = target / f"{number}-{path.name}", number + 1
+                if text_field:
+                    _require_documents(path, text_field)
+                shutil.copyfile(path, place)
                 sources[place.name] = [str(path.resolve())]
                 copied += _count(place, path)
             elif reason := writer.add(path, _name(path, root)):
@@ -57,6 +67,22 @@ def pack(paths: list[Path], target: Path, *, include: str = "*", exclude: tuple[
         why = f": {len(skipped)} file(s) left out, the first {first[0]} ({first[1]})" if first else ""
         raise ValueError(f"no text found under {', '.join(map(str, paths))}{why}; name text files, JSONL or Parquet")
     return Packed(writer.documents + copied, writer.bytes, skipped, sources)
+
+
+def _require_documents(path: Path, text_field: str) -> None:
+    """Raise ValueError that names file, line and remedy, when one of a file's FIRST_LINES is no document."""
+    try:
+        batch = next(read_unit(cut(find_shards([path]))[0], (text_field,)), None)
+        first = batch.bad[0] if batch and batch.bad else None
+        problem = f"line {first.line}: {first.reason}" if first and first.line <= FIRST_LINES else ""
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise ValueError(
+            f"{path}, {problem}. Nothing was published. Correct the file; where its text is in another field, name that with "
+            "--text-field NAME, and as validation.text_field and preprocessing.text_field in the configuration; --text-field '' "
+            "publishes the files unread"
+        )
 
 
 def _files(root: Path, include: str, exclude: tuple[str, ...]) -> Iterator[Path]:
@@ -74,15 +100,6 @@ def _files(root: Path, include: str, exclude: tuple[str, ...]) -> Iterator[Path]
 def _name(path: Path, root: Path) -> str:
     name = path.name if root.is_file() else path.relative_to(root).as_posix()
     return name.encode(errors="replace").decode()
-
-
-def _copy(path: Path, target: Path) -> Path:
-    """Copy a file under its own name, or a free one."""
-    place, number = target / path.name, 1
-    while place.exists():
-        place, number = target / f"{number}-{path.name}", number + 1
-    shutil.copyfile(path, place)
-    return place
 
 
 def _count(place: Path, path: Path) -> int:

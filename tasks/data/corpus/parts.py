@@ -322,13 +322,14 @@ def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:
         _bad_lines(batch, shard, before[shard], files)
         if batch.lines:
             _documents(batch, shard, before[shard], work, counts, files)
-        tally.lines = max([tally.lines, *(before[shard] + line for line in _last_lines(batch))])
+        tally.lines = max(
+            [
+                tally.lines,
+                *(before[shard] + line for line in [*batch.lines[-1:], *(bad.line for bad in batch.bad[-1:])]),
+            ]
+        )
         tally.unreadable += len(batch.bad)
         counts.read += batch.bytes
-
-
-def _last_lines(batch: Batch) -> list[int]:
-    return [*batch.lines[-1:], *(bad.line for bad in batch.bad[-1:])]
 
 
 def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:
@@ -341,7 +342,14 @@ def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:
 def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts, files: _Files) -> None:
     with counts.timed("cheap"):
         texts = Texts.of(batch.texts)
-        rows = _cheap_rows(texts, work)
+        rows = np.zeros(len(texts.texts), ROW)
+        rows["characters"], rows["bytes"] = texts.characters, texts.sizes
+        rows["control"] = measures.control_shares(texts)
+        rows["replacement"] = measures.replacement_shares(texts)
+        rows["repeated"] = measures.repeated_shares(texts)
+        rows["heldout"] = measures.heldout(texts, work.heldout_fraction)
+        hashes = measures.content_hashes(texts)
+        rows["high"], rows["low"] = hashes[:, 0], hashes[:, 1]
         rows["shard"], rows["line"] = shard, np.asarray(batch.lines) + before
         tally = counts.shards[shard]
         tally.documents += len(rows)
@@ -362,18 +370,6 @@ def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts
     _words_of(texts, rows, work, counts, files)
     rows.tofile(files.rows)
     counts.rows += len(rows)
-
-
-def _cheap_rows(texts: Texts, work: Work) -> NDArray[Any]:
-    rows = np.zeros(len(texts.texts), ROW)
-    rows["characters"], rows["bytes"] = texts.characters, texts.sizes
-    rows["control"] = measures.control_shares(texts)
-    rows["replacement"] = measures.replacement_shares(texts)
-    rows["repeated"] = measures.repeated_shares(texts)
-    rows["heldout"] = measures.heldout(texts, work.heldout_fraction)
-    hashes = measures.content_hashes(texts)
-    rows["high"], rows["low"] = hashes[:, 0], hashes[:, 1]
-    return rows
 
 
 def _sampled_words(texts: Texts, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -239,7 +239,14 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
     summary = Summary(work, messages, whole.folders)
     # The columns of documents.parquet that say what repeats what.
     with summary.timed("exact duplicates"):
-        exact_of = _exact(whole)
+        exact_of = whole.column("exact_of", "<i8", -1)
+        with Spill(whole.scratch / "exact", whole.rows) as spill:
+            for first, rows in whole.chunks():
+                records = np.zeros(len(rows), RECORD)
+                records["key"], records["low"] = rows["high"], rows["low"]
+                records["row"] = np.arange(first, first + len(rows))
+                spill.add(records)
+            mark_exact(spill, exact_of)
     with summary.timed("near duplicates"):
         near_of, similarity = _near(whole, exact_of, work.config)
     _write_documents(
@@ -292,18 +299,6 @@ class _Whole:
         made = np.memmap(self.scratch / name, kind, "w+", shape=(self.rows,))
         made[:] = fill
         return made
-
-
-def _exact(whole: _Whole) -> NDArray[np.int64]:
-    exact_of = whole.column("exact_of", "<i8", -1)
-    with Spill(whole.scratch / "exact", whole.rows) as spill:
-        for first, rows in whole.chunks():
-            records = np.zeros(len(rows), RECORD)
-            records["key"], records["low"] = rows["high"], rows["low"]
-            records["row"] = np.arange(first, first + len(rows))
-            spill.add(records)
-        mark_exact(spill, exact_of)
-    return exact_of
 
 
 def _near(

@@ -89,7 +89,23 @@ def _copy_without(path: Path, place: Path, lines: frozenset[int]) -> bool:
     if kind == "text":
         return False
     if kind == "parquet":
-        return _copy_rows(path, place, lines)
+        # Row groups stay as they are, but for their rows; schema and compression stay.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        source = pq.ParquetFile(path)
+        codec = source.metadata.row_group(0).column(0).compression if source.num_row_groups else "SNAPPY"
+        kept = 0
+        with pq.ParquetWriter(place, source.schema_arrow, compression=codec) as writer:
+            first = 1
+            for group in range(source.num_row_groups):
+                table = source.read_row_group(group)
+                wanted = [number not in lines for number in range(first, first + table.num_rows)]
+                first += table.num_rows
+                if any(wanted):
+                    writer.write_table(table.filter(pa.array(wanted)))
+                    kept += sum(wanted)
+        return kept > 0
     kept = False
     with opened(path, kind) as (file, _), _compressed(place, kind) as out:
         for number, part in _parts(file):
@@ -135,32 +151,12 @@ def _compressed(place: Path, kind: str) -> Iterator[IO[bytes]]:
             with gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=raw, mtime=0) as file:
                 yield file  # type: ignore[misc]
         elif kind == "jsonl.zst":
-            import zstandard
+            from tasks.data.corpus.reading import zstd
 
-            with zstandard.ZstdCompressor(level=ZSTD_LEVEL).stream_writer(raw, closefd=False) as file:
-                yield file
+            with zstd.ZstdFile(raw, "wb", level=ZSTD_LEVEL) as file:
+                yield file  # type: ignore[misc]
         else:
             yield raw
-
-
-def _copy_rows(path: Path, place: Path, lines: frozenset[int]) -> bool:
-    """Row groups stay as they are, but for their rows; schema and compression stay."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = pq.ParquetFile(path)
-    codec = source.metadata.row_group(0).column(0).compression if source.num_row_groups else "SNAPPY"
-    kept = 0
-    with pq.ParquetWriter(place, source.schema_arrow, compression=codec) as writer:
-        first = 1
-        for group in range(source.num_row_groups):
-            table = source.read_row_group(group)
-            wanted = [number not in lines for number in range(first, first + table.num_rows)]
-            first += table.num_rows
-            if any(wanted):
-                writer.write_table(table.filter(pa.array(wanted)))
-                kept += sum(wanted)
-    return kept > 0
 
 
 # Reading a profile: the folder of files that tasks/data/corpus/profile.py writes. Pure; nothing is judged here.

@@ -1,23 +1,34 @@
 """Reading a corpus: documents in batches of bounded size, each with its place; what is no document is told, not lost.
 
-How JSON lines are taken apart: tasks/data/corpus/reading.py; Parquet: tasks/data/corpus/parquet.py. Nothing is judged here.
+Parquet is read by tasks/data/corpus/parquet.py. Nothing is judged here.
 """
 
 from __future__ import annotations
 
-import io
+import gzip
 import json
+import sys
 import zlib
 from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from io import SEEK_END, BufferedReader
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from tasks.data.corpus.inputs import LINE_LIMIT, Piece, Unit, line_of
+
+if sys.version_info >= (3, 14):
+    import compression.zstd
+
+    zstd = compression.zstd
+else:
+    import backports.zstd
+
+    zstd = backports.zstd
 
 # JSON lines: a stream of bytes as blocks of whole lines, and a block as texts, with what is no document beside them.
 #
@@ -28,7 +39,7 @@ from tasks.data.corpus.inputs import LINE_LIMIT, Piece, Unit, line_of
 BLOCK_BYTES = 8 << 20
 KEPT = 4096
 """Bytes of a bad line that are kept."""
-UNREADABLE = (EOFError, OSError)
+UNREADABLE = (EOFError, OSError, zlib.error, zstd.ZstdError)
 _NAMES: dict[type, str] = {
     type(None): "null",
     bool: "true or false",
@@ -94,7 +105,12 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
 
     count = block.count(b"\n") + (not block.endswith(b"\n"))
     try:
-        if len(block) <= LINE_LIMIT and _one_value_a_line(block, count):
+        # Whether every line begins with `{` and ends with `}`: then no value spans two lines, and `count` values are
+        # one each. msgspec passes over blank lines and takes two values of one line, which would put documents on
+        # wrong lines.
+        if len(block) <= LINE_LIMIT and (
+            block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1
+        ):
             # Raise UnicodeDecodeError for what is not UTF-8: msgspec does not look into the fields that it leaves
             # out.
             if not block.isascii():
@@ -107,27 +123,6 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
                 return Decoded(columns, list(range(first, first + count)))
     except (msgspec.DecodeError, ValueError, RecursionError):
         pass
-    return _one_by_one(block, fields, first)
-
-
-def _one_value_a_line(block: bytearray, count: int) -> bool:
-    """Whether every line begins with `{` and ends with `}`: then no value spans two lines, and `count` values are one each.
-
-    msgspec passes over blank lines and takes two values of one line, which would put documents on wrong lines.
-    """
-    return block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1
-
-
-@lru_cache(maxsize=8)
-def _decoder(fields: tuple[str, ...]) -> Any:
-    import msgspec
-
-    names = [f"f{index}" for index in range(len(fields))]
-    row = msgspec.defstruct("Row", [(name, str) for name in names], rename=dict(zip(names, fields, strict=True)))
-    return msgspec.json.Decoder(row)
-
-
-def _one_by_one(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
     result = Decoded({name: [] for name in fields}, [])
     for number, line in enumerate(_lines(block), first):
         try:
@@ -139,6 +134,15 @@ def _one_by_one(block: bytearray, fields: tuple[str, ...], first: int) -> Decode
         for name, text in zip(fields, texts, strict=True):
             result.columns[name].append(text)
     return result
+
+
+@lru_cache(maxsize=8)
+def _decoder(fields: tuple[str, ...]) -> Any:
+    import msgspec
+
+    names = [f"f{index}" for index in range(len(fields))]
+    row = msgspec.defstruct("Row", [(name, str) for name in names], rename=dict(zip(names, fields, strict=True)))
+    return msgspec.json.Decoder(row)
 
 
 def _lines(block: bytearray) -> Iterator[memoryview]:
@@ -176,7 +180,12 @@ def _value(line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        text = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {len(line)}"
+        place = (
+            f"character {error.pos + 1} of {len(line)}"
+            if error.pos < len(line)
+            else f"its end, after {len(line)} characters"
+        )
+        text = f"{error.msg.removesuffix(' at')} at {place}"
     except (ValueError, RecursionError) as error:
         text = str(error)
     raise ValueError(f"not a JSON line: {text}; write one whole object a line")
@@ -206,70 +215,43 @@ def _name_of(value: Any) -> str:
 
 
 # Files as streams of decoded bytes: plain, gzip and zstd, of one member or many; a cut one is told.
-#
-# The gzip module reads at two thirds of this speed, and python-zstandard's reader takes a cut frame for a whole one.
-
-
-INPUT_BYTES = 8 << 10
-"""Decompressed at once: 8 KiB of zstd become 256 MiB at the most, 8 KiB of gzip 8 MiB."""
-BUFFER_BYTES = 1 << 20
 
 
 @contextmanager
-def opened(path: Path, kind: str) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+def opened(path: Path, kind: str) -> Iterator[tuple[BufferedReader, BufferedReader]]:
     """The stream of decoded bytes, and the file that it comes from.
 
     Reading raises OSError for damaged data and EOFError for a file that ends before its compressed data does.
     """
     with open(path, "rb") as raw:
-        if kind == "jsonl.gz":
-            yield _reader(raw, lambda: zlib.decompressobj(wbits=31), zlib.error), raw
-        elif kind == "jsonl.zst":
-            import zstandard
-
-            yield _reader(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError), raw
-        else:
+        if kind not in ("jsonl.gz", "jsonl.zst"):
             yield raw, raw
-
-
-def _reader(raw: io.BufferedReader, member: Callable[[], Any], damage: type[Exception]) -> io.BufferedReader:
-    return io.BufferedReader(cast(io.RawIOBase, _Decompressed(raw, member, damage)), BUFFER_BYTES)
-
-
-class _Decompressed(io.RawIOBase):
-    """What compressed members hold, one after the other."""
-
-    def __init__(self, raw: io.BufferedReader, member: Callable[[], Any], damage: type[Exception]) -> None:
-        self._raw, self._new, self._damage = raw, member, damage
-        self._member = member()
-        self._left = b""
-        self._decoded = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._decoded and self._advance():
-            pass
-        size = min(len(buffer), len(self._decoded))
-        buffer[:size], self._decoded = self._decoded[:size], self._decoded[size:]
-        return size
-
-    def _advance(self) -> bool:
-        """Decode some more; whether there was any input left."""
-        data = self._left or self._raw.read(INPUT_BYTES)
-        if not data:
-            if not self._member.eof:
-                raise EOFError("the file ends before its compressed data does")
-            return False
-        if self._member.eof:
-            self._member = self._new()
+            return
         try:
-            self._decoded = memoryview(self._member.decompress(data))
-        except self._damage as error:
+            if not raw.peek(1):  # the gzip module takes a file of no bytes for a whole one
+                raise EOFError
+            if kind == "jsonl.gz" and _padded(raw):
+                raise OSError("its last bytes are zeros, and no compressed data: it was never written to its end")
+            with gzip.GzipFile(fileobj=raw) if kind == "jsonl.gz" else zstd.ZstdFile(raw) as file:
+                yield cast(BufferedReader, file), raw
+        except EOFError as error:
+            raise EOFError("the file ends before its compressed data does") from error
+        except (zlib.error, zstd.ZstdError) as error:
             raise OSError(str(error)) from error
-        self._left = self._member.unused_data if self._member.eof else b""
-        return True
+
+
+def _padded(raw: BufferedReader) -> bool:
+    """Whether a gzip file ends with zeros, which the gzip module passes over, so that what is missing would not be missed.
+
+    A member ends with its checksum and length, 8 bytes, and before those of an empty one stand 03 00: never 16 zeros.
+    """
+    if raw.seek(0, SEEK_END) < 16:
+        padded = False
+    else:
+        raw.seek(-16, SEEK_END)
+        padded = not any(raw.read(16))
+    raw.seek(0)
+    return padded
 
 
 class BadLine(NamedTuple):

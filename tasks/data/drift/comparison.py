@@ -25,10 +25,9 @@ from tasks.data.corpus.measures import Texts
 from tasks.data.corpus.pool import on_processes
 from tasks.data.corpus.tokens import read_words
 from tasks.data.drift.columns import Column, Histogram, Kept, frequencies, measured_columns, moved
-from tasks.data.drift.features import WORD_BITS, Measured, measure, together
+from tasks.data.drift.features import WORD_BITS, Measured, Vocabulary, measure, open_vocabulary, together
 from tasks.data.drift.sampling import Drawn, draw
-from tasks.data.drift.splits import BLOCK, SMOOTHING, Splits, Values, area_under_curve, judge, split
-from tasks.data.drift.vocabulary import Vocabulary, open_vocabulary
+from tasks.data.drift.splits import SMOOTHING, Splits, Values, area_under_curve, judge, split
 
 # The domain classifier: can a document's words say whether it is new? Trained anew for every split, all at once.
 #
@@ -38,6 +37,8 @@ from tasks.data.drift.vocabulary import Vocabulary, open_vocabulary
 
 
 FOLDS = 4
+BLOCK = 64
+"""Words that are looked at together."""
 
 
 def areas(presence: Any, splits: Splits, *, seed: int) -> Values:
@@ -221,7 +222,14 @@ def compare(
     reference: Side, new: Side, config: DriftConfig, *, vocabulary: Vocabulary | None, seconds: dict[str, float]
 ) -> dict[str, Any]:
     """The new side against the reference, as drift.json says it."""
-    few = _too_few(reference, new, config)
+    # What is missing for a verdict; empty when nothing is.
+    sides = {"reference": reference.drawn, "new": new.drawn}
+    short = [
+        f"the {name} data has {_count(side)}" for name, side in sides.items() if side.documents < config.min_documents
+    ]
+    needed = f"a verdict needs {config.min_documents} on either side"
+    remedy = "Gather more, or lower drift.min_documents."
+    few = f"Too few documents: {' and '.join(short)}; {needed}. {remedy}" if short else ""
     if few:
         return _told(reference, new, config, INSUFFICIENT, few, seconds=seconds)
     splits = split(len(reference.measured), len(new.measured), splits=config.splits, seed=config.seed)
@@ -332,17 +340,6 @@ def _copies(reference: Side, new: Side, config: DriftConfig) -> NDArray[np.float
         missed = (1 - least / side.drawn.documents) ** side.drawn.earlier
         results.append(random.random(len(missed)) < np.where(side.drawn.earlier > 0, 1 - missed, 0.0))
     return np.concatenate(results).astype(np.float32)
-
-
-def _too_few(reference: Side, new: Side, config: DriftConfig) -> str:
-    """What is missing for a verdict; empty when nothing is."""
-    sides = {"reference": reference.drawn, "new": new.drawn}
-    short = [
-        f"the {name} data has {_count(side)}" for name, side in sides.items() if side.documents < config.min_documents
-    ]
-    needed = f"a verdict needs {config.min_documents} on either side"
-    remedy = "Gather more, or lower drift.min_documents."
-    return f"Too few documents: {' and '.join(short)}; {needed}. {remedy}" if short else ""
 
 
 def _count(side: Drawn) -> str:

@@ -1,13 +1,18 @@
 """What is measured of the documents that are looked at, one row a document: counts of words, tokens and lines, language, format.
 
 All but the length is of a document's first sampling.HEAD characters. Nothing is compared here: tasks/data/drift/columns.py does.
+
+The tokenizer is a `Vocabulary`: counts of tokens, which of them are unknown, which are lone bytes, and how one is written.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +20,88 @@ from numpy.typing import NDArray
 
 from tasks.data.corpus.measures import CLASSES, Texts, classes, repeated_shares
 from tasks.data.corpus.tokens import read_words
-from tasks.data.drift.vocabulary import Vocabulary
+from tasks.data.tokenizing.engine import Choice, Tokenizers, choose
+from tasks.data.tokenizing.tokenizer import OpenedTokenizer, load, open_tokenizer
+
+_BYTE = re.compile(r"<0x([89A-F][0-9A-F])>")
+"""How SentencePiece and `byte_fallback` write a byte beyond ASCII."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An opened tokenizer, with the engine that counts."""
+
+    tokenizer: OpenedTokenizer
+    choice: Choice
+
+    def count(self, texts: Sequence[str]) -> Any:
+        """Tokens of each text, a scipy.sparse matrix [texts, vocab_size] of int32; nothing is put around a document."""
+        from scipy.sparse import csr_matrix
+
+        result = self.choice.engine.encode(texts)
+        bounds = np.concatenate(([0], np.cumsum(result.lengths)))
+        ones = np.ones(len(result.tokens), np.int32)
+        shape = (len(texts), self.size)
+        counted = csr_matrix((ones, result.tokens.astype(np.int32), bounds.astype(np.int32)), shape=shape)
+        counted.sum_duplicates()
+        return counted
+
+    def unknown(self, counts: Any) -> NDArray[np.int64]:
+        """How many of each document's tokens are the unknown token."""
+        return _sum(counts, self._unknown)
+
+    def fallback(self, counts: Any) -> NDArray[np.int64]:
+        """How many of each document's tokens are a single byte from 80 to FF, hexadecimal: part of a character for which the
+        tokenizer has learnt no token. Byte-level BPE writes such a byte as a letter, others as <0xE2>."""
+        return _sum(counts, self._bytes)
+
+    def written(self, token: int) -> str:
+        """A token as text; empty for a part of a character."""
+        text = Tokenizers(self.tokenizer).decode([token])
+        return "" if "\ufffd" in text else text
+
+    @cached_property
+    def size(self) -> int:
+        return max([self.tokenizer.vocab_size - 1, *self._numbers.values()]) + 1
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return dict(load(self.tokenizer.rules).get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def _unknown(self) -> list[int]:
+        token = (json.loads(self.tokenizer.rules).get("model") or {}).get("unk_token")
+        return [self._numbers[token]] if token in self._numbers else []
+
+    @cached_property
+    def _bytes(self) -> list[int]:
+        rules = json.loads(self.tokenizer.rules)
+        byte_level = "ByteLevel" in json.dumps([rules.get("pre_tokenizer"), rules.get("decoder")])
+        letters = _byte_letters() if byte_level else set()
+        return [number for token, number in self._numbers.items() if token in letters or _BYTE.fullmatch(token)]
+
+
+def open_vocabulary(folder: Path, texts: Sequence[str]) -> Vocabulary:
+    """The tokenizer of a folder: of its own, of a checkpoint, or of tokens, where it lies in `tokenizer/`.
+
+    `texts` are a sample on which the fast engine must agree with the slow one. Raises ValueError when there is none.
+    """
+    below = folder / "tokenizer"
+    tokenizer = open_tokenizer(below if below.is_dir() else folder)
+    return Vocabulary(tokenizer, choose(tokenizer, texts))
+
+
+def _byte_letters() -> set[str]:
+    """The letters that byte-level BPE writes bytes 80 to FF as (bytes_to_unicode of OpenAI's GPT-2 encoder.py)."""
+    as_they_are = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in as_they_are]
+    moved = {byte: chr(256 + number) for number, byte in enumerate(others)}
+    return {moved.get(byte, chr(byte)) for byte in range(0x80, 0x100)}
+
+
+def _sum(counts: Any, tokens: list[int]) -> NDArray[np.int64]:
+    return np.asarray(counts[:, tokens].sum(axis=1), np.int64).ravel()
+
 
 WORD_BITS, LINE_BITS = 18, 20
 """Words and lines are counted by the first bits of their hashes."""
@@ -76,7 +162,7 @@ class Measured:
     unknown: NDArray[np.int64]
     """Unknown tokens of each document."""
     fallback: NDArray[np.int64]
-    """Tokens of each document that are a single byte beyond ASCII (tasks/data/drift/vocabulary.py)."""
+    """Tokens of each document that are a single byte beyond ASCII (tasks/data/drift/features.py)."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -109,7 +195,9 @@ def measure(heads: Sequence[str], lengths: NDArray[np.int64], vocabulary: Vocabu
     return Measured(
         lengths=lengths,
         repeated=repeated_shares(texts),
-        classes=np.array([_classes(data) for data in texts.encoded], np.int64).reshape(-1, len(CLASSES)),
+        classes=np.array(
+            [classes(np.bincount(np.frombuffer(data, np.uint8), minlength=256)) for data in texts.encoded], np.int64
+        ).reshape(-1, len(CLASSES)),
         format=np.array([_format(t, n) for t, n in zip(heads, many, strict=True)], np.float32).reshape(-1, len(FORMAT)),
         languages=np.array([_language(text) for text in heads], "<U8"),
         words=words,
@@ -149,10 +237,6 @@ def _counts(labels: NDArray[np.int64], bounds: NDArray[np.int64], width: int) ->
     counted = csr_matrix((ones, labels.astype(np.int32), bounds.astype(np.int32)), shape=(len(bounds) - 1, width))
     counted.sum_duplicates()
     return counted
-
-
-def _classes(data: bytes) -> NDArray[np.int64]:
-    return classes(np.bincount(np.frombuffer(data, np.uint8), minlength=256))
 
 
 def _format(text: str, words: int) -> list[float]:

@@ -72,7 +72,19 @@ def open_tokenizer(path: str | Path) -> OpenedTokenizer:
         rules = file.read_text(encoding="utf-8")
         eod_token = _content(settings.get("eos_token")) or _content(settings.get("sep_token"))
         return _opened(path, rules, eod_token)
-    return _through_transformers(folder)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        output = str(error).splitlines()[0]
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can read ({output.strip(' :')}); it needs a tokenizer.json and a "
+            "tokenizer_config.json, as save_pretrained writes them"
+        ) from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(f"{folder} is read by Python code only; save it as tokenizer.json with save_pretrained first")
+    return _opened(folder, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token or tokenizer.sep_token)
 
 
 @lru_cache(maxsize=2)
@@ -163,22 +175,6 @@ def _is_special(token: dict[str, Any] | None, *, plain: bool) -> bool:
     return not any(token.get(name) for name in ("lstrip", "rstrip", "single_word")) and (
         plain or not token["normalized"]
     )
-
-
-def _through_transformers(folder: Path) -> OpenedTokenizer:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        output = str(error).splitlines()[0]
-        raise ValueError(
-            f"{folder} holds no tokenizer that transformers can read ({output.strip(' :')}); it needs a tokenizer.json and a "
-            "tokenizer_config.json, as save_pretrained writes them"
-        ) from error
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ValueError(f"{folder} is read by Python code only; save it as tokenizer.json with save_pretrained first")
-    return _opened(folder, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token or tokenizer.sep_token)
 
 
 def _content(token: Any) -> str | None:

@@ -2,6 +2,8 @@
 
 A part lies in a folder beside the output until all are merged (tasks/data/tokenizing/merging.py). Its name is the digest of all
 that its bytes depend on, so a second start takes what is there and does the rest, and nothing stale is ever taken.
+
+Several processes of one machine encode units at once; how they live and die is tasks/data/corpus/pool.py.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from tasks.data.corpus.inputs import Shard, Unit
+from tasks.data.corpus.pool import on_processes
 from tasks.data.corpus.reading import Batch, read_strictly
 from tasks.data.tokenizing.engine import Engine, frame, require_agreement
 from tasks.data.tokenizing.splits import Splits
@@ -190,3 +193,28 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def encode_parallel(
+    units: Sequence[Unit],
+    work: Work,
+    parts: Path,
+    *,
+    engine: Engine,
+    workers: int,
+    report: Callable[[int], None] = lambda read: None,
+) -> int:
+    """Encode what has no receipt yet on `workers` processes; returns how many units were there already.
+
+    `report` hears the bytes that were read, in this process. Raises what a worker raised, after all of them are gone.
+    """
+    parts.mkdir(parents=True, exist_ok=True)
+    receipts = [read_receipt(unit, work, parts) for unit in units]
+    left = [unit for unit, receipt in zip(units, receipts, strict=True) if not receipt]
+    already = sum(receipt.bytes_read for receipt in receipts if receipt)
+
+    def do(unit: Unit, report: Callable[[int], None]) -> None:
+        encode_unit(unit, work, parts, engine=engine, report=report)
+
+    on_processes(left, do, workers=workers, already=already, report=report)
+    return len(units) - len(left)

@@ -38,7 +38,12 @@ def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manife
     """
     reasons: list[str] = []
     for item in _good(root, attempt, reasons):
-        _require_same(item.identity, wanted, where=place_of(root, item.step, item.attempt))
+        if differences := differing(item.identity, wanted):
+            where = place_of(root, item.step, item.attempt)
+            raise ValueError(
+                f"cannot go on from {where}: {'; '.join(map(str, differences))}. Take back the change, train anew in another job "
+                "folder, or go on from it on purpose: headway retrain --continue-from"
+            )
         return item
     if reasons or (root / "LATEST").exists():
         text = "; ".join(reasons) or "LATEST names one, but no manifest is left"
@@ -68,11 +73,3 @@ def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
             print(f"quarantined: {error}", file=sys.stderr, flush=True)
             quarantine(path.parent, str(error))
             reasons.append(str(error))
-
-
-def _require_same(result: Mapping[str, Any], wanted: Mapping[str, Any], *, where: Path) -> None:
-    if differences := differing(result, wanted):
-        raise ValueError(
-            f"cannot go on from {where}: {'; '.join(map(str, differences))}. Take back the change, train anew in another job "
-            "folder, or go on from it on purpose: headway retrain --continue-from"
-        )

@@ -173,14 +173,11 @@ def read_manifest(path: Path) -> Manifest:
         raise ValueError(f"{path} has schema {schema!r}, not {SCHEMA!r}: go on with the release that wrote it")
     manifest = Manifest(**value)
     for entry in manifest.files:
-        _require_inside(path, entry["path"])
+        name = entry["path"]
+        parts = Path(name).parts
+        if Path(name).is_absolute() or ".." in parts:
+            raise IntegrityError(f"{path} names {name}, which is not in its folder")
     return manifest
-
-
-def _require_inside(manifest: Path, name: str) -> None:
-    parts = Path(name).parts
-    if Path(name).is_absolute() or ".." in parts:
-        raise IntegrityError(f"{manifest} names {name}, which is not in its folder")
 
 
 def verify_file(path: Path, entry: Mapping[str, Any]) -> None:

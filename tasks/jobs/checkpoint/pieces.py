@@ -81,16 +81,13 @@ class CheckedFile:
         result = bytearray()
         for number in range(begin // BLOCK, -(-end // BLOCK)):
             first = number * BLOCK
-            result += self._get(number)[max(begin - first, 0) : end - first]
+            if number != self._number:
+                with open(self._path, "rb") as file:
+                    file.seek(number * BLOCK)
+                    self._block = checked_block(file.read(BLOCK), self._entry, number, self._path)
+                self._number = number
+            result += self._block[max(begin - first, 0) : end - first]
         return result
-
-    def _get(self, number: int) -> bytes:
-        if number != self._number:
-            with open(self._path, "rb") as file:
-                file.seek(number * BLOCK)
-                self._block = checked_block(file.read(BLOCK), self._entry, number, self._path)
-            self._number = number
-        return self._block
 
 
 def _whole(path: Path, entry: Mapping[str, Any]) -> bytes:

@@ -47,16 +47,13 @@ class WriterProcess:
     def busy(self) -> bool:
         """Whether the last save is still being written; on rank 0: not yet committed."""
         assert self._process.stdout
-        if self._in_flight and self._answered():
-            self.wait()
+        if self._in_flight:
+            # By poll: select knows no descriptor above 1023, and large jobs have as many sockets.
+            poll = select.poll()
+            poll.register(self._process.stdout, select.POLLIN)
+            if poll.poll(0):
+                self.wait()
         return bool(self._in_flight)
-
-    def _answered(self) -> bool:
-        """By poll: select knows no descriptor above 1023, and large jobs have as many sockets."""
-        assert self._process.stdout
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        return bool(poll.poll(0))
 
     def ask(self, *, step: int, consumed_samples: int, local: bool = False) -> None:
         """Have what is there now written."""

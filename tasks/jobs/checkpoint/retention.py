@@ -9,9 +9,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tasks.common.errors import IntegrityError
 from tasks.jobs.checkpoint.files import (
@@ -96,16 +94,12 @@ def _lies_there(path: Path) -> bool:
             return False
         blocks = [(entry, number) for entry in manifest.files for number in range(len(entry.get("blocks", ())))]
         for entry, number in random.Random(str(path)).sample(blocks, min(SAMPLED, len(blocks))):
-            _read_block(path.parent / entry["path"], entry, number)
+            with open(path.parent / entry["path"], "rb") as file:
+                file.seek(number * BLOCK)
+                checked_block(file.read(BLOCK), entry, number, path.parent / entry["path"])
     except (IntegrityError, ValueError, OSError):
         return False
     return True
-
-
-def _read_block(path: Path, entry: Mapping[str, Any], number: int) -> None:
-    with open(path, "rb") as file:
-        file.seek(number * BLOCK)
-        checked_block(file.read(BLOCK), entry, number, path)
 
 
 def delete(folder: Path) -> None:

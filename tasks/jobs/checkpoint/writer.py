@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tasks.common.errors import IntegrityError
 from tasks.common.process import die_with_parent, read_json, write_json
@@ -159,23 +159,19 @@ class Writing:
             return
         path = folder / f"shard-{self.rank}.safetensors"
         try:
-            with open(path, "xb") as file:
-                blocks = list(self._write_blocks(file))
+            blocks = []
+            with open(path, "xb") as file, mmap.mmap(self.buffer, self.size, access=mmap.ACCESS_READ) as memory:
+                for start in range(0, self.size, BLOCK):
+                    block = memory[start : start + BLOCK]
+                    file.write(block)
+                    blocks.append(hashlib.sha256(block).hexdigest())
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             if error.errno != errno.EEXIST:
                 path.unlink(missing_ok=True)  # its room is needed, on a disk that is full
             raise
         yield {"path": path.name, "size": self.size, "blocks": blocks}
-
-    def _write_blocks(self, file: IO[bytes]) -> Iterator[str]:
-        """Write the shard; yields the sha256 of each block."""
-        with mmap.mmap(self.buffer, self.size, access=mmap.ACCESS_READ) as memory:
-            for start in range(0, self.size, BLOCK):
-                block = memory[start : start + BLOCK]
-                file.write(block)
-                yield hashlib.sha256(block).hexdigest()
-            file.flush()
-            os.fsync(file.fileno())
 
     def _others(self, folder: Path) -> Iterator[dict[str, Any]]:
         """This rank's share of the files that an engine wrote: once all ranks have said that theirs are whole."""

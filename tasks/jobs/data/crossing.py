@@ -70,16 +70,15 @@ def require_apart(rank: Rank, config: TrainingConfig, execution: ExecutionConfig
     while not path.exists():
         time.sleep(POLL_SECONDS)
     for entry in read_json(path) or ():
-        _require(Crossing(**{**entry, "others": tuple(entry["others"])}), execution.max_crossing_share)
-
-
-def _require(result: Crossing, most: float) -> None:
-    if result.crossed:
+        result = Crossing(**{**entry, "others": tuple(entry["others"])})
+        if not result.crossed:
+            continue
+        others, most = ", ".join(result.others), execution.max_crossing_share
         text = f"{result.crossed} of {result.heldout} held-out documents of {result.corpus} ({result.share:.1%})"
-        text += f" nearly repeat documents that training reads of {', '.join(result.others)}"
+        text += f" nearly repeat documents that training reads of {others}"
         if result.share > most:
             raise ValueError(
-                f"{text}; execution.max_crossing_share is {most:g}. Publish {result.corpus} and {', '.join(result.others)} as "
+                f"{text}; execution.max_crossing_share is {most:g}. Publish {result.corpus} and {others} as "
                 "one dataset, of which validation sets near duplicates aside, or raise execution.max_crossing_share"
             )
         print(text, flush=True)
@@ -92,7 +91,10 @@ def crossings(folders: Mapping[str, Path], rank: Rank) -> list[Crossing]:
         return []
     tokenizer = Tokenizer.from_file(str(next(iter(folders.values())) / TOKENIZER))
     names = list(folders)
-    signed = {name: _Signed.of(_texts(path / HELDOUT, tokenizer)) for name, path in held.items()}
+    signed = {
+        name: _Signed.of(texts for texts, _ in _batches(open_tokens(path / HELDOUT), tokenizer))
+        for name, path in held.items()
+    }
     owner = np.repeat([names.index(name) for name in held], [len(each.values) for each in signed.values()])
     known = _Known(_Signed.together(list(signed.values())), owner)
     opened = [open_tokens(path / TRAIN) for path in folders.values()]
@@ -164,10 +166,6 @@ class _Known:
         by = {names[other]: mine & met for other, met in self._met.items()}
         crossed = set[int]().union(*by.values())
         return Crossing(names[corpus], len(mine), len(crossed), tuple(name for name, met in by.items() if met))
-
-
-def _texts(prefix: Path, tokenizer: Tokenizer) -> Iterator[list[str]]:
-    return (texts for texts, _ in _batches(open_tokens(prefix), tokenizer))
 
 
 def _batches(indexed: IndexedTokens, tokenizer: Tokenizer) -> Iterator[tuple[list[str], int]]:

@@ -1,6 +1,6 @@
 """The corpora of a run: its own tokens, or a mixture of several tokens artifacts in one order.
 
-One corpus in its order is samples.py, the shares are order.py. Which artifacts a run is given: flows/support/inputs.py.
+One corpus in its order, and shares of several, are samples.py. Which artifacts a run is given: flows/support/inputs.py.
 See docs/training.md, "Data".
 """
 
@@ -27,8 +27,17 @@ from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import map_tokens, read_header, token_count
-from tasks.jobs.data.order import Draws
-from tasks.jobs.data.samples import TRAIN, Mapped, Samples, Source, Stream, open_samples, tokens_identity, vocabulary
+from tasks.jobs.data.samples import (
+    TRAIN,
+    Draws,
+    Mapped,
+    Samples,
+    Source,
+    Stream,
+    open_samples,
+    tokens_identity,
+    vocabulary,
+)
 
 # Tokens that lie far away, in a store or on a shared file system, kept on the machine's own disk while training reads
 # them.
@@ -120,7 +129,15 @@ class Cached:
 
     def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """The `length` tokens from each start on, shape [starts, length]. Raises IntegrityError when the file ends before."""
-        local = self._here(starts, length)
+        # Which of the samples lie on the disk whole, and are what they should be.
+        size = self._dtype.itemsize
+        first, last = starts * size // PIECE, ((starts + length) * size - 1) // PIECE
+        local = np.ones(len(starts), bool)
+        for ahead in range(int((last - first).max(initial=0)) + 1):
+            piece = np.minimum(first + ahead, last)
+            for number in np.unique(piece[~self._good[piece]]).tolist():
+                self._good[number] = self._check(number)
+            local &= self._good[piece]
         result = np.empty((len(starts), length), np.int64)
         result[local] = sliding_window_view(self._windows, length)[starts[local]]
         far = np.flatnonzero(~local)
@@ -144,18 +161,6 @@ class Cached:
     def wait(self) -> None:
         """Until all that this rank brings has come."""
         self._bringing.join()
-
-    def _here(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-        """Which of the samples lie on the disk whole, and are what they should be."""
-        size = self._dtype.itemsize
-        first, last = starts * size // PIECE, ((starts + length) * size - 1) // PIECE
-        local = np.ones(len(starts), bool)
-        for ahead in range(int((last - first).max(initial=0)) + 1):
-            piece = np.minimum(first + ahead, last)
-            for number in np.unique(piece[~self._good[piece]]).tolist():
-                self._good[number] = self._check(number)
-            local &= self._good[piece]
-        return local
 
     def _check(self, piece: int) -> bool:
         """Whether a piece is there; what is not what its checksum says is brought again when the cache is opened again."""

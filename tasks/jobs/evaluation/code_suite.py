@@ -42,9 +42,18 @@ def code(bench: Bench) -> Suite | None:
     problems = read_problems(bench)
     limits = best_limits(limits_of(config), fall_back=config.allow_without_namespaces)
     results: list[str] = []
-    for problem, text in zip(problems, _completions(bench, problems), strict=True):
+    encoded = (bench.tokenizer.encode(each.prompt, add_special_tokens=False).ids for each in problems)
+    prompts = [[*bench.opening, *ids] for ids in encoded]
+    longest = max(map(len, prompts))
+    if longest >= bench.context:
+        raise ValueError(
+            f"{SETTING}: a prompt has {longest} tokens, and the model takes {bench.context}: leave the longest out, or "
+            "measure a model with a longer context"
+        )
+    rows = continued(bench, prompts, config.tokens)
+    for problem, row in zip(problems, rows, strict=True):
         bench.check_time()
-        results.append(judge(problem, text, limits))
+        results.append(judge(problem, bench.tokenizer.decode(before_end(row, bench.eod_id)), limits))
     outcomes = Counter(results)
     by_problem = {
         "parse_share": "".join("01"[one != "unparsed"] for one in results),
@@ -115,20 +124,6 @@ def parses(source: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return isinstance(last, ast.FunctionDef) and len(last.body) > 1
-
-
-def _completions(bench: Bench, problems: list[Problem]) -> list[str]:
-    config = bench.config.code
-    encoded = (bench.tokenizer.encode(each.prompt, add_special_tokens=False).ids for each in problems)
-    prompts = [[*bench.opening, *ids] for ids in encoded]
-    longest = max(map(len, prompts))
-    if longest >= bench.context:
-        raise ValueError(
-            f"{SETTING}: a prompt has {longest} tokens, and the model takes {bench.context}: leave the longest out, or "
-            "measure a model with a longer context"
-        )
-    rows = continued(bench, prompts, config.tokens)
-    return [bench.tokenizer.decode(before_end(row, bench.eod_id)) for row in rows]
 
 
 def _place(bench: Bench) -> Path:

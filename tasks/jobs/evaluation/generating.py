@@ -125,17 +125,17 @@ def _continue(
     for _ in range(tokens):
         bench.check_time()
         logits, kept = next_logits(bench.model, read, attention_mask=seen, position_ids=places, past_key_values=kept)
-        read = logits.argmax(-1, keepdim=True) if chance is None else _drawn(logits, chance)
+        # Drawn on the CPU, wherever the logits are: one generator for all machines.
+        read = (
+            logits.argmax(-1, keepdim=True)
+            if chance is None
+            else torch.multinomial(torch.softmax(logits.cpu(), dim=-1), 1, generator=chance).to(logits.device)
+        )
         seen = torch.cat((seen, torch.ones_like(read)), dim=1)
         places = (places[:, -1:] + 1).clamp(max=bench.context - 1)
         rows.append(read)
     written: list[list[int]] = torch.cat(rows, dim=1).tolist()
     return written
-
-
-def _drawn(logits: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    """Drawn on the CPU, wherever the logits are: one generator for all machines."""
-    return torch.multinomial(torch.softmax(logits.cpu(), dim=-1), 1, generator=chance).to(logits.device)
 
 
 def before_end(tokens: Sequence[int], eod_id: int) -> list[int]:

@@ -19,7 +19,7 @@ from tasks.common.process import read_json
 from tasks.config.evaluation import EvaluationConfig
 from tasks.data.tokenizing.tokenizer import around
 from tasks.formats.mmididx import open_tokens
-from tasks.formats.opening import store_opening
+from tasks.formats.model_folder import store_opening
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,15 @@ def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True
             drawn[number], left = (text, size), left - size
     numbers = sorted(drawn)
     if verdict:
-        _require_documents(len(numbers), config, available=indexed.document_count)
+        result = len(numbers)
+        if not (result >= config.min_documents):
+            if indexed.document_count < config.min_documents:
+                remedy = "raise preprocessing.heldout_fraction or give more documents"
+            else:
+                remedy = f"raise evaluation.max_bytes, which is {config.max_bytes}"
+            raise ValueError(
+                f"{result} held-out documents, but a verdict needs evaluation.min_documents = {config.min_documents}: {remedy}"
+            )
     documents = [indexed.tokens[places[n][0] + len(before) : places[n][1]].astype(np.int64) for n in numbers]
     read = sum(places[n][1] - places[n][0] for n in numbers)
     eod_id = int(read_json(tokens / "tokens.json")["eod_id"])
@@ -145,15 +153,3 @@ def _end_of(checkpoint: Path) -> int | None:
     """The token that ends a document."""
     result: int | None = PreTrainedTokenizerFast.from_pretrained(str(checkpoint)).eos_token_id
     return result
-
-
-def _require_documents(result: int, config: EvaluationConfig, *, available: int) -> None:
-    if result >= config.min_documents:
-        return
-    if available < config.min_documents:
-        remedy = "raise preprocessing.heldout_fraction or give more documents"
-    else:
-        remedy = f"raise evaluation.max_bytes, which is {config.max_bytes}"
-    raise ValueError(
-        f"{result} held-out documents, but a verdict needs evaluation.min_documents = {config.min_documents}: {remedy}"
-    )

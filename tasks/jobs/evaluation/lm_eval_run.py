@@ -71,7 +71,15 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
         log_samples=False,
     )
     assert result is not None, "this process has rank 0"
-    return _plain(result)
+    # What the suite needs of the harness's results, as plain JSON.
+    results = {
+        task: {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for task, values in result["results"].items()
+    }
+    samples = {task: int(counts["effective"]) for task, counts in result.get("n-samples", {}).items()}
+    better = {task: dict(entry) for task, entry in result.get("higher_is_better", {}).items()}
+    versions = {task: str(version) for task, version in result.get("versions", {}).items()}
+    return {"results": results, "samples": samples, "higher_is_better": better, "versions": versions}
 
 
 def _hold_functions() -> None:
@@ -101,18 +109,6 @@ def _with_files(name: str, yaml: Path | None) -> str:
     path = Path.cwd() / f"{name}.from-files.yaml"
     path.write_text(json.dumps({**payload, "dataset_kwargs": {"data_files": given}}), encoding="utf-8")
     return str(path)
-
-
-def _plain(result: Any) -> dict[str, Any]:
-    """What the suite needs of the harness's results, as plain JSON."""
-    results = {
-        task: {name: value for name, value in values.items() if isinstance(value, int | float)}
-        for task, values in result["results"].items()
-    }
-    samples = {task: int(counts["effective"]) for task, counts in result.get("n-samples", {}).items()}
-    better = {task: dict(entry) for task, entry in result.get("higher_is_better", {}).items()}
-    versions = {task: str(version) for task, version in result.get("versions", {}).items()}
-    return {"results": results, "samples": samples, "higher_is_better": better, "versions": versions}
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def lm_eval(bench: Bench) -> Suite | None:
     if importlib.util.find_spec("lm_eval") is None:
         raise Missing(
             "evaluation.lm_eval.tasks are set, and lm-evaluation-harness is not installed where the model is measured",
-            remedy="pip install 'headway[lm-eval]', or leave evaluation.lm_eval.tasks empty.",
+            remedy="pip install 'headway[measure]', or leave evaluation.lm_eval.tasks empty.",
         )
     place = place_of(bench, bench.config.lm_eval.data, setting=f"{SETTING}.data")
     with tempfile.TemporaryDirectory(prefix="headway-lm-eval-") as folder:

@@ -35,7 +35,17 @@ def main() -> int:
     for kind, values in limits.items():
         resource.setrlimit(kind, values)
     _tell({"ready": True})
-    verdict = _run(order)
+    # Define what the code defines, then try each example of the prompt's own docstring.
+    examples = doctest.DocTestParser().get_examples(order["examples"])
+    names: dict[str, Any] = {"__name__": "completion"}
+    try:
+        exec(compile(order["code"], "completion", "exec"), names)
+    except BaseException as error:  # noqa: BLE001 whatever foreign code raises is its failure
+        verdict = {"attempted": 0, "failed": len(examples), "raised": type(error).__name__[:80]}
+    else:
+        test = doctest.DocTest(examples, names, "completion", None, None, None)
+        result = doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
+        verdict = {"attempted": result.attempted, "failed": result.failed}
     sys.stdout = sys.__stdout__
     _tell({"nonce": order["nonce"], **verdict})
     return 0
@@ -43,19 +53,6 @@ def main() -> int:
 
 def _tell(output: dict[str, Any]) -> None:
     os.write(1, (json.dumps(output) + "\n").encode())
-
-
-def _run(order: dict[str, Any]) -> dict[str, Any]:
-    """Define what the code defines, then try each example of the prompt's own docstring."""
-    examples = doctest.DocTestParser().get_examples(order["examples"])
-    names: dict[str, Any] = {"__name__": "completion"}
-    try:
-        exec(compile(order["code"], "completion", "exec"), names)
-    except BaseException as error:  # noqa: BLE001 whatever foreign code raises is its failure
-        return {"attempted": 0, "failed": len(examples), "raised": type(error).__name__[:80]}
-    test = doctest.DocTest(examples, names, "completion", None, None, None)
-    result = doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
-    return {"attempted": result.attempted, "failed": result.failed}
 
 
 if __name__ == "__main__":

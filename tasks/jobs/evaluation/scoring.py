@@ -270,7 +270,11 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
         add_certainty(certainty, np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
         done += len(batch)
         rank.progress(done, len(result), f"{done} of {len(result)} windows")
-    _require_finite(bits)
+    if not np.isfinite(bits).all():
+        raise ValueError(
+            f"the model gives no finite probability to {int((~np.isfinite(bits)).sum())} of {len(bits)} held-out "
+            "documents: its weights are broken; train again with a lower training.learning_rate"
+        )
     return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty, positions=positions)
 
 
@@ -283,7 +287,15 @@ def _scores(
 
     Padding is on the right, where causal attention does not see it from any scored position: no mask is needed.
     """
-    inputs, targets = _padded(batch, encoded)
+    # What the model reads and what it should say, each of shape [windows, positions].
+    shape = (len(batch), batch[0].length)
+    inputs, targets = np.full(shape, encoded.eod_id), np.full(shape, NOT_SCORED)
+    for row, window in enumerate(batch):
+        read = np.concatenate((encoded.context, encoded.documents[window.document]))
+        first = max(window.scored_from, len(encoded.context) - 1)
+        inputs[row, : window.length] = read[window.start : window.end]
+        targets[row, first - window.start : window.length] = read[first + 1 : window.end + 1]
+    inputs, targets = torch.from_numpy(inputs), torch.from_numpy(targets)
     device = getattr(model, "device", "cpu")
     entries = [_told(logits, targets[:, part].to(device)) for part, logits in logits_in_parts(model, inputs.to(device))]
     scored, lost, right, sure = (torch.cat(parts, dim=1) for parts in zip(*entries, strict=True))
@@ -298,23 +310,3 @@ def _told(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ..
     scored = targets != NOT_SCORED
     lost = torch.where(scored, (spread.log() + highest - wanted).double(), 0.0)
     return tuple(each.cpu() for each in (scored, lost, scored & (likeliest == targets), 1 / spread))
-
-
-def _padded(batch: Sequence[Window], encoded: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model reads and what it should say, each of shape [windows, positions]."""
-    shape = (len(batch), batch[0].length)
-    inputs, targets = np.full(shape, encoded.eod_id), np.full(shape, NOT_SCORED)
-    for row, window in enumerate(batch):
-        read = np.concatenate((encoded.context, encoded.documents[window.document]))
-        first = max(window.scored_from, len(encoded.context) - 1)
-        inputs[row, : window.length] = read[window.start : window.end]
-        targets[row, first - window.start : window.length] = read[first + 1 : window.end + 1]
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-
-def _require_finite(bits: NDArray[np.float64]) -> None:
-    if not np.isfinite(bits).all():
-        raise ValueError(
-            f"the model gives no finite probability to {int((~np.isfinite(bits)).sum())} of {len(bits)} held-out "
-            "documents: its weights are broken; train again with a lower training.learning_rate"
-        )

@@ -1,6 +1,8 @@
-"""Both sides of an export, loaded: the checkpoint in PyTorch and the exported model, each with its own tokenizer.
+"""Both sides of an export, loaded and compared: the checkpoint in PyTorch and the exported model, each with its own tokenizer.
 
-What is compared here are single prompts: logits, and greedy tokens. Held-out text is loss.py, speed is variants.py.
+Single prompts are compared by logits and greedy tokens, held-out text by bits per byte under the evaluation's own measure. What
+the exported model answers is also measured as an endpoint measures its own answers, for later ones to be compared with. Speed is
+variants.py.
 """
 
 from __future__ import annotations
@@ -19,9 +21,16 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from tasks.jobs.evaluation.heldout import opening_of
+from tasks.common.process import read_json
+from tasks.config.evaluation import EvaluationConfig
+from tasks.evaluation.scores import Estimate, bits_per_byte, bits_per_byte_interval
+from tasks.formats.model_folder import summary
+from tasks.jobs.evaluation.heldout import Encoded, Heldout, encode_for, opening_of, read_heldout
+from tasks.jobs.evaluation.scoring import context_of, score
 from tasks.jobs.exporting.graph import MODEL
+from tasks.jobs.node.runtime import Rank
 from tasks.jobs.serving.generation import Completion, Generation
+from tasks.jobs.serving.outputs import measures
 
 KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -180,3 +189,93 @@ def parity(answers: list[Answer]) -> dict[str, float]:
         "greedy_equal": sum(one.equal for one in answers),
         "greedy_total": len(answers),
     }
+
+
+LONGEST = 1024
+"""Tokens that a model takes at once here, where its checkpoint does not say what it was trained with."""
+DECIMALS = 6
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Held-out documents in a checkpoint's own tokens."""
+
+    heldout: Heldout
+    encoded: Encoded
+    context: int
+    confidence: float
+    samples: int
+    seed: int
+
+
+def read_sample(checkpoint: Path, tokens: Path, *, most_bytes: int, context: int | None = None) -> Sample:
+    """The first held-out documents, for windows of `context` tokens at most.
+
+    Raises ValueError when there is none, or the tokenizer cannot write their text.
+    """
+    config = EvaluationConfig(max_bytes=most_bytes, min_documents=1)
+    heldout = read_heldout(tokens, config)
+    trained = read_json(checkpoint / "training.json") if (checkpoint / "training.json").is_file() else None
+    length = int((trained or {}).get("sequence_length", LONGEST))
+    return Sample(
+        heldout,
+        encode_for(checkpoint, tokens, heldout),
+        min(length, context or length),
+        config.confidence,
+        config.bootstrap_samples,
+        config.seed,
+    )
+
+
+def bits_of(network: Any, sample: Sample, rank: Rank) -> NDArray[np.float64]:
+    """Bits of each document, shape [documents]. Raises ValueError where a model gives no finite probability."""
+    return score(network, sample.encoded, context=context_of(network, sample.context), rank=rank).bits
+
+
+def bits_a_byte(bits: NDArray[np.float64], sample: Sample) -> float:
+    """Rounded to what float32 can carry."""
+    return round(bits_per_byte(bits, sample.heldout.byte_counts), DECIMALS)
+
+
+def interval_of(bits: NDArray[np.float64], sample: Sample) -> Estimate:
+    """Bits per byte with the bootstrap interval over documents."""
+    return bits_per_byte_interval(
+        bits,
+        sample.heldout.byte_counts,
+        samples=sample.samples,
+        confidence=sample.confidence,
+        seed=sample.seed,
+    )
+
+
+def share_worse(bits: NDArray[np.float64], original: NDArray[np.float64]) -> float:
+    """By how much more bits a model needs for the same text than its original; negative: fewer."""
+    return round(float(bits.sum() / original.sum()) - 1.0, DECIMALS)
+
+
+BEGINNING = 32
+"""Tokens of a held-out document that are given as a prompt."""
+
+
+def reference_of(
+    generation: Generation, golden: Sequence[str], sample: Sample | None, *, prompts: int, max_tokens: int
+) -> dict[str, Any]:
+    """Statistics of the greedy answers to the golden prompts and to `prompts` beginnings of held-out documents."""
+    asked = [generation.encode(prompt) for prompt in golden]
+    if sample is not None:
+        beginnings = map(_beginning, sample.encoded.documents[:prompts])
+        asked += [[*generation.opening, *text] for text in beginnings if text]
+    results = []
+    for tokens in asked:
+        limit = min(max_tokens, generation.context_length - len(tokens))
+        results.append(measures(len(tokens), generation.complete(tokens, limit, measure=True)))
+    columns = {
+        "length": [one["completion_tokens"] for one in results],
+        **{name: [one[name] for one in results if one[name] is not None] for name in ("entropy", "repetition", "odd")},
+    }
+    return summary(columns, prompts=len(results), max_tokens=max_tokens)
+
+
+def _beginning(document: Any) -> list[int]:
+    """At most half of a document, without its end."""
+    return [int(token) for token in document[: min(BEGINNING, len(document) // 2)]]

@@ -153,11 +153,22 @@ def build(checkpoint: Path, output: Path, *, precision: str, context: int | None
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache, _with_room(checkpoint, context) as folder:
         if architecture(checkpoint) == GPT2:
-            # Imported here, as in _build: it takes seconds, and it reads HF_HUB_OFFLINE.
-
             build_gpt2(folder, output, precision=precision, cache=cache, more=OPTIONS.get(precision, {}))
         else:
-            _build(folder, output, precision=precision, cache=cache)
+            # By onnxruntime-genai's own builder. Importing it takes seconds, reads HF_HUB_OFFLINE and changes sys.path.
+            from onnxruntime_genai.models import builder
+
+            messages = ["hf_token=false", *(f"{name}={value}" for name, value in OPTIONS.get(precision, {}).items())]
+            options: dict[str, Any] = builder.parse_extra_options(
+                "", str(folder), str(output), precision, "cpu", cache, messages
+            )
+            try:
+                builder.create_model("", str(folder), str(output), precision, "cpu", cache, **options)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"the checkpoint's architecture {architecture(folder)} cannot be exported: onnxruntime-genai "
+                    f"{genai.__version__} does not build it. Use one that it builds, such as LlamaForCausalLM."
+                ) from error
     copy_settings(checkpoint, output)
     settle(checkpoint, output, context)
     forget_where_it_was_built(output / MODEL, genai.__version__)
@@ -217,20 +228,3 @@ def forget_where_it_was_built(path: Path, producer: str) -> None:
     model = onnx.load(path, load_external_data=False)
     model.producer_version = producer
     path.write_bytes(model.SerializeToString(deterministic=True))
-
-
-def _build(checkpoint: Path, output: Path, *, precision: str, cache: str) -> None:
-    """By onnxruntime-genai's own builder. It puts its own folder on sys.path."""
-    from onnxruntime_genai.models import builder
-
-    messages = ["hf_token=false", *(f"{name}={value}" for name, value in OPTIONS.get(precision, {}).items())]
-    options: dict[str, Any] = builder.parse_extra_options(
-        "", str(checkpoint), str(output), precision, "cpu", cache, messages
-    )
-    try:
-        builder.create_model("", str(checkpoint), str(output), precision, "cpu", cache, **options)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"the checkpoint's architecture {architecture(checkpoint)} cannot be exported: onnxruntime-genai "
-            f"{genai.__version__} does not build it. Use one that it builds, such as LlamaForCausalLM."
-        ) from error

@@ -33,9 +33,18 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 from tasks.common.process import write_json
 from tasks.config.serving import ExportConfig
 from tasks.formats.onnx_data import require_plain_folder
-from tasks.jobs.exporting.comparison import Exported, Original, answer, golden_of, parity
+from tasks.jobs.exporting.comparison import (
+    Exported,
+    Original,
+    Sample,
+    answer,
+    bits_a_byte,
+    bits_of,
+    golden_of,
+    parity,
+    share_worse,
+)
 from tasks.jobs.exporting.graph import DATA, MODEL, build
-from tasks.jobs.exporting.loss import Sample, bits_a_byte, bits_of, share_worse
 from tasks.jobs.node.runtime import Rank
 
 # How fast an exported model is beside PyTorch: pairs of runs, one after the other, on the same prompt and threads.
@@ -87,7 +96,9 @@ def race(onnx: Callable[[], int], torch: Callable[[], int], *, seconds: float) -
     while len(taken[0]) < FEWEST_PAIRS or (len(taken[0]) < MOST_PAIRS and time.monotonic() < ends):
         first = len(taken[0]) % 2
         for turn in (first, 1 - first):
-            taken[turn].append(_seconds_a_token(sides[turn]))
+            began = time.perf_counter()
+            tokens = sides[turn]()
+            taken[turn].append((time.perf_counter() - began) / max(tokens, 1))
     return Race(tuple(taken[0]), tuple(taken[1]))
 
 
@@ -97,12 +108,6 @@ def outside(pairs: int) -> int:
     while 2 * sum(comb(pairs, below) for below in range(beyond + 2)) <= DOUBT * 2**pairs:
         beyond += 1
     return beyond
-
-
-def _seconds_a_token(side: Callable[[], int]) -> float:
-    began = time.perf_counter()
-    tokens = side()
-    return (time.perf_counter() - began) / max(tokens, 1)
 
 
 # Variants in half the bits: matrices are stored as float16 or bfloat16, and made float32 when the graph is loaded.
@@ -185,7 +190,8 @@ def make_variants(
             gc.collect()  # and the builder
             payload[name], speeds = _measure(folder, against, config, rank, threads=threads)
         except REFUSALS as error:
-            payload[name], speeds = {"passed": False, "why": f"it does not run here: {_first_line(error)}"}, {}
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            payload[name], speeds = {"passed": False, "why": f"it does not run here: {why}"}, {}
         if not payload[name]["passed"]:
             shutil.rmtree(folder, ignore_errors=True)
         numbers = {key: value for key, value in payload[name].items() if isinstance(value, int | float)}
@@ -218,8 +224,3 @@ def _measure(
         seconds=config.speed_seconds / 2,
     ).told()
     return result, speeds
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

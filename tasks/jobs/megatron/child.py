@@ -1,27 +1,38 @@
-"""One rank's `pretrain_gpt.py`: a process of its own, started by path, that dies with this one and is asked to stop like it.
+"""Megatron's own programs: one rank's `pretrain_gpt.py`, and the converter of its checkpoints. Each dies with this process.
 
-What it is told is tasks/formats/megatron_arguments.py; what its last words mean is said here.
+`pretrain_gpt.py` is started by path, and is asked to stop like this process; what it is told is
+tasks/formats/megatron_arguments.py.
+
+The converter writes the Hugging Face folder that every later stage reads, and it is checked here. For llama networks of
+Megatron-LM that is Megatron-Bridge (bridge_export.py, a process of its own). For others it is what
+`execution.megatron.converter` says. Whoever wrote it: names and shapes of all tensors are those of our own network.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.common.errors import Missing
+import torch
+
+from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import die_with_parent, process_started, read_json
 from tasks.config.training import TrainingConfig
 from tasks.formats.megatron_log import Iteration, iterations_of
 from tasks.jobs.node.elastic import process_age
 from tasks.jobs.node.runtime import Rank
+from tasks.jobs.training.network import build_network
 
 # Megatron's log, read while it grows, as records of `metrics.jsonl` under the names that our own loop uses.
 #
@@ -46,9 +57,21 @@ class Following:
             if not math.isfinite(one.loss):
                 raise FloatingPointError(f"the loss is {one.loss} at step {one.number}: lower training.learning_rate")
             left = one.seconds * (one.total - one.number)
-            values = {**_values(one), **self._speed(one, one.seconds), **self._start(one.seconds)}
+            first, self._first = self._first, False
+            speed = self._config.global_batch_size * self._config.sequence_length / one.seconds
+            known = {
+                "learning_rate": one.learning_rate,
+                "grad_norm": one.grad_norm,
+                "tokens_per_second": speed,
+                "tokens_per_second_per_rank": speed / self._rank.world_size,
+                # As Megatron counts them (training.py, num_floating_point_operations).
+                "tflops_per_rank": one.tflops or None,
+                "mfu": one.tflops / self._peak["tflops"] if one.tflops and self._peak else None,
+                "start_seconds": max(0.0, process_age() - one.seconds) if first else None,
+            }
+            values = {"loss": one.loss, **{name: value for name, value in known.items() if value is not None}}
             self._rank.metrics(step=one.number, **values, step_seconds=one.seconds, seconds_left=left)
-            text = f"loss {one.loss:.3f}, {values['tokens_per_second']:,.0f} tokens/s"
+            text = f"loss {one.loss:.3f}, {speed:,.0f} tokens/s"
             self._rank.progress(one.number, one.total, text, seconds_left=left)
 
     def _new(self) -> Iterator[Iteration]:
@@ -61,25 +84,6 @@ class Following:
         self._offset += len(whole)
         for line in whole.decode("utf-8", "replace").splitlines():
             yield from iterations_of(line)
-
-    def _start(self, seconds: float) -> dict[str, float]:
-        """On the first step of a process: how long it took to come so far."""
-        first, self._first = self._first, False
-        return {"start_seconds": max(0.0, process_age() - seconds)} if first else {}
-
-    def _speed(self, one: Iteration, seconds: float) -> dict[str, float]:
-        """TFLOP/s as Megatron counts them (training.py, num_floating_point_operations)."""
-        speed = self._config.global_batch_size * self._config.sequence_length / seconds
-        result = {"tokens_per_second": speed, "tokens_per_second_per_rank": speed / self._rank.world_size}
-        tflops = {"tflops_per_rank": one.tflops} if one.tflops else {}
-        mfu = {"mfu": one.tflops / self._peak["tflops"]} if one.tflops and self._peak else {}
-        return {**result, **tflops, **mfu}
-
-
-def _values(one: Iteration) -> dict[str, float]:
-    assert one.loss is not None
-    others = {"learning_rate": one.learning_rate, "grad_norm": one.grad_norm}
-    return {"loss": one.loss, **{name: value for name, value in others.items() if value is not None}}
 
 
 PROGRAM = "pretrain_gpt.py"
@@ -176,3 +180,78 @@ class Child:
         if _NO_NUMBER.search(text):
             raise FloatingPointError(message)
         raise MemoryError(message) if _NO_MEMORY.search(text) else RuntimeError(message)
+
+
+BRIDGE = ("{python}", "-m", "tasks.jobs.megatron.bridge_export", "{checkpoint}", "{config}", "{output}")
+NO_BRIDGE = 6
+"""Exit code of bridge_export.py where Megatron-Bridge is not installed: that of everything that is missing."""
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
+"""Variables of the launcher: the converter is one process, and must not wait for the others."""
+
+
+def convert(
+    config: TrainingConfig,
+    checkpoint: Path,
+    output: Path,
+    *,
+    vocab: tuple[int, int],
+    tokenizer: Path,
+    command: Sequence[str],
+) -> None:
+    """Write the network's configuration, have the weights written, check them, and put the tokenizer beside them.
+
+    `checkpoint` is a folder that Megatron can load; `vocab` the size of the vocabulary and the end-of-document token. Raises
+    Missing without a converter, RuntimeError when it fails, IntegrityError when what it wrote is not this network.
+    """
+    with torch.device("meta"):
+        network = build_network(config, vocab_size=vocab[0], eod=vocab[1])
+    network.generation_config.pad_token_id = network.config.eos_token_id
+    network.config.architectures = [type(network).__name__]
+    shape = checkpoint.parent / "hf_config"
+    shutil.rmtree(shape, ignore_errors=True)
+    network.config.save_pretrained(shape)
+    _run(command or BRIDGE, checkpoint=checkpoint, config=shape, output=output)
+    tied = set(network._tied_weights_keys or ()) if config.network.tie_embeddings else set()
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items() if name not in tied}
+    require_same_shapes(output, expected, maybe=tied)
+    network.config.save_pretrained(output)
+    network.generation_config.save_pretrained(output)
+    for path in sorted(tokenizer.iterdir()):
+        shutil.copyfile(path, output / path.name)
+
+
+def _run(command: Sequence[str], *, checkpoint: Path, config: Path, output: Path) -> None:
+    places = {"python": sys.executable, "checkpoint": checkpoint, "config": config, "output": output}
+    words = [word.format_map(places) for word in command]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode == NO_BRIDGE and tuple(command) == BRIDGE:
+        raise Missing(
+            "Megatron-Bridge is not installed, which writes a Hugging Face folder from Megatron's checkpoint",
+            remedy="Use an image that has it (nvcr.io/nvidia/nemo), or name another converter in execution.megatron.converter. "
+            "The last checkpoint is kept: started again, the job only converts.",
+        )
+    if done.returncode:
+        raise RuntimeError(f"the converter {words[0]} ended with code {done.returncode}: see the log of rank 0")
+
+
+def require_same_shapes(folder: Path, expected: dict[str, tuple[int, ...]], *, maybe: set[str]) -> None:
+    """Whether a folder's safetensors are these tensors; those in `maybe` may be there too. Raises IntegrityError."""
+    result = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(path).items()}
+    differing = [
+        f"{name} is {list(result[name]) if name in result else 'missing'}, not {list(expected.get(name, ()))}"
+        for name in sorted(result.keys() | expected.keys())
+        if result.get(name) != expected.get(name) and not (name in maybe and name not in expected)
+    ]
+    if differing:
+        raise IntegrityError(
+            f"the converter did not write this network into {folder}: {'; '.join(differing[:5])}",
+            remedy="Check execution.megatron.converter and the version of Megatron-Bridge.",
+        )
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of a safetensors file, from its header: 8 bytes little-endian length, then JSON."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}

@@ -69,7 +69,8 @@ class Saves:
 
     def _take_over(self) -> None:
         """Move what is whole: all ranks have written it before Megatron says so in its tracker."""
-        for folder in sorted(_saved(self._save), key=_step):
+        folders = self._save.iterdir() if self._save.exists() else ()
+        for folder in sorted((one for one in folders if SAVED.fullmatch(one.name)), key=_step):
             if _step(folder) <= _tracked(self._save):
                 place = place_of(self._root, _step(folder), self._writing.attempt)
                 (place / f"{OWN}.part").mkdir(parents=True)
@@ -79,10 +80,6 @@ class Saves:
     def _taken(self) -> list[Path]:
         places = [path.parent for path in self._root.glob(f"step-*/attempt-{self._writing.attempt}/{OWN}")]
         return sorted(place for place in places if place not in self._done)
-
-
-def _saved(save: Path) -> list[Path]:
-    return [path for path in save.iterdir() if SAVED.fullmatch(path.name)] if save.exists() else []
 
 
 def _step(folder: Path) -> int:

@@ -3,7 +3,7 @@
 Every backend runs `python -m tasks.jobs.node FOLDER` once a machine, under the small parent of tasks/common/process.py, which
 starts the next attempt. The machine of node rank 0 leads: it opens an attempt and says where ranks meet; the others follow it.
 What machines tell each other is marks.py; what starts the ranks is launching.py; health checks while they run are probes.py;
-inputs on a fast local disk are scratch.py; what a rank may use is limits.py; what an attempt leaves behind is limits.py.
+inputs on a fast local disk are scratch.py; what a rank may use is launching.py too.
 
 Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
 HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
@@ -22,9 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.process import GIVEN_UP, die_with_parent, read_json, write_json
-from tasks.jobs.node import limits, scratch
-from tasks.jobs.node.launching import Place, compile_cache, environment, free_port, launcher
-from tasks.jobs.node.limits import adopt_orphans, end_all_below, end_leftovers
+from tasks.jobs.node import launching, scratch
+from tasks.jobs.node.launching import (
+    Place,
+    adopt_orphans,
+    compile_cache,
+    end_all_below,
+    end_leftovers,
+    environment,
+    free_port,
+    launcher,
+)
 from tasks.jobs.node.marks import Marks
 from tasks.jobs.node.probes import Probes
 
@@ -77,8 +85,8 @@ class Node:
             self.probes.start()
             return 0
         try:
-            ours = {**limits.granted(self.job), **compile_cache(self.job), **self._stage_inputs()}
-        except (limits.Refused, scratch.Refused) as refused:
+            ours = {**launching.granted(self.job), **compile_cache(self.job), **self._stage_inputs()}
+        except (launching.Refused, scratch.Refused) as refused:
             self._report(refused.report)
             return 1
         child = self._start(place, ours)
@@ -87,7 +95,7 @@ class Node:
         end_all_below(os.getpid())
         if code not in (0, GIVEN_UP) and not self.stopping:
             self.probes.look_once_more(self.marks.beat)
-            fault = self.probes.found or limits.out_of_memory(self.folder, self.probes.killed)
+            fault = self.probes.found or launching.out_of_memory(self.folder, self.probes.killed)
             if fault:
                 self._report(fault)
         return code
@@ -176,7 +184,7 @@ class Node:
 
         def confined() -> None:
             die_with_parent()
-            limits.confine(self.job)
+            launching.confine(self.job)
 
         with open((self.folder if alone else self.marks.place) / "launcher.log", "ab") as log:
             return subprocess.Popen(
@@ -218,12 +226,11 @@ class Node:
             return f"the ranks of node rank {failed[0]} failed"
         if self.elastic and self.marks.leader_ended():
             return "the job ended"
-        if others == [0] and (self.marks.leader_ended() or self._newer_attempt()):
+        if others == [0] and (
+            self.marks.leader_ended() or int((self.marks.attempt() or {"attempt": 0})["attempt"]) > self.attempt
+        ):
             return "the leader ended this attempt"
         return ""
-
-    def _newer_attempt(self) -> bool:
-        return int((self.marks.attempt() or {"attempt": 0})["attempt"]) > self.attempt
 
     def _end(self, child: subprocess.Popen[bytes]) -> int:
         child.terminate()

@@ -23,7 +23,12 @@ def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str
     """The command that starts all ranks; they meet at the address of node rank 0. `machine` is the environment there."""
     hosts = machine.get("HEADWAY_MPI_HOSTS", "")
     each, nodes = int(job["ranks_per_node"]), int(job["nodes"])
-    where = ["--host", ",".join(f"{host}:{each}" for host in hosts.split(","))] if hosts else _allocated(nodes)
+    if hosts:
+        where = ["--host", ",".join(f"{host}:{each}" for host in hosts.split(","))]
+    elif nodes > 1:  # Slurm's: the step in which mpirun runs holds all CPUs, so its own step must overlap it
+        where = ["--mca", "plm_slurm_args", "--overlap"]
+    else:
+        where = ["--mca", "plm", "isolated", "--mca", "ras", "^slurm"]
     how = ["-np", str(nodes * each), "--map-by", f"ppr:{each}:node:oversubscribe", "--bind-to", "none"]
     meeting = ["-x", f"MASTER_ADDR={address}", "-x", f"MASTER_PORT={port}"]
     # The options that carry variables to the other machines; values stay out of the command line.
@@ -38,15 +43,6 @@ def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str
         *meeting,
         *[word for name in sorted(names) for word in ("-x", name)],
     ]
-
-
-def _allocated(nodes: int) -> list[str]:
-    """One machine needs nobody. Several are Slurm's: the step in which mpirun runs holds all CPUs, so its own must overlap it."""
-    return (
-        ["--mca", "plm_slurm_args", "--overlap"]
-        if nodes > 1
-        else ["--mca", "plm", "isolated", "--mca", "ras", "^slurm"]
-    )
 
 
 def main(command: list[str]) -> int:

@@ -25,8 +25,6 @@ from tasks.common.process import boot_id, read_json, write_json
 from tasks.formats import gpu_health
 from tasks.formats.gpu_health import GPU_FIELDS, ROW_FIELDS, Finding, Port, Rules
 
-# Commands of a machine's vendors, asked within a time limit: nvidia-smi with its renamed fields, dmesg and others.
-
 
 class Hangs(Exception):
     """A command did not end in time."""
@@ -120,9 +118,14 @@ class Probes:
 
     def look(self) -> list[Finding]:
         """Everything that is wrong with the machine now."""
+        of_gpus = self._gpus()  # before the kernel's log: asking may be what makes it write
+        output, since = self._dmesg(), float(self._first["since"])
+        self.killed = gpu_health.killed_for_memory(output, since=since)
+        errors = gpu_health.xid_findings(gpu_health.xids(output, since=since), self.rules)
         return [
-            *self._gpus(),
-            *self._kernel_log(),
+            *of_gpus,
+            *errors,
+            *gpu_health.flap_findings(output, self.rules, since=since),
             *gpu_health.port_findings(
                 {name: Port(**port) for name, port in self._first["ports"].items()}, ports(), self.rules
             ),
@@ -166,7 +169,12 @@ class Probes:
         results: list[Finding] = []
         for table in ("gpu", "remapped-rows"):
             try:
-                code, output = self._query(table)
+                code, output = query_smi(
+                    table,
+                    self._asked[table],
+                    self._ask,
+                    lambda field: self._could_not(f"{field}: this nvidia-smi does not know it"),
+                )
             except Hangs as hangs:
                 return [Finding("smi", "fail", str(hangs), "Restart the machine.")]
             if code in NOT_RUNNING and not self.needs_gpus:
@@ -180,20 +188,6 @@ class Probes:
             for gpu in answers:
                 results += gpu_health.gpu_findings(gpu, self.rules) if table == "gpu" else gpu_health.row_findings(gpu)
         return results
-
-    def _query(self, table: str) -> tuple[int, str]:
-        return query_smi(
-            table,
-            self._asked[table],
-            self._ask,
-            lambda field: self._could_not(f"{field}: this nvidia-smi does not know it"),
-        )
-
-    def _kernel_log(self) -> list[Finding]:
-        output, since = self._dmesg(), float(self._first["since"])
-        self.killed = gpu_health.killed_for_memory(output, since=since)
-        errors = gpu_health.xid_findings(gpu_health.xids(output, since=since), self.rules)
-        return [*errors, *gpu_health.flap_findings(output, self.rules, since=since)]
 
     def _dmesg(self) -> str:
         """The kernel log; empty where it may not be read."""

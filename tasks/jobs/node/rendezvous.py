@@ -8,7 +8,6 @@ submission ended.
 
 from __future__ import annotations
 
-import base64
 import pickletools
 import socket
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from tasks.common.process import GIVEN_UP, NOT_RETRIED, die_with_parent, read_json, write_json
 from tasks.jobs.node.launching import run_id
@@ -47,14 +48,12 @@ def closed(store: TCPStore, run: str) -> bool:
     """Whether torch's agents closed the rendezvous for good, as they do when one of them gives up.
 
     Their state is a pickle (dynamic_rendezvous.py of torch 2.13: `_RendezvousState.closed`). Whoever reaches the port could have
-    written it, so it is read here and not loaded.
+    written it, so it is read here and not loaded, as `is_closed` of torch's own handler would.
     """
-    key = f"torch.rendezvous.{run}"
-    if not store.check([key]):
-        return False
     try:
-        operations = list(pickletools.genops(base64.b64decode(store.get(key))))
-    except ValueError:  # the sentinel before the first state
+        state = C10dRendezvousBackend(store, run).get_state()
+        operations = list(pickletools.genops(state[0])) if state else []
+    except (RendezvousStateError, ValueError):
         return False
     after = next((place for place, (_, value, _) in enumerate(operations) if value == "closed"), len(operations))
     flags = [code.name for code, _, _ in operations[after:] if code.name in ("NEWTRUE", "NEWFALSE")]

@@ -121,7 +121,21 @@ def _copy_all(job: dict[str, Any], place: Path, meanwhile: Callable[[], bool]) -
     began = time.monotonic()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        _run(copies, total, meanwhile, place)
+        now = time.monotonic()
+        with ThreadPoolExecutor(COPIES) as pool:
+            under_way: set[Future[None]] = {pool.submit(_copy, copy) for copy in copies}
+            while under_way:
+                ended, under_way = wait_for(under_way, timeout=POLL_SECONDS)
+                failed = next((future for future in ended if future.exception()), None)
+                if failed or not meanwhile():
+                    pool.shutdown(cancel_futures=True)
+                    if failed:
+                        failed.result()
+                    raise OSError("it was stopped")
+                if time.monotonic() - now > SAY_SECONDS:
+                    now = time.monotonic()
+                    done = sum(copy.target.stat().st_size for copy in copies if copy.target.exists())
+                    print(f"scratch: {done / GIB:.2f} of {total / GIB:.2f} GiB are in {place}", flush=True)
     except OSError as error:
         shutil.rmtree(place, ignore_errors=True)
         free = shutil.disk_usage(job["scratch"]["path"]).free
@@ -135,24 +149,6 @@ def _copy_all(job: dict[str, Any], place: Path, meanwhile: Callable[[], bool]) -
     (place / COPIED).write_text(str(total))
     seconds = time.monotonic() - began
     print(f"scratch: {len(copies)} files, {total / GIB:.2f} GiB, are in {place} after {seconds:.1f} s", flush=True)
-
-
-def _run(copies: list[Copy], total: int, meanwhile: Callable[[], bool], place: Path) -> None:
-    now = time.monotonic()
-    with ThreadPoolExecutor(COPIES) as pool:
-        under_way: set[Future[None]] = {pool.submit(_copy, copy) for copy in copies}
-        while under_way:
-            ended, under_way = wait_for(under_way, timeout=POLL_SECONDS)
-            failed = next((future for future in ended if future.exception()), None)
-            if failed or not meanwhile():
-                pool.shutdown(cancel_futures=True)
-                if failed:
-                    failed.result()
-                raise OSError("it was stopped")
-            if time.monotonic() - now > SAY_SECONDS:
-                now = time.monotonic()
-                done = sum(copy.target.stat().st_size for copy in copies if copy.target.exists())
-                print(f"scratch: {done / GIB:.2f} of {total / GIB:.2f} GiB are in {place}", flush=True)
 
 
 def _copy(copy: Copy) -> None:

@@ -165,7 +165,7 @@ class Bench:
         self._piece("ranks", str(self.rank.rank), self._report.model_dump(mode="json"))
 
 
-# What the qualification knows of the training run to come: its network's size and FLOPs, by tasks/planning.
+# The training run to come: its network's size and FLOPs, by tasks/planning.
 
 
 VOCABULARY = 32_000
@@ -191,11 +191,9 @@ def _network(bench: Bench) -> Network:
     return Network.of_config(bench.training.network, vocabulary(bench))
 
 
-# How a rate is measured: in windows, at the same time on all ranks, and again while somebody is slow.
-#
-# When a rank is slow against its peers all measure again, and each part's best round counts: other work that comes and
-# goes spares some round; throttling and a bad part spare none. What is measured is in the groups' own rooms; what is
-# too slow is judged elsewhere (tasks/qualification).
+# All ranks measure a rate at the same time, in windows, and measure again while a rank is slow against its peers.
+# Each part's best round counts: other work comes and goes and spares some round; throttling and a defective part
+# spare none.
 
 
 WINDOW_SECONDS = 0.5

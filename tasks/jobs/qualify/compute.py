@@ -18,9 +18,7 @@ import torch
 
 from tasks.jobs.qualify.bench import Bench, Rate, Together, measure_windows, steady
 
-# A rank's GPUs: which are its own, how work on them is timed, which cores lie beside them. NVIDIA's and AMD's alike.
-#
-# Everything here asks torch.cuda, which is ROCm's too.
+# torch.cuda is ROCm's interface too, so what follows serves NVIDIA's and AMD's GPUs alike.
 
 
 WARMUP_TIMES = 3
@@ -117,7 +115,11 @@ def measure(bench: Bench) -> None:
     torch.set_num_threads(bench.threads)
     together = Together(bench, "compute")
     if bench.cuda:
-        _on_gpus(together)
+        devices, seconds = own(together.bench), together.bench.config.seconds
+        text = f"the better of {' and '.join(map(str, GPU_SIZES))}, all GPUs at the same time"
+        for check in formats_of(devices[0]):
+            rates = together.best(check, partial(_both_sizes, devices, check, seconds))
+            together.note(check, "TFLOP/s", rates, where=names(devices), per=TERA, text=text)
         return
     outcome = together.best("matmul_fp32", lambda: [steady(_windows(bench.config.matmul_size, bench.config.seconds))])
     together.note("matmul_fp32", "TFLOP/s", outcome, where=(f"rank {bench.rank.rank}",), per=TERA)
@@ -131,14 +133,6 @@ def matmul_windows(size: int, seconds: float) -> list[Rate]:
 def _windows(size: int, seconds: float) -> list[Rate]:
     left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     return measure_windows(lambda: torch.mm(left, right, out=out), 2.0 * size**3, seconds)
-
-
-def _on_gpus(together: Together) -> None:
-    devices, seconds = own(together.bench), together.bench.config.seconds
-    text = f"the better of {' and '.join(map(str, GPU_SIZES))}, all GPUs at the same time"
-    for check in formats_of(devices[0]):
-        outcome = together.best(check, partial(_both_sizes, devices, check, seconds))
-        together.note(check, "TFLOP/s", outcome, where=names(devices), per=TERA, text=text)
 
 
 def formats_of(device: int) -> list[str]:
@@ -161,7 +155,14 @@ def _both_sizes(devices: Sequence[int], check: str, seconds: float) -> tuple[Rat
 def product_on(check: str, size: int, device: int) -> Callable[[], object]:
     """One product of [size, size] matrices on a GPU, to be repeated."""
     if check == FP8:
-        return _fp8_product(size, device)
+        # One scale a matrix, the product in bf16; torch wants the right matrix column by column.
+        fp8 = torch.float8_e4m3fnuz if torch.version.hip else torch.float8_e4m3fn
+        left, right = (torch.randn(size, size, device=device).to(fp8) for _ in range(2))
+        one = torch.ones((), device=device)
+        columns = right.t()
+        return lambda: torch._scaled_mm(
+            left, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
     dtype, precision = FORMATS[check]
     torch.set_float32_matmul_precision(precision)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -169,23 +170,9 @@ def product_on(check: str, size: int, device: int) -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def _fp8_product(size: int, device: int) -> Callable[[], object]:
-    """One scale a matrix, the product in bf16; torch wants the right matrix column by column."""
-    fp8 = torch.float8_e4m3fnuz if torch.version.hip else torch.float8_e4m3fn
-    left, right = (torch.randn(size, size, device=device).to(fp8) for _ in range(2))
-    one = torch.ones((), device=device)
-    columns = right.t()
-    return lambda: torch._scaled_mm(
-        left, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
-
-
-# How fast memory moves: a rank's on the CPU, a GPU's own, between a GPU and its host, between two GPUs of a machine.
-#
-# Bytes are counted as they are read and written, as STREAM does (McCalpin; www.cs.virginia.edu/stream/ref.html): a copy
-# of N bytes moves 2 N, a triad (a = b + s c) 3 N; what a cache fetches before it writes is not counted. Between two
-# memories the N bytes that arrive count once, as nvbandwidth has it. GB/s are 10^9 bytes a second. Collectives are
-# elsewhere (collectives.py).
+# Bytes are counted as STREAM counts them, read and written (McCalpin; www.cs.virginia.edu/stream/ref.html): a copy of
+# N bytes moves 2 N, a triad (a = b + s c) 3 N; what a cache fetches before it writes does not count. Between two
+# memories the N bytes that arrive count once, as in nvbandwidth. A GB/s is 10^9 bytes a second.
 
 
 GIGA = 1e9
@@ -218,7 +205,16 @@ def measure_memory(bench: Bench) -> None:
     together.note("memory_bandwidth", "GB/s", outcome, where=names(devices), per=GIGA, text=text)
     together.meet("before copies")
     if bench.local_rank == 0:
-        _between_memories(together)
+        # GPU by GPU and pair by pair, one at a time: what is measured is the way, not how many share the host's
+        # memory.
+        every = range(torch.cuda.device_count())
+        seconds = min(together.bench.config.seconds, SHORT_SECONDS)
+        for device in every:
+            _note(together, "host_to_device", f"GPU {device}", partial(_with_host, device, True, seconds))
+            _note(together, "device_to_host", f"GPU {device}", partial(_with_host, device, False, seconds))
+        for one, two in itertools.combinations(every, 2):
+            if torch.cuda.can_device_access_peer(one, two):
+                _note(together, "peer_to_peer", f"GPU {one} and GPU {two}", partial(_with_peer, one, two))
 
 
 def _on_cpu(together: Together) -> None:
@@ -267,18 +263,6 @@ def _copy_within(device: int) -> Callable[[], object]:
     source = torch.ones(GPU_BYTES // 4, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
-
-
-def _between_memories(together: Together) -> None:
-    """GPU by GPU and pair by pair, one at a time: what is measured is the way, not how many share the host's memory."""
-    devices = range(torch.cuda.device_count())
-    seconds = min(together.bench.config.seconds, SHORT_SECONDS)
-    for device in devices:
-        _note(together, "host_to_device", f"GPU {device}", partial(_with_host, device, True, seconds))
-        _note(together, "device_to_host", f"GPU {device}", partial(_with_host, device, False, seconds))
-    for one, two in itertools.combinations(devices, 2):
-        if torch.cuda.can_device_access_peer(one, two):
-            _note(together, "peer_to_peer", f"GPU {one} and GPU {two}", partial(_with_peer, one, two))
 
 
 def _note(together: Together, check: str, where: str, once: Callable[[], Rate]) -> None:

@@ -27,18 +27,15 @@ from torch import cuda, distributed
 
 from tasks.formats import azure_machine, gpu_health
 from tasks.formats.azure_machine import DAY, Interface
-from tasks.formats.gpu_health import Port
 from tasks.jobs.node.probes import Hangs, ports
 from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, of_file, of_kernel
 from tasks.qualification.measured import Probe, Status
 
-# How far the clocks of machines are apart, asked through the launcher's store, as NTP asks: half of a round trip is the
-# bound.
-#
-# The first machine asks the others, one after another, a few times; the shortest round trip counts. What is noted is
-# how far a clock is from the median of the others for sure: less than the bound says nothing.
+# Clocks are compared through the launcher's store as NTP does it: the first machine asks each of the others a few
+# times, and the shortest round trip counts. Half of that round trip bounds the error; a difference below the bound
+# means nothing.
 
 
 TIMES = 5
@@ -74,7 +71,12 @@ def note_skew(bench: Bench, clock: Callable[[], float] = time.time) -> None:
 
 def ask_all(store: distributed.Store, nodes: int, clock: Callable[[], float], *, seconds: float) -> dict[int, Offset]:
     """What the first machine does: offsets of all machines that answer, its own included; all can read them."""
-    existing = _come(store, nodes, seconds)
+    # Machines that are there; waited for together, so that one that is away costs the time once.
+    deadline, missing = time.monotonic() + seconds, set(range(1, nodes))
+    while missing and time.monotonic() < deadline:
+        missing -= {node for node in missing if store.check([f"skew/{node}/here"])}
+        time.sleep(0.005 if missing else 0)
+    existing = sorted(set(range(1, nodes)) - missing)
     asked = {node: _ask(store, node, clock) for node in existing}
     result = {0: Offset(0.0, 0.0)} | {node: offset for node, offset in asked.items() if offset}
     store.set("skew/offsets", json.dumps(result))
@@ -98,15 +100,6 @@ def apart(offsets: dict[int, Offset], node: int) -> Offset:
     others = [offset.seconds for at, offset in offsets.items() if at != node]
     bound = max(offset.bound for offset in offsets.values())
     return Offset(offsets[node].seconds - statistics.median(others), bound)
-
-
-def _come(store: distributed.Store, nodes: int, seconds: float) -> list[int]:
-    """Machines that are there; waited for together, so that one that is away costs the time once."""
-    deadline, missing = time.monotonic() + seconds, set(range(1, nodes))
-    while missing and time.monotonic() < deadline:
-        missing -= {node for node in missing if store.check([f"skew/{node}/here"])}
-        time.sleep(0.005 if missing else 0)
-    return sorted(set(range(1, nodes)) - missing)
 
 
 def _ask(store: distributed.Store, node: int, clock: Callable[[], float]) -> Offset | None:
@@ -137,11 +130,9 @@ def _probe(offsets: dict[int, Offset], node: int) -> Probe:
     return Probe(check="time_skew", measured=surely, unit="s", said=text)
 
 
-# What runs on a machine: image, kernel, driver, CUDA or ROCm, NCCL, MPI, OFED, torch; and which Azure machine it is.
-#
-# Recorded with every qualification; whether they are equal on all machines and as in the image is judged elsewhere.
-# What the image itself says (component_versions.txt) comes first, for it has the image's own spelling; the driver is
-# asked what it is.
+# Versions are recorded with every qualification; the stage judges whether they are equal on all machines and as in
+# the image. An image's own component_versions.txt comes first, because it has the image's spelling; the driver is
+# asked directly.
 
 
 IMDS_PATH = "/metadata/instance/compute?api-version=2021-02-01"
@@ -218,7 +209,10 @@ def _own(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
     """What the image does not say of itself."""
-    yield "cuda", _cuda(machine)
+    version = ""
+    with suppress(ValueError, KeyError, TypeError):
+        version = str(json.loads(machine.text("usr/local/cuda/version.json"))["cuda"]["version"])
+    yield "cuda", version
     yield "rocm", machine.text("opt/rocm/.info/version")
     # By the library's own file name: libnccl.so.2.27.3.
     results = (*machine.places("usr/lib/*/libnccl.so.*.*"), *machine.places("usr/lib64/libnccl.so.*.*"))
@@ -228,12 +222,6 @@ def _looked_up(machine: Machine, vendor: str) -> Iterator[tuple[str, str]]:
     if vendor == "nvidia":
         query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         yield "driver", _quietly(lambda: machine.says(*query).splitlines()[0].strip())
-
-
-def _cuda(machine: Machine) -> str:
-    with suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(machine.text("usr/local/cuda/version.json"))["cuda"]["version"])
-    return ""
 
 
 def _mpi(text: str) -> str:
@@ -247,9 +235,6 @@ def _quietly(asked: Callable[[], str]) -> str:
         return asked()
     except (Missing, Hangs, IndexError):
         return ""
-
-
-# What every machine has: memory, processors, room on its scratch disk; local NVMe disks where its kind has them.
 
 
 REMOTE_DISK = "MSFT NVMe Accelerator"
@@ -294,10 +279,6 @@ def nvme(bench: Bench, machine: Machine) -> Iterator[Probe]:
         yield Probe(check="nvme_count", measured=float(len(local)), said=", ".join(sorted(set(local))))
 
 
-# The network of a machine, by /sys and its logs: InfiniBand ports and their rate, links that flap, accelerated
-# networking.
-
-
 def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Active ports, and the rate of each; not said where there is none and none is asked for."""
     result = ports(machine.root / "sys/class/infiniband")
@@ -312,22 +293,18 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
         remedy="Check cable and switch port." if down else "",
     )
     for name, port in result.items():
-        yield _rate(name, port)
+        # A port that is not active carries nothing.
+        rate = azure_machine.rate(port.rate) if port.active else 0.0
+        yield Probe(
+            check="ib_rate",
+            status="measured" if rate is not None else "failed",
+            measured=rate,
+            unit="Gbit/s",
+            where=name,
+            said=f"it is {port.state}, its rate reads {port.rate!r}",
+        )
     if not result:
         yield Probe(check="ib_rate", measured=0.0, unit="Gbit/s", said="there is no port")
-
-
-def _rate(name: str, port: Port) -> Probe:
-    """A port that is not active carries nothing."""
-    rate = azure_machine.rate(port.rate) if port.active else 0.0
-    return Probe(
-        check="ib_rate",
-        status="measured" if rate is not None else "failed",
-        measured=rate,
-        unit="Gbit/s",
-        where=name,
-        said=f"it is {port.state}, its rate reads {port.rate!r}",
-    )
 
 
 def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
@@ -340,7 +317,11 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         return
     uptime = machine.uptime
     times: Counter[str] = Counter()
-    logs, unread = _logs(machine)
+    # That of the kernel and that of the machine, where networkd writes too; and why, where none can be read.
+    try:
+        logs, unread = [of_kernel(machine), of_file(machine, speaker="") or ""], ""
+    except Missing as error:
+        logs, unread = [], str(error)
     if not (logs or result):
         raise Missing(unread)
     for log in logs:
@@ -358,7 +339,16 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
 
 def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Accelerated networking: behind each interface of Hyper-V a virtual function of the network card, and it is up."""
-    for interface, function in azure_machine.behind(_interfaces(machine)):
+    interfaces = [
+        Interface(
+            place.name,
+            (place / "device/driver").resolve().name if (place / "device/driver").exists() else "",
+            machine.text(place / "address"),
+            machine.text(place / "operstate"),
+        )
+        for place in machine.places("sys/class/net/*")
+    ]
+    for interface, function in azure_machine.behind(interfaces):
         up = function is not None and function.state == "up"
         yield Probe(
             check="sriov",
@@ -371,26 +361,6 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
             else "Switch accelerated networking on; after a host's maintenance it comes back by itself.",
             source="" if up else "Azure, accelerated networking",
         )
-
-
-def _logs(machine: Machine) -> tuple[list[str], str]:
-    """That of the kernel and that of the machine, where networkd writes too; and why, where none can be read."""
-    try:
-        return [of_kernel(machine), of_file(machine, speaker="") or ""], ""
-    except Missing as error:
-        return [], str(error)
-
-
-def _interfaces(machine: Machine) -> list[Interface]:
-    return [
-        Interface(
-            place.name,
-            (place / "device/driver").resolve().name if (place / "device/driver").exists() else "",
-            machine.text(place / "address"),
-            machine.text(place / "operstate"),
-        )
-        for place in machine.places("sys/class/net/*")
-    ]
 
 
 class Look(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.formats import rocm
+from tasks.formats import smi
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, of_kernel
 from tasks.qualification.measured import Probe
@@ -25,7 +25,7 @@ def count(bench: Bench, machine: Machine) -> Iterator[Probe]:
         ended = f"{command[0]} ended with {code}"
         text = " ".join(output.split())[:200] if code else ""
         yield Probe(check="gpu_smi", measured=ended, finding="fail" if code else None, said=text, source=command[0])
-        yield Probe(check="gpu_count", measured=float(rocm.cards(output)))
+        yield Probe(check="gpu_count", measured=float(smi.cards(output)))
         return
     raise Missing("there is neither rocm-smi nor amd-smi")
 
@@ -34,7 +34,7 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """Errors of each GPU's memories since the driver was loaded, by its own counters, and what the kernel's log says."""
     for name, device in _devices(machine):
         files = {path.name: machine.text(path) for path in device.glob("ras/*_err_count")}
-        uncorrected, corrected = rocm.errors(files)
+        uncorrected, corrected = smi.errors(files)
         yield Probe(
             check="ecc",
             status="measured" if files else "missing",
@@ -50,13 +50,13 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
         log = of_kernel(machine)
     except Missing:
         return  # the counters above have said it
-    for bus, line in rocm.faults(log):
+    for bus, line in smi.faults(log):
         yield Probe(check="ecc", measured=1.0, where=f"GPU {bus}", finding="fail", said=line[:300], source=SOURCE)
 
 
 def throttled(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """GPUs that say that they are throttled. Raises Missing without amd-smi."""
-    result = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
+    result = smi.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
     for gpu, state in result.items():
         yield Probe(check="throttle", measured=1.0, where=f"GPU {gpu}", finding="warn", said=state, source="amd-smi")
     if not result:
@@ -67,9 +67,9 @@ def clocks(bench: Bench, machine: Machine) -> Iterator[Probe]:
     """The highest clocks that the driver offers, and whether it is free to choose them."""
     for name, device in _devices(machine):
         level = machine.text(device / "power_dpm_force_performance_level")
-        fixed = level not in rocm.FREE_LEVELS
+        fixed = level not in smi.FREE_LEVELS
         for check, file in (("sm_clock", "pp_dpm_sclk"), ("memory_clock", "pp_dpm_mclk")):
-            highest = rocm.highest(machine.text(device / file))
+            highest = smi.highest(machine.text(device / file))
             yield Probe(
                 check=check,
                 status="measured" if highest is not None else "missing",

@@ -53,7 +53,17 @@ def checks(bench: Bench, machine: Machine) -> Iterator[Probe]:
             yield Probe(check="aznhc", status="skipped", said=str(error))
             return
         if command:
-            output = _run(command, machine, log, seconds=limit(bench))
+            # The log, and what was printed where there is none. Raises Hangs; then its container is ended too.
+            try:
+                _, printed = machine.ask(*command, seconds=limit(bench))
+            except Hangs:
+                with suppress(Missing, Hangs):
+                    machine.ask(*(("sudo", "-n") if command[0] == "sudo" else ()), "docker", "kill", "aznhc")
+                raise
+            try:
+                output = log.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                output = printed
             name = re.sub(r"[^\w.-]", "_", bench.node)
             place = bench.rank.output / "health" / f"{name}.aznhc.log"
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -113,20 +123,6 @@ def _by_enroot(vendor: str, machine: Machine, log: Path) -> Command | None:
         return None
     inside = ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", f"/{INSIDE}")
     return ("enroot", "start", "--root", "--rw", "--mount", f"{log.parent}:{OUTPUT}", name[0], *inside)
-
-
-def _run(command: Command, machine: Machine, log: Path, *, seconds: float) -> str:
-    """The log, and what was printed where there is none. Raises Hangs; then its container is ended too."""
-    try:
-        _, printed = machine.ask(*command, seconds=seconds)
-    except Hangs:
-        with suppress(Missing, Hangs):
-            machine.ask(*(("sudo", "-n") if command[0] == "sudo" else ()), "docker", "kill", "aznhc")
-        raise
-    try:
-        return log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return printed
 
 
 def read(message: str) -> Iterator[Probe]:

@@ -17,10 +17,8 @@ from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure, of_kernel
 from tasks.qualification.measured import Probe
 
-# Application clocks against their maximum, to which they are set first where benchmark.set_clocks asks for that.
-#
-# What was set is read again before it is believed. A restart of the machine or of its driver undoes it, so it is said
-# with every qualification.
+# With benchmark.set_clocks application clocks are first set to their maximum, and read back before that is believed.
+# A restart of the machine or of its driver undoes it, so every qualification says what was set.
 
 
 KINDS = {"sm_clock": "graphics", "memory_clock": "memory"}
@@ -40,6 +38,10 @@ def clock_probes(bench: Bench, gpu: Mapping[str, str], was_set: str) -> Iterator
     for check, kind in KINDS.items():
         clock = smi.clocks(gpu, kind)
         if clock is None:
+            if check in bench.sku.limits:  # one GPU of eight that says nothing would hide behind the others
+                yield Probe(
+                    check=check, status="missing", unit="MHz", where=smi.name(gpu), said="the driver names no clock"
+                )
             continue
         below = _below(gpu, kind)
         entries = [f"its maximum is {clock.maximum:.0f}"]
@@ -127,7 +129,16 @@ def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
             yield Probe(check=check, measured=0.0)
     for gpu in rows:
         yield from clock_probes(bench, gpu, were_set.get(gpu["index"], ""))
-        yield _persistence(gpu)
+        mode = gpu.get("persistence_mode", "unknown")
+        off = mode == "Disabled"
+        yield Probe(
+            check="persistence",
+            measured=mode,
+            where=smi.name(gpu),
+            finding="warn" if off else None,
+            remedy=f"nvidia-smi -i {gpu['index']} -pm 1 (as root)" if off else "",
+            source="AzNHC check_gpu_persistence" if off else "",
+        )
 
 
 def remapped_rows(bench: Bench, machine: Machine) -> Iterator[Probe]:
@@ -193,19 +204,6 @@ def _level(code: int, finding: Finding, *, fresh: bool, rules: Rules) -> Literal
     if code in rules.xid_programs:
         return None
     return finding.level if fresh else "warn"
-
-
-def _persistence(gpu: Mapping[str, str]) -> Probe:
-    mode = gpu.get("persistence_mode", "unknown")
-    off = mode == "Disabled"
-    return Probe(
-        check="persistence",
-        measured=mode,
-        where=smi.name(gpu),
-        finding="warn" if off else None,
-        remedy=f"nvidia-smi -i {gpu['index']} -pm 1 (as root)" if off else "",
-        source="AzNHC check_gpu_persistence" if off else "",
-    )
 
 
 def _findings(gpu: Mapping[str, str], machine: Machine) -> list[Finding]:

@@ -16,9 +16,8 @@ from tasks.formats import gpu_health as kernel_log
 from tasks.formats.gpu_health import Rules
 from tasks.jobs.node.probes import RULES, ask, query_smi
 
-# The logs of a machine since its start, in the form of `dmesg`: the kernel's own, and the file that syslog writes.
-#
-# An empty log says nothing of the machine, so it counts as none. What the lines mean is tasks/formats/gpu_health.py.
+# Logs are read in the form of `dmesg`: the kernel's own, and the file that syslog writes. An empty log proves nothing
+# and counts as missing.
 
 
 LOG_BYTES = 64 * 2**20

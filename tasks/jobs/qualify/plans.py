@@ -20,9 +20,6 @@ from tasks.qualification.measured import Status
 from tasks.qualification.pairs import groups as connected
 from tasks.qualification.peers import Item, reference
 
-# Who meets whom, and what is measured again: pure functions over numbers of machines.
-
-
 Group = tuple[int, ...]
 """Machines that measure together, by node rank, lowest first."""
 Rounds = list[list[Group]]
@@ -326,14 +323,15 @@ class Pairs:
     def slow(self, share: float | None = None) -> set[Group]:
         """Pairs that failed, or are below the limit or the share (of the configuration, where none is given) of a sound one."""
         sound, least = self.sound, self.standard.share if share is None else share
-        return {pair for pair, outcome in self.best.items() if self._is_slow(outcome, sound, least)}
-
-    def _is_slow(self, outcome: Outcome, sound: Mapping[int, float], share: float) -> bool:
-        return (
-            outcome.status != "measured"
-            or self.standard.below_limit(outcome, PAIRS[0], "pair", 2)
-            or any(rate < share * sound[size] for size, rate in outcome.judged.items())
-        )
+        return {
+            pair
+            for pair, outcome in self.best.items()
+            if (
+                outcome.status != "measured"
+                or self.standard.below_limit(outcome, PAIRS[0], "pair", 2)
+                or any(rate < least * sound[size] for size, rate in outcome.judged.items())
+            )
+        }
 
     def groups(self, living: Sequence[int]) -> list[Group]:
         """Machines that sound pairs connect."""
@@ -361,21 +359,18 @@ class Pairs:
     def to_confirm(self, living: Sequence[int]) -> list[Group]:
         """Pairs for fresh runs: each suspect machine with sound partners, and slow pairs of two that are not suspect."""
         slow = self.slow()
-        bad = self._suspects(slow)
-        links = sorted((pair for pair in slow if not set(pair) & bad), key=lambda pair: (self.fresh.get(pair, 0), pair))
-        chosen = [pair for node in sorted(bad) for pair in self._partners(node, slow, bad, living)]
-        return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
-
-    def _suspects(self, slow: Set[Group]) -> set[int]:
-        """By a vote over all pairs but those between two groups, which are the network's; of a machine that was measured
-        afresh, over its fresh pairs alone."""
+        # By a vote over all pairs but those between two groups, which are the network's; of a machine that was
+        # measured afresh, over its fresh pairs alone.
         sound = [pair for pair in self.best if pair not in slow]
         results = [group for group in connected({node for pair in self.best for node in pair}, sound) if len(group) > 1]
         group_of = {node: number for number, group in enumerate(results) for node in group}
         inside = {pair for pair in slow if len({group_of.get(node, -1) for node in pair} - {-1}) < 2}
         everywhere = suspects(inside, sound)
         cleared = {node for node in everywhere if self._votes(node, inside) <= 0}
-        return everywhere - cleared
+        bad = everywhere - cleared
+        links = sorted((pair for pair in slow if not set(pair) & bad), key=lambda pair: (self.fresh.get(pair, 0), pair))
+        chosen = [pair for node in sorted(bad) for pair in self._partners(node, slow, bad, living)]
+        return [pair for pair in dict.fromkeys((*chosen, *links)) if set(pair) <= set(living)]
 
     def _votes(self, node: int, slow: Set[Group]) -> int:
         fresh = [pair for pair in self.fresh if node in pair]

@@ -17,17 +17,13 @@ from pathlib import Path
 
 import torch
 
-from tasks.formats import gpu_health, rocm
+from tasks.formats import gpu_health, smi
 from tasks.jobs.node.probes import Hangs, ask
 from tasks.jobs.qualify import compute as gpus
 from tasks.jobs.qualify.bench import Bench, Outcome, Rate, Together, tried
 from tasks.jobs.qualify.compute import GPU_SIZES, formats_of, matmul_windows, product_on
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, failure
 from tasks.qualification.measured import Probe
-
-# How hot a machine's parts are, as nvidia-smi, rocm-smi or Linux's thermal zones say it. What else they say is
-# health.py.
-
 
 ZONES = Path("/sys/class/thermal")
 NVIDIA = ("nvidia-smi", "--query-gpu=index,temperature.gpu", "--format=csv,noheader,nounits")
@@ -40,7 +36,11 @@ def of_gpus() -> dict[str, float]:
     """Degrees Celsius by GPU; empty where no tool says any."""
     for command, read in ((NVIDIA, read_nvidia), (AMD, read_amd)):
         if shutil.which(command[0]):
-            return read(_ask(command))
+            try:
+                output = ask(*command, seconds=SECONDS)[1]
+            except (OSError, Hangs):
+                output = ""
+            return read(output)
     return {}
 
 
@@ -79,17 +79,9 @@ def read_amd(text: str) -> dict[str, float]:
     return result
 
 
-def _ask(command: tuple[str, ...]) -> str:
-    try:
-        return ask(*command, seconds=SECONDS)[1]
-    except (OSError, Hangs):
-        return ""
-
-
-# Whether GPUs are throttled while they compute: looked at every second during the groups of checks that load them.
-#
-# An idle GPU is never thermally throttled, so health.py alone would see nothing. Heat, a power brake and a slowdown by
-# the hardware count; idle, application clocks and the software's power cap do not (tasks/hardware/health.json).
+# An idle GPU is never thermally throttled, so the groups that load GPUs are watched every second. Heat, a power brake
+# and a slowdown by the hardware count; idle, application clocks and the software's power cap do not
+# (tasks/hardware/health.json).
 
 
 LOADS = ("compute", "soak")
@@ -180,7 +172,7 @@ def nvidia(machine: Machine) -> dict[str, str]:
 
 def amd(machine: Machine) -> dict[str, str]:
     """The same of AMD's."""
-    result = rocm.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
+    result = smi.throttled(machine.says("amd-smi", "metric", "--power", "--json"))
     return {f"GPU {gpu}": state for gpu, state in result.items()}
 
 
@@ -234,13 +226,9 @@ def _drops(tenths: Sequence[Outcome], where: Sequence[str], late: str) -> list[P
             text = f"the rate of tenth {unknown[0]} of {PARTS} is unknown: other work had the core all the time"
             results.append(Probe(check="soak_drop", status="failed", where=part, said=text))
         else:
-            results.append(_drop(part, rates))
+            shares = "rate of each tenth against the first: " + ", ".join(f"{rate / rates[0]:.3f}" for rate in rates)
+            results.append(Probe(check="soak_drop", measured=1 - rates[-1] / rates[0], where=part, said=shares))
     return results
-
-
-def _drop(part: str, rates: Sequence[float]) -> Probe:
-    text = "rate of each tenth against the first: " + ", ".join(f"{rate / rates[0]:.3f}" for rate in rates)
-    return Probe(check="soak_drop", measured=1 - rates[-1] / rates[0], where=part, said=text)
 
 
 def _temperatures(bench: Bench, hottest: dict[str, float]) -> list[Probe]:

@@ -3,6 +3,9 @@
 A group that hangs or dies ends as a sweep that says so, at the latest after config.collective_seconds a collective; who does not
 answer then is left out of what follows. On GPUs all ranks of a machine take part. On CPUs only local rank 0 does between two
 machines: its ranks share the cores and the network interface, so more of them would measure each other.
+
+`measure` is the group of collectives: within every machine, over all machines and over pairs. What is measured in which order is
+plans.py.
 """
 
 from __future__ import annotations
@@ -22,10 +25,22 @@ import torch
 from torch.distributed import DistStoreError
 
 from tasks.common.names import Collective
-from tasks.formats.nccl_run import TestRow, transports
+from tasks.formats.nccl_run import transports
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.plans import Answer, Found, Group, Outcome, Plan, Step, better
+from tasks.jobs.qualify.plans import (
+    PAIRS,
+    Answer,
+    Found,
+    Group,
+    Outcome,
+    Plan,
+    Standard,
+    Step,
+    better,
+    collectives_plan,
+    pairs_plan,
+)
 from tasks.jobs.qualify.sweeps import (
     DIVIDED,
     ELEMENT_BYTES,
@@ -39,12 +54,11 @@ from tasks.jobs.qualify.sweeps import (
     sweeping,
 )
 from tasks.qualification.measured import Probe, Row, Status, Sweep
+from tasks.qualification.nccl_findings import rows_of
 
-# nccl-tests' or rccl-tests' own programs, where a machine has them: within the machine, one process with all its GPUs.
-#
-# The ranks of the job were started by torchrun, so there is no launcher here that would start the programs on several
-# machines; between machines torch.distributed measures. Rank 0 of the machine runs the program, the others leave their
-# GPUs alone.
+# The programs of nccl-tests or rccl-tests measure within a machine, in one process with all its GPUs: local rank 0
+# runs them while the others leave their GPUs alone. torchrun started the ranks, so no launcher could start these
+# programs on several machines; torch.distributed measures between machines.
 
 
 PLACES = (
@@ -83,19 +97,7 @@ def binary(collective: Collective, search: str | None = None) -> Path | None:
 def run_binary(program: Path, sizes: Sequence[int], *, gpus: int, seconds: float) -> Ran:
     """Run it on all GPUs of this machine: from the smallest to the largest size by factor 2, every element checked."""
     command = [str(program), "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-g", str(gpus), "-c", "1"]
-    output, why = _said(command, seconds)
-    print(output, flush=True)
-    runs = read_nccl_tests(output, program.name)
-    if not runs:
-        return Ran(failed=why or "it printed no table")
-    run = runs[-1]
-    rows = tuple(_row(row) for row in run.rows)
-    failed = why or "; ".join(run.failures) or ("" if rows else "it printed no rows")
-    return Ran(f"{run.tool} {run.version}".strip(), rows, transports(output), failed)
-
-
-def _said(command: list[str], seconds: float) -> tuple[str, str]:
-    """What a command printed, and why it did not end well."""
+    # What a command printed, and why it did not end well.
     process = subprocess.Popen(
         command, env=alone(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -107,8 +109,17 @@ def _said(command: list[str], seconds: float) -> tuple[str, str]:
             text, _ = process.communicate(timeout=LAST_SECONDS)
         except subprocess.TimeoutExpired:  # it hangs in the driver, or a child holds the pipe
             text = ""
-        return text, f"timed out: {command[0]} took longer than {seconds:.0f} s"
-    return text, "" if process.returncode == 0 else f"{command[0]} ended with exit code {process.returncode}"
+        output, why = text, f"timed out: {command[0]} took longer than {seconds:.0f} s"
+    else:
+        output, why = text, "" if process.returncode == 0 else f"{command[0]} ended with exit code {process.returncode}"
+    print(output, flush=True)
+    runs = read_nccl_tests(output, program.name)
+    if not runs:
+        return Ran(failed=why or "it printed no table")
+    run = runs[-1]
+    rows = rows_of(run)
+    failed = why or "; ".join(run.failures) or ("" if rows else "it printed no rows")
+    return Ran(f"{run.tool} {run.version}".strip(), rows, transports(output), failed)
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
@@ -118,26 +129,9 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
-def _row(row: TestRow) -> Row:
-    return Row(
-        bytes=row.bytes,
-        microseconds=row.out.microseconds,
-        algbw=row.out.algbw,
-        busbw=row.out.busbw,
-        wrong=row.out.wrong,
-        microseconds_in_place=row.in_place.microseconds,
-        algbw_in_place=row.in_place.algbw,
-        busbw_in_place=row.in_place.busbw,
-        wrong_in_place=row.in_place.wrong,
-    )
-
-
-# Machines agree on what they found, at the launcher's store: all of them take the same decisions, also when one is
-# missing.
-#
-# Only local rank 0 of a machine speaks; all its ranks hear. Who comes last publishes what was said, so nobody asks the
-# store again and again; when somebody does not come in time, whoever waited publishes what is there. What is published
-# first holds.
+# Machines agree on their findings at the launcher's store, so that all take the same decisions, also when one is
+# missing. Only local rank 0 of a machine writes; all its ranks read. The last to come publishes everything, so nobody
+# polls the store; after a time-out whoever waited publishes what is there. The first publication holds.
 
 
 LISTEN_SECONDS = 15.0
@@ -192,8 +186,7 @@ def _agreed(bench: Bench, name: str, seconds: float) -> dict[int, Any]:
     return {int(node): value for node, value in json.loads(bench.store.get(f"{name}/agreed")).items()}
 
 
-# The output table of nccl-tests, for the rank's log: who knows it reads ours. Reading such tables is tasks/formats'
-# part.
+# Results are printed as nccl-tests' output table, which people in the field know.
 
 
 COLUMNS = "#{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}  {:>8}  {:>6}  {:>6}  {:>6}"
@@ -469,3 +462,39 @@ def _write(
             bench.sweep(result)
             if result.scope == "node" and bench.nodes == 1:
                 bench.sweep(result.model_copy(update={"scope": "all"}))
+
+
+GROUP = "collectives"
+
+
+def measure(bench: Bench) -> None:
+    """Write the sweeps, where there are several ranks."""
+    if bench.world_size == 1:
+        return
+    names = names_of_all(bench, GROUP)
+    if not names:
+        return
+    standard = Standard(bench.config, bench.sku)
+    run(bench, GROUP, collectives_plan(tuple(names), standard, ranks_per_node=bench.ranks_per_node), names)
+
+
+PAIRS_GROUP = "pairs"
+
+
+def measure_pairs(bench: Bench) -> None:
+    """Write the sweeps, where there are several machines."""
+    if bench.nodes == 1:
+        return
+    names = names_of_all(bench, PAIRS_GROUP)
+    if not names:
+        return
+    # Machines of one switch come one after another, so that neighbours are near; as they are numbered where none is known.
+    seconds = bench.config.check_seconds
+    try:
+        switches = agree(bench, f"{PAIRS_GROUP}/switches", bench.switch, among=tuple(names), seconds=seconds)
+    except LeftOut as left:
+        note_left_out(bench, PAIRS_GROUP, left)
+        return
+    nodes = tuple(sorted(switches, key=lambda node: (switches[node], node)))
+    together = remembered(bench, GROUP, "all", nodes, PAIRS[0])
+    run(bench, PAIRS_GROUP, pairs_plan(nodes, Standard(bench.config, bench.sku), together=together), names)

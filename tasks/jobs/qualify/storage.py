@@ -30,11 +30,9 @@ from tasks.storage.blob.transfer import STREAMS, check_stored, upload
 from tasks.storage.manifest import FileEntry
 from tasks.storage.settings import StoreConfig
 
-# Writing and reading files so that the disk is measured and not the memory before it.
-#
-# Large files go around the page cache (O_DIRECT); where a file system refuses that, they are brought to the disk as
-# they are written, and the pages are dropped before they are read (posix_fadvise). A large file has no name from the
-# moment it is made, so that nothing of it is left, however this process dies.
+# Large files bypass the page cache (O_DIRECT), so that the disk is measured and not the memory before it. Where a
+# file system refuses that, written bytes are synced, and pages are dropped before they are read (posix_fadvise). A
+# large file is unlinked as soon as it is open, so that nothing of it stays, however this process ends.
 
 
 BLOCK = 8 << 20
@@ -95,7 +93,10 @@ def small_files(folder: Path, *, count: int, seconds: float) -> Files:
         data, began, paths = os.urandom(SMALL), time.perf_counter(), list[Path]()
         while len(paths) < count and (time.perf_counter() - began < seconds or not paths):
             paths.append(Path(place) / f"{len(paths)}.bin")
-            _write_small(paths[-1], data)
+            with open(paths[-1], "xb", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+                _drop_pages(file.fileno())
         write_seconds = time.perf_counter() - began
         began = time.perf_counter()
         for path in paths:
@@ -173,21 +174,13 @@ def _read(file: int, blocks: int, until: float) -> int:
     return done
 
 
-def _write_small(path: Path, data: bytes) -> None:
-    with open(path, "xb", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
-        _drop_pages(file.fileno())
-
-
 def _drop_pages(file: int) -> None:
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-# The store of machines that share no folder: one blob written, read and removed again.
-#
-# Which store that is says the mirror of the job's folder (HEADWAY_STORE, tasks/jobs/node/mirror.py).
+# Machines that share no folder have a store (HEADWAY_STORE, tasks/jobs/node/mirror.py): one blob is written, read and
+# removed.
 
 
 def through(text: str, rank: Rank, *, bytes: int) -> Moved:

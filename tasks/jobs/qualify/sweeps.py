@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor, cuda, distributed
 
@@ -27,10 +28,8 @@ from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.bench import Bench
 from tasks.qualification.measured import Row
 
-# A communicator over some ranks, thrown away after use: after a time-out nothing of it can be trusted.
-#
-# Also what it really used, by NCCL's own debug log. A rank is in one group at a time, so each is torch's default group,
-# on a prefix of the launcher's store that is used once.
+# A communicator is used once: after a time-out nothing of it can be trusted. A rank is in one group at a time, so
+# each is torch's default group, on a prefix of the launcher's store that is used once.
 
 
 LOUD = {
@@ -149,10 +148,8 @@ def _since(path: Path, began: int) -> str:
         return ""
 
 
-# The six collectives: what is sent, what must arrive, and how bus bandwidth follows from time.
-#
-# Messages are float32. Element i of the message k is (i + 31 k) mod 1021: sums over up to 16,000 ranks are exact, a
-# part that arrives in the wrong place or not at all is seen, and every element is compared.
+# Messages are float32. Element i of message k is (i + 31 k) mod 1021: sums over up to 16,000 ranks are exact, and a
+# part that arrives in the wrong place or not at all shows, because every element is compared.
 
 
 PERIOD = 1021
@@ -346,7 +343,8 @@ def sweep(collective: Collective, how: Sweeping, comm: Communicator, bench: Benc
     """One row after another. Raises RuntimeError when an operation fails or hangs, TooLate when the time is over."""
     began = time.monotonic()
     # Bytes of the largest message for which every rank has memory.
-    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else _free_bytes() * CPU_SHARE / bench.ranks_per_node
+    host = psutil.virtual_memory().available * CPU_SHARE / bench.ranks_per_node
+    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else host
     largest = -comm.over_all([-free], distributed.ReduceOp.MAX)[0] / BUFFERS
     share = how.seconds / len(how.sizes) / (1 if collective in TWO_BUFFERS else 2)
     for size in how.sizes:
@@ -374,15 +372,6 @@ def _free_gpu_bytes() -> int:
     return cuda.mem_get_info()[0]
 
 
-def _free_bytes() -> int:
-    """Linux's MemAvailable (Documentation/filesystems/proc.rst): free memory, and what the cache of files would give up."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
 def _measure(prepared: Prepared, seconds: float, comm: Communicator) -> tuple[float, int]:
     """Mean seconds of an operation over all ranks, and wrong elements of all ranks after the first one.
 
@@ -404,26 +393,22 @@ def _timed(prepared: Prepared, iterations: int, comm: Communicator) -> float:
     """Seconds of one operation."""
     distributed.barrier()
     if comm.cuda:
-        return _timed_on_gpu(prepared, iterations)
-    began = time.perf_counter()
+        # By the GPU's clock. NCCL works on a stream of its own, which begins after what the current one has, and for
+        # which the current one waits in wait(); operations are in order, so the last one's end is the end of all.
+        cuda.synchronize()
+        began, ended = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        began.record()
+        works = [prepared.start() for _ in range(iterations)]
+        for work in works[-1]:
+            work.wait()
+        ended.record()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000 / iterations
+    start = time.perf_counter()
     for _ in range(iterations):
         for work in prepared.start():
             work.wait()
-    return (time.perf_counter() - began) / iterations
-
-
-def _timed_on_gpu(prepared: Prepared, iterations: int) -> float:
-    """By the GPU's clock. NCCL works on a stream of its own, which begins after what the current one has, and for which the
-    current one waits in wait(); operations are in order, so the last one's end is the end of all."""
-    cuda.synchronize()
-    began, ended = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-    began.record()
-    works = [prepared.start() for _ in range(iterations)]
-    for work in works[-1]:
-        work.wait()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000 / iterations
+    return (time.perf_counter() - start) / iterations
 
 
 def _row(collective: Collective, size: int, ranks: int, measured: Sequence[tuple[float, int]]) -> Row:

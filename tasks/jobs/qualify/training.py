@@ -25,21 +25,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.config.training import TrainingConfig
-from tasks.jobs.data.samples import Batch, Mapped, Samples, Shares
+from tasks.jobs.data.samples import Mapped, Samples, Shares
 from tasks.jobs.qualify import compute
 from tasks.jobs.qualify.bench import Bench, Together, flops_per_token, vocabulary
 from tasks.jobs.training.network import build_network, build_optimizer, next_token_loss
 from tasks.jobs.training.schedule import learning_rate
 from tasks.qualification.measured import Probe, TrainingPoint
 
-# Some steps of training as tasks/jobs/train.py does them: its network, loss, optimizer, schedule, samples; tokens are
-# random.
-#
-# What a step's time goes to, by clocks in the step itself: *data* is drawing the samples and bringing them to the
-# device; *communication* is what is left to wait for when the last gradients are ready (a hook of DDP says when), with
-# the sum of the losses: what overlaps with computing is not in it, waiting for a slower rank is. *Compute* is the rest.
-# On the CPU in float32 over gloo; on GPUs with float32 weights, bf16 autocast, over NCCL or RCCL, and the clocks are
-# events of the GPU.
+# A few steps of training use train.py's network, loss, optimizer, schedule and samples, with random tokens. Clocks
+# divide a step: *data* draws samples and brings them to the device; *communication* is the wait after the last
+# gradients are ready (DDP's hook tells when) and the sum of the losses, so what overlaps with computing does not
+# count and waiting for a slower rank does; *compute* is the rest. CPUs compute in float32 over gloo; GPUs with
+# float32 weights and bf16 autocast over NCCL or RCCL, timed by events of the GPU.
 
 
 WARMUP_STEPS = 2
@@ -163,7 +160,14 @@ class Probing:
         batches = [batch.to(self.device) for batch in batches]
         drawn = now()
         output = torch.tensor([0.0, float(time.monotonic() > self.ends)], dtype=torch.float64, device=self.device)
-        output[0] = self._gradients(batches)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for place, batch in enumerate(batches, start=1):
+            with nullcontext() if place == len(batches) else self.parallel.no_sync():
+                with torch.autocast("cuda", torch.bfloat16, enabled=self.clock.of_gpu):
+                    part = next_token_loss(self.parallel, batch.inputs, batch.targets) / len(batches)
+                part.backward()
+            total += part.detach()
+        output[0] = total
         dist.all_reduce(output)
         summed = now()
         nn.utils.clip_grad_norm_(self.network.parameters(), self.config.gradient_clip)
@@ -180,17 +184,6 @@ class Probing:
             loss=loss,
             late=late > 0,
         )
-
-    def _gradients(self, batches: Sequence[Batch]) -> Tensor:
-        """The loss of this rank's samples."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for number, batch in enumerate(batches, start=1):
-            with nullcontext() if number == len(batches) else self.parallel.no_sync():
-                with torch.autocast("cuda", torch.bfloat16, enabled=self.clock.of_gpu):
-                    loss = next_token_loss(self.parallel, batch.inputs, batch.targets) / len(batches)
-                loss.backward()
-            total += loss.detach()
-        return total
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """DDP's own averaging of a bucket of gradients; notes when the last one was ready."""

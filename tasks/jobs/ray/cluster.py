@@ -15,13 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tasks.common.process import die_with_parent, read_json
 
-JOIN_SECONDS = 900.0
-"""Longest time that nodes wait for each other: images are pulled at different speeds."""
 GONE_SECONDS = 5.0
 """Without an answer of the head for so long, it is gone."""
 POLL_SECONDS = 1.0
@@ -33,6 +32,11 @@ OURS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 """As for the cluster of one machine (tasks/compute/ray/local.py): nobody is told, and it ends at once."""
+ASKS = (
+    "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); "
+    "print(*ray.cluster_resources())"
+)
+"""A program that prints the names of all resources of the cluster at an address."""
 
 
 class Stopped(Exception):
@@ -124,21 +128,13 @@ def _wait_for_all(raylet: subprocess.Popen[bytes], address: str, nodes: int, sec
         if raylet.poll() is not None:
             return f"the head itself, which ended with exit code {raylet.returncode}"
         time.sleep(POLL_SECONDS)
-        existing = _resources(address)
+        # A process of its own asks for the names of the cluster's resources, and leaves again; the cluster may not answer yet.
+        argv, environment = [sys.executable, "-c", ASKS, address], {**os.environ, **OURS}
+        existing = set()
+        with suppress(subprocess.TimeoutExpired):
+            asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60, env=environment)
+            existing = set(asked.stdout.split())
     return ", ".join(f"node rank {name.rpartition('-')[2]}" for name in sorted(wanted - existing))
-
-
-def _resources(address: str) -> set[str]:
-    """Names of all resources of the cluster; empty while it does not answer. A process of its own asks, and leaves again."""
-    asks = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); print(*ray.cluster_resources())"
-    argv = [sys.executable, "-c", asks, address]
-    try:
-        completed = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **OURS}
-        )
-    except subprocess.TimeoutExpired:
-        return set()
-    return set(completed.stdout.split())
 
 
 def _reachable(address: str) -> str:

@@ -1,8 +1,8 @@
 """The program of a Ray job: place one actor a machine, start the machines' parts of the job, and end with the leader's exit code.
 
 `python -m tasks.jobs.ray.driver FOLDER` runs on the cluster, beside its head. It reads `ray.json` of the job folder
-(tasks/compute/ray/backend.py writes it), and says in `ray-state.json` where the job is. What the cluster lacks is machines.py,
-what runs on each machine agent.py. See docs/ray.md.
+(tasks/compute/ray/backend.py writes it), and says in `ray-state.json` where the job is. What the cluster lacks,
+and what runs on each machine, is agent.py. See docs/ray.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.process import read_json, write_json
-from tasks.jobs.ray import machines
-from tasks.jobs.ray.agent import Agent
-from tasks.jobs.ray.machines import Machine
+from tasks.jobs.ray.agent import NODE_ID, Agent, Machine, lacking, machines, selector, words
 
 REPORT = "headway-report "
 """Begins the line of the driver's output that says why it ended, for whoever cannot read the job folder."""
@@ -60,7 +58,18 @@ class Driver:
 
         if self.spec["driver"]:
             signal.signal(signal.SIGTERM, self._ask_to_stop)
-            return self._run_alone()
+            # A script of the user's own that joins the cluster by itself, beside this process. Exit code 0 is a
+            # result.
+            agent = Agent()
+            agent.start(self.spec["commands"][0], self.spec["environment"])
+            self.started = True
+            self.say("running")
+            while agent.poll() is None and not self.stopping:
+                time.sleep(POLL_SECONDS)
+            code = agent.stop() or _leader_code(self.folder)
+            if code == 0 and not (self.folder / "result.json").exists():
+                write_json(self.folder / "result.json", {"exit_code": 0})
+            return code
         ray.init(log_to_driver=False, configure_logging=False)
         signal.signal(signal.SIGTERM, self._ask_to_stop)
         group = self._place()
@@ -82,7 +91,8 @@ class Driver:
                 time.sleep(POLL_SECONDS)
             return 1
         finally:
-            self._stop()
+            # What does not answer dies with its actor when this process ends.
+            ray.wait([agent.stop.remote() for agent in self.agents], num_returns=len(self.agents), timeout=40.0)
 
     def say(self, state: str, reason: str = "", **more: Any) -> None:
         """Where the job is, for the backend's `states`."""
@@ -95,24 +105,23 @@ class Driver:
         from ray.util.placement_group import placement_group
 
         self._must_fit()
-        where = machines.selector(self.spec, machines.machines(ray.nodes()))
-        apart = [{machines.NODE_ID: where}] * self.spec["nodes"] if where else None
-        bundles = [{**self.spec["bundle"], **self._pin(rank)} for rank in range(self.spec["nodes"])]
+        where = selector(self.spec, machines(ray.nodes()))
+        apart = [{NODE_ID: where}] * self.spec["nodes"] if where else None
+        # A resource that only one machine has ties a node rank to it, where the machines were started with it.
+        pin = self.spec["pin"]
+        ties = [{f"{pin}-{rank}": 0.01} if pin else {} for rank in range(self.spec["nodes"])]
+        bundles = [{**self.spec["bundle"], **tie} for tie in ties]
         group = placement_group(bundles, strategy=self.spec["strategy"], bundle_label_selector=apart)
-        need = f"{self.spec['nodes']} machine(s) with {machines.words(self.spec['bundle'])}"
+        need = f"{self.spec['nodes']} machine(s) with {words(self.spec['bundle'])}"
         while not group.wait(PLACE_SECONDS):
             self.say("queued", f"waits for {need}: what the cluster has of it is in use")
             self._must_fit()
         return group
 
-    def _pin(self, rank: int) -> dict[str, float]:
-        """What ties a node rank to one machine: a resource that only that one has, where the machines were started with it."""
-        return {f"{self.spec['pin']}-{rank}": 0.01} if self.spec["pin"] else {}
-
     def _must_fit(self) -> None:
         import ray
 
-        lacks = machines.lacking(self.spec, machines.machines(ray.nodes()))
+        lacks = lacking(self.spec, machines(ray.nodes()))
         if lacks and (self.spec["only"] or not self.spec["autoscales"]):
             raise Refused("ValueError", lacks, "user")
 
@@ -134,7 +143,7 @@ class Driver:
                 )
                 .remote()
             )
-        existing = {machine.id: machine for machine in machines.machines(ray.nodes())}
+        existing = {machine.id: machine for machine in machines(ray.nodes())}
         self.places = [existing[node] for node in ray.get([agent.where.remote() for agent in self.agents])]
 
     def _probe(self) -> None:
@@ -180,30 +189,11 @@ class Driver:
         import ray
 
         place = self.places[rank]
-        alive = place.id in {machine.id for machine in machines.machines(ray.nodes())}
+        alive = place.id in {machine.id for machine in machines(ray.nodes())}
         why = str(error).strip().splitlines()[-1].strip()
         if alive:
             return Refused("ActorDied", f"the actor of node rank {rank} on {place.name} died: {why}", "infrastructure")
         return Refused("NodeLost", f"Ray lost the node {place.name} ({place.address})", "node", nodes=(place.name,))
-
-    def _run_alone(self) -> int:
-        """A script of the user's own that joins the cluster by itself, beside this process. Exit code 0 is a result."""
-        agent = Agent()
-        agent.start(self.spec["commands"][0], self.spec["environment"])
-        self.started = True
-        self.say("running")
-        while agent.poll() is None and not self.stopping:
-            time.sleep(POLL_SECONDS)
-        code = agent.stop() or _leader_code(self.folder)
-        if code == 0 and not (self.folder / "result.json").exists():
-            write_json(self.folder / "result.json", {"exit_code": 0})
-        return code
-
-    def _stop(self) -> None:
-        """End what still runs on all machines; what does not answer dies with its actor when this process ends."""
-        import ray
-
-        ray.wait([agent.stop.remote() for agent in self.agents], num_returns=len(self.agents), timeout=40.0)
 
     def _ask_to_stop(self, *_: object) -> None:
         self.stopping = True

@@ -16,8 +16,7 @@ from typing import Any
 from tasks.common import process
 from tasks.jobs.routing.counts import Counts
 from tasks.jobs.routing.table import Table
-from tasks.serving.protocol.judge import error_test, late
-from tasks.serving.protocol.sequential import SequentialTest
+from tasks.serving.protocol.judge import SequentialTest, error_test, late
 
 LATE_LOOK_SECONDS = 0.25
 """Between two looks for requests that hang."""

@@ -36,8 +36,7 @@ from tasks.jobs.routing.table import Health, Replica, Table
 from tasks.jobs.routing.upstream import Unreachable, fetch
 from tasks.jobs.serving.api_middleware import Edge
 from tasks.jobs.serving.keys import require_guarded
-from tasks.serving.protocol.routes import TRAFFIC, WANTED, read_routes
-from tasks.serving.protocol.secret import read_secret
+from tasks.serving.protocol.routes import TRAFFIC, WANTED, read_routes, read_secret
 
 # The gateway's private port: what the deployer asks it, on loopback, with the token of `control.json`. Callers never
 # come here.

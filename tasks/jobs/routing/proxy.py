@@ -18,8 +18,7 @@ from tasks.config.serving import LimitsConfig
 from tasks.jobs.routing.breaker import Breaker
 from tasks.jobs.routing.counts import LOOKED_AT, Counts, Totals, Waiting, ended, look
 from tasks.jobs.routing.table import Replica, Table
-from tasks.jobs.routing.upstream import Answer, Broken, Unreachable
-from tasks.jobs.routing.wire import Asked
+from tasks.jobs.routing.upstream import Answer, Asked, Broken, Unreachable
 from tasks.serving.protocol.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, Routes
 
 Message = MutableMapping[str, Any]
@@ -240,7 +239,7 @@ class Proxy:
             if not message.get("more_body"):
                 break
         query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
+        target = (scope["raw_path"] or b"/") + (b"?" + query if query else b"")
         return Asked(scope["method"].encode(), target, list(scope["headers"]), bytes(body))
 
 

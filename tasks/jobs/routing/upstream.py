@@ -1,23 +1,34 @@
 """One request to one server on loopback, over a connection that is kept where the server keeps it. Which server: table.py.
 
-What HTTP/1.1 looks like on it is wire.py. An answer is handed on as it comes: nothing waits for its end.
+h11 speaks HTTP/1.1, for the gateway's own front as well (tasks/common/http_server.py): whatever came in can go out. An answer is
+handed on as it comes: nothing waits for its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
-from tasks.jobs.routing.wire import HOP_BY_HOP, Asked, Connection, Head, Headers
+import h11
+
 from tasks.serving.protocol.routes import SECRET
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 2.0
 KEPT = 16
 """Idle connections that are kept for one server."""
-ERRORS = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+CHUNK = 65536
+"""Bytes that are read at once, and that the head of an answer may have."""
+ERRORS = (OSError, EOFError, h11.RemoteProtocolError)
 """What a connection raises that ends, or on which something else than HTTP comes."""
+Headers = list[tuple[bytes, bytes]]
+HOP_BY_HOP = frozenset((
+    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length",
+))  # fmt: skip
+"""Headers of one connection and not of the message (RFC 9110, 7.6.1), and the length, which each side counts for itself."""
 
 
 class Unreachable(Exception):
@@ -32,22 +43,87 @@ class Broken(Exception):
     """The answer ended before its end."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request, whole: it may be sent again. Names of headers are in lower case."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    body: bytes
+
+    def with_header(self, name: bytes, value: bytes) -> Asked:
+        """The same request with one more header, or another value of it."""
+        kept = [(key, text) for key, text in self.headers if key != name]
+        return Asked(self.method, self.target, [*kept, (name, value)], self.body)
+
+
+class Connection:
+    """One connection to a server. State: the stream, and how far the exchange is."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.used = False
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=CHUNK)
+
+    async def head(self, asked: Asked, *, own: Mapping[bytes, bytes]) -> h11.Response:
+        """Send a request and wait for the head of its answer. `own` headers replace those of the same name. Raises ERRORS."""
+        headers = [one for one in asked.headers if one[0] not in HOP_BY_HOP and one[0] not in own]
+        headers += [*own.items(), (b"content-length", b"%d" % len(asked.body))]
+        request = h11.Request(method=asked.method, target=asked.target, headers=headers)
+        events = (request, h11.Data(data=asked.body), h11.EndOfMessage())
+        self.writer.write(b"".join(self._http.send(event) or b"" for event in events))
+        await self.writer.drain()
+        while not isinstance(event := await self._event(), h11.Response):
+            if isinstance(event, h11.ConnectionClosed):
+                raise EOFError("the server closed the connection")
+        return event
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Pieces as they arrive, to the end. Raises ERRORS, also when the connection ends before."""
+        while isinstance(event := await self._event(), h11.Data):
+            yield bytes(event.data)
+
+    async def _event(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self.reader.read(CHUNK))
+        return event
+
+    def renew(self) -> bool:
+        """Be ready for the next request; whether the server keeps the connection and the answer was read to its end."""
+        if self._http.trailing_data != (
+            b"",
+            False,
+        ):  # else the next answer would begin with them
+            return False
+        with suppress(h11.ProtocolError):
+            self._http.start_next_cycle()
+            self.used = True
+            return True
+        return False
+
+    def close(self) -> None:
+        with suppress(OSError, RuntimeError):
+            self.writer.close()
+
+
 class Answer:
     """The answer of a server: its head, and its body as it comes. `close` it, read to the end or not."""
 
-    def __init__(self, upstream: Upstream, connection: Connection, head: Head) -> None:
-        self._upstream, self._connection, self._head = upstream, connection, head
-        self.status = head.status
+    def __init__(self, upstream: Upstream, connection: Connection, head: h11.Response) -> None:
+        self._upstream, self._connection = upstream, connection
+        self._headers = dict(reversed(list(head.headers)))
+        self.status = head.status_code
         self.headers: Headers = [(name, value) for name, value in head.headers if name not in HOP_BY_HOP]
-        self.length = head.header(b"content-length") or None
+        self.length = self.header(b"content-length") or None
 
     def header(self, name: bytes) -> bytes:
-        return self._head.header(name)
+        return self._headers.get(name, b"")
 
     async def body(self) -> AsyncIterator[bytes]:
         """Pieces as they arrive. Raises Broken."""
         try:
-            async for piece in self._connection.body(self._head):
+            async for piece in self._connection.body():
                 yield piece
         except ERRORS as error:
             raise Broken(str(error)) from error
@@ -81,8 +157,7 @@ class Upstream:
         return Answer(self, connection, head)
 
     def give_back(self, connection: Connection) -> None:
-        if connection.reusable and len(self._idle) < KEPT:
-            connection.used = True
+        if len(self._idle) < KEPT and connection.renew():
             self._idle.append(connection)
         else:
             connection.close()
@@ -93,7 +168,7 @@ class Upstream:
             connection.close()
         self._idle.clear()
 
-    async def _first_head(self, asked: Asked) -> tuple[Connection, Head]:
+    async def _first_head(self, asked: Asked) -> tuple[Connection, h11.Response]:
         """An idle connection may have been closed by the server meanwhile: then a new one is tried."""
         while True:
             connection = self._idle.pop() if self._idle else await self._connect()

@@ -291,6 +291,10 @@ async function ask(prompt, signal, began) {
 REQUEST_ID = re.compile(r"cmpl-[0-9a-f]{32}")
 GONE = 499
 """Status of an answer that nobody waits for any more; no client sees it."""
+ROUTES = (
+    "there are POST /v1/completions, GET /v1/models, POST /score, POST /v1/feedback, GET /readyz, GET /livez, GET /metrics "
+    "and GET / (docs/endpoint.md)"
+)
 T = TypeVar("T")
 
 
@@ -340,8 +344,15 @@ def _add_completions(api: FastAPI, service: Service) -> None:
         _require_tokens(service, body.max_tokens)
         taken = service.take(body.model, payload)
         if body.stream:
-            options = body.stream_options
-            return await _stream(service, body.ask(), payload, include_usage=bool(options and options.include_usage))
+            assert payload.taken is not None
+            rest = service.pieces(body.ask(), payload.taken, payload)
+            try:
+                first = await anext(rest)  # what cannot be answered has a status of its own
+            except BaseException:
+                await rest.aclose()
+                raise
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            return EventStream(events(first, rest, payload, include_usage=usage), payload.headers())
         given = await _unless_gone(request, service.answer(body.ask(), taken, payload))
         answer = completion(payload.request_id, taken.model_ref, given.text, given.ending, kind="whole")
         return JSONResponse(answer, headers=_headers(payload))
@@ -363,7 +374,10 @@ def _add_errors(api: FastAPI, service: Service) -> None:
 
     @api.exception_handler(StarletteHTTPException)
     async def refused(request: Request, raised: StarletteHTTPException) -> JSONResponse:
-        return error(request, raised.status_code, str(raised.detail), dict(raised.headers or {}))
+        message = str(raised.detail)
+        if message in ("Not Found", "Method Not Allowed"):  # Starlette's own words for a path that nothing answers
+            message = f"{request.method} {request.url.path} is nothing here: {ROUTES}"
+        return error(request, raised.status_code, message, dict(raised.headers or {}))
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, raised: RequestValidationError) -> JSONResponse:
@@ -373,18 +387,6 @@ def _add_errors(api: FastAPI, service: Service) -> None:
     @api.exception_handler(Exception)
     async def broken(request: Request, raised: Exception) -> JSONResponse:
         return error(request, 500, "the server has a fault; its log says more", {})
-
-
-async def _stream(service: Service, ask: Ask, payload: Told, *, include_usage: bool) -> Response:
-    """The first piece is waited for: what cannot be answered has a status of its own."""
-    assert payload.taken is not None
-    rest = service.pieces(ask, payload.taken, payload)
-    try:
-        first = await anext(rest)
-    except BaseException:
-        await rest.aclose()
-        raise
-    return EventStream(events(first, rest, payload, include_usage=include_usage), payload.headers())
 
 
 async def _together(service: Service, asks: list[Ask], payload: Told) -> list[Said]:

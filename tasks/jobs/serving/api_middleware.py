@@ -214,7 +214,14 @@ class Edge:
         try:
             await self._handle(scope, receive, self._marked(send, answer, request_id), answer, request_id)
         except Refused as refused:
-            await self._refuse(send, refused, request_id=request_id, begun=answer.begun)
+            if self._metrics:
+                self._metrics.refused.labels(refused.why, str(refused.status)).inc()
+            if not answer.begun:
+                headers = {"X-Request-Id": request_id, "X-Headway-Model": self._model()}
+                headers |= {"Retry-After": str(refused.retry_after)} if refused.retry_after else {}
+                headers |= {"Connection": "close"} if refused.close else {}
+                headers |= {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
+                await send_json(send, refused.status, error_body(refused.status, str(refused)), headers=headers)
         finally:
             self.under_way -= 1
             self._leave(answer)
@@ -229,19 +236,30 @@ class Edge:
             return
         if self.draining:
             raise Refused(503, "drain", "the server is stopping", retry_after=1, close=True)
-        inner = {**scope, "headers": _public(scope["headers"], request_id)}
+        kept = [(name, value) for name, value in scope["headers"] if name not in PRIVATE]
+        inner = {**scope, "headers": [*kept, (b"x-request-id", request_id.encode()), (TRAFFIC.encode(), USER.encode())]}
         if scope["path"] in OPEN and scope["method"] in ("GET", "HEAD"):
             await self._app(inner, receive, send)
             return
-        caller = await self._caller(headers)
+        try:
+            caller = await self._door.caller(headers)
+        except Nobody as error:
+            raise Refused(error.status, "caller", str(error), retry_after=error.retry_after) from error
         inner["headers"] += [(b"x-headway-caller", caller.encode())] if caller else []
         who = caller or f"ip:{(scope['client'] or ('', 0))[0]}"
         if scope["method"] != "POST":
             await self._app(inner, receive, send)
             return
         self._require_room()
-        await self._require_quota(who)
-        body = await self._body(headers, receive)
+        seconds, what = await self._quotas.admit(who)
+        if seconds:
+            text = f"too many {what} in a minute: try again in {seconds} s"
+            raise Refused(429, what, text, retry_after=seconds)
+        # The body of a request with JSON in it.
+        with _refusing():
+            require_json(headers)
+            body = await self._read(headers, receive, most=self._limits.body_bytes)
+            require_flat(body, depth=self._limits.depth)
         self._require_room()
         self.waiting, answer.waiting = self.waiting + 1, True
         try:
@@ -273,30 +291,10 @@ class Edge:
         if name not in LOOPBACK:
             raise Refused(400, "host", "this server answers to 127.0.0.1 and localhost only")
 
-    async def _caller(self, headers: Mapping[bytes, bytes]) -> str:
-        try:
-            return await self._door.caller(headers)
-        except Nobody as error:
-            raise Refused(error.status, "caller", str(error), retry_after=error.retry_after) from error
-
     def _require_room(self) -> None:
         if self.waiting >= self._limits.waiting:
             text = f"{self.waiting} requests wait already: try again in a second"
             raise Refused(429, "waiting", text, retry_after=1)
-
-    async def _require_quota(self, who: str) -> None:
-        seconds, what = await self._quotas.admit(who)
-        if seconds:
-            text = f"too many {what} in a minute: try again in {seconds} s"
-            raise Refused(429, what, text, retry_after=seconds)
-
-    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """The body of a request with JSON in it."""
-        with _refusing():
-            require_json(headers)
-            body = await self._read(headers, receive, most=self._limits.body_bytes)
-            require_flat(body, depth=self._limits.depth)
-        return body
 
     async def _read(self, headers: Mapping[bytes, bytes], receive: Receive, *, most: int) -> bytes:
         with _refusing():
@@ -309,7 +307,16 @@ class Edge:
             if message["type"] == "http.response.start":
                 self._leave(answer)
                 answer.begun = True
-                message = {**message, "headers": self._headers(message, answer, request_id)}
+                # The answer's own headers, less what is for the edge, with an id if they have none.
+                kept = [(name.lower(), value) for name, value in message.get("headers", [])]
+                output = dict(kept)
+                answer.stream = output.get(b"content-type", b"").startswith(b"text/event-stream")
+                answer.tokens = int(output.get(b"x-headway-tokens", b"0"))
+                if b"x-request-id" not in output:
+                    kept.append((b"x-request-id", request_id.encode()))
+                if b"x-headway-model" not in output and self._model():
+                    kept.append((b"x-headway-model", self._model().encode("latin-1")))
+                message = {**message, "headers": [one for one in kept if one[0] != b"x-headway-tokens"]}
             elif message["type"] == "http.response.body" and answer.stream:
                 part = message.get("body", b"")
                 answer.events += part.count(b"data:")
@@ -318,32 +325,9 @@ class Edge:
 
         return marking
 
-    def _headers(self, message: Message, answer: _Answer, request_id: str) -> list[tuple[bytes, bytes]]:
-        """The answer's own headers, less what is for the edge, with an id if they have none."""
-        kept = [(name.lower(), value) for name, value in message.get("headers", [])]
-        output = dict(kept)
-        answer.stream = output.get(b"content-type", b"").startswith(b"text/event-stream")
-        answer.tokens = int(output.get(b"x-headway-tokens", b"0"))
-        if b"x-request-id" not in output:
-            kept.append((b"x-request-id", request_id.encode()))
-        if b"x-headway-model" not in output and self._model():
-            kept.append((b"x-headway-model", self._model().encode("latin-1")))
-        return [one for one in kept if one[0] != b"x-headway-tokens"]
-
     def _leave(self, answer: _Answer) -> None:
         self.waiting -= answer.waiting
         answer.waiting = False
-
-    async def _refuse(self, send: Send, refused: Refused, *, request_id: str, begun: bool) -> None:
-        if self._metrics:
-            self._metrics.refused.labels(refused.why, str(refused.status)).inc()
-        if begun:  # nothing can be said any more: uvicorn closes the connection of an answer that is not finished
-            return
-        headers = {"X-Request-Id": request_id, "X-Headway-Model": self._model()}
-        headers |= {"Retry-After": str(refused.retry_after)} if refused.retry_after else {}
-        headers |= {"Connection": "close"} if refused.close else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-        await send_json(send, refused.status, error_body(refused.status, str(refused)), headers=headers)
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
@@ -359,11 +343,6 @@ async def send_json(send: Send, status: int, output: Any, *, headers: Mapping[st
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in payload.items() if value]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
-
-
-def _public(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name not in PRIVATE]
-    return [*kept, (b"x-request-id", request_id.encode()), (TRAFFIC.encode(), USER.encode())]
 
 
 @contextmanager

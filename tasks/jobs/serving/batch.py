@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.jobs.serving import runtime
-from tasks.jobs.serving.decoder import CHUNK
+from tasks.jobs.serving.decoder import CHUNK, Choice, Logits, entropy
 from tasks.jobs.serving.generation import TextStream
 from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
-from tasks.jobs.serving.sampling import Choice, Logits, entropy
 
 if TYPE_CHECKING:
     from tasks.jobs.serving.generation import Generation
@@ -108,7 +107,13 @@ class Batch:
             answer.read += len(tokens)
             left -= len(tokens)
             if answer.read == len(answer.prompt):
-                messages += self._join(answer, logits)
+                self._reading = None
+                self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
+                self._decoder.leave(self._decoder.lobby, length=answer.read)
+                self._rows.append(answer)
+                output = self._take(answer, logits)
+                self._leave_ended()
+                messages += output
         return messages
 
     def _next(self) -> _Answer | None:
@@ -118,15 +123,6 @@ class Batch:
         if self._reading is None and fits:
             self._reading = self._waiting.popleft()
         return self._reading
-
-    def _join(self, answer: _Answer, logits: Logits) -> list[Said]:
-        self._reading = None
-        self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
-        self._decoder.leave(self._decoder.lobby, length=answer.read)
-        self._rows.append(answer)
-        output = self._take(answer, logits)
-        self._leave_ended()
-        return output
 
     def _take(self, answer: _Answer, logits: Logits) -> list[Said]:
         """Choose an answer's next token and say what there is to say; the answer may end with it."""

@@ -3,7 +3,8 @@
 Rows have lengths of their own, so an answer joins while others are under way: GroupQueryAttention takes each row's length from
 the attention mask, and writes in place when its cache is handed in and out at the same address (onnxruntime,
 contrib_ops/cpu/bert/group_query_attention.cc). onnxruntime-genai 0.18's own Engine batches on CUDA only in this way; on a CPU
-whoever comes later waits for all that are under way. Which row belongs to whom is batch.py; choosing a token is sampling.py.
+whoever comes later waits for all that are under way. Which row belongs to whom is batch.py. The next token is chosen here
+too, and how unsure the model was of it is told.
 """
 
 from __future__ import annotations
@@ -18,7 +19,55 @@ from numpy.typing import NDArray
 
 from tasks.formats.onnx_data import require_own_data
 from tasks.jobs.serving.runtime import Contents
-from tasks.jobs.serving.sampling import Logits
+
+Logits = NDArray[np.float32]
+SEEDS = 2**64
+"""A seed may be negative; a generator's may not."""
+NUCLEUS = 1024
+"""Words among which the nucleus of top_p is looked for first: sorting 150,000 takes 10 ms."""
+
+
+class Choice:
+    """Draws one answer's tokens. State: its own generator of random numbers, so other requests change nothing."""
+
+    def __init__(self, temperature: float, top_p: float, seed: int | None) -> None:
+        self._temperature, self._top_p = temperature, top_p
+        self._random = np.random.default_rng(None if seed is None else seed % SEEDS)
+
+    def token(self, logits: Logits) -> int:
+        """From logits [words]; the likeliest at temperature 0."""
+        if not self._temperature:
+            return int(logits.argmax())
+        weights = np.exp((logits - logits.max()).astype(np.float64) / self._temperature)
+        weights /= weights.sum()
+        if self._top_p >= 1:
+            return _drawn(weights, self._random.random())
+        # The fewest likeliest words whose weights reach a share, the likeliest first (Holtzman et al.,
+        # arXiv:1904.09751).
+        count = min(NUCLEUS, len(weights))
+        words = np.argpartition(weights, -count)[-count:]
+        if weights[words].sum() < self._top_p:
+            words = np.arange(len(weights))
+        words = words[np.lexsort((words, -weights[words]))]
+        reached = int(np.searchsorted(weights[words].cumsum(), self._top_p)) + 1
+        words = words[:reached]
+        return int(words[_drawn(weights[words], self._random.random())])
+
+
+def entropy(logits: Logits) -> float:
+    """Entropy, in nats, of the distribution that logits stand for; those of the last place of `logits` [1, places, words]."""
+    last = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float32)
+    shifted = last - last.max()
+    weights = np.exp(shifted)
+    total = float(weights.sum())
+    return float(np.log(total) - float((shifted * weights).sum()) / total)
+
+
+def _drawn(weights: NDArray[np.float64], at: float) -> int:
+    """The place where `at`, in [0, 1), falls in the cumulative weights."""
+    sums = weights.cumsum()
+    return int(min(np.searchsorted(sums, at * sums[-1], side="right"), len(weights) - 1))
+
 
 ROWS = 16
 """Answers that are under way at once; more of them wait."""
@@ -122,7 +171,15 @@ class Decoder:
                 cache.memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _run(self, row: int, count: int, *, inputs: dict[str, NDArray[Any]], places: int) -> Logits:
-        binding = self._binding(row, count)
+        # The cache of some rows, in and out at the same address; made once for each place and count.
+        if (row, count) not in self._bindings:
+            binding = self._bindings[row, count] = self._session.io_binding()
+            for cache in self._caches:
+                part = cache.values[row : row + count]
+                place = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
+                binding.bind_input(cache.past, *place)
+                binding.bind_output(cache.present, *place)
+        binding = self._bindings[row, count]
         held = {
             name: np.ascontiguousarray(value, dtype=np.int64) for name, value in inputs.items() if name in self._kinds
         }
@@ -132,14 +189,3 @@ class Decoder:
         binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
         self._session.run_with_iobinding(binding)
         return logits.astype(np.float32, copy=False)
-
-    def _binding(self, row: int, count: int) -> Any:
-        """The cache of some rows, in and out at the same address; made once for each place and count."""
-        if (row, count) not in self._bindings:
-            binding = self._bindings[row, count] = self._session.io_binding()
-            for cache in self._caches:
-                part = cache.values[row : row + count]
-                place = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
-                binding.bind_input(cache.past, *place)
-                binding.bind_output(cache.present, *place)
-        return self._bindings[row, count]

@@ -229,23 +229,17 @@ class Ladder:
         while True:
             if self._full.up and not looked:
                 looked = True
-                await self._hold_ready()
+                first = next(iter(self._lower), None)
+                if first and first.runtime is None and not self._busy_loading() and self._fits(first, times=SPARE):
+                    first.held = True
+                    self._loading = asyncio.create_task(self._load_lower())
             if self._full.up and self._up_for() > max(LEAVE_SECONDS, self._hold()):
-                await self._leave()
+                for floor in self._lower:
+                    if floor.runtime and not floor.held and not floor.runtime.under_way and not self._busy_loading():
+                        runtime, floor.runtime = floor.runtime, None
+                        await runtime.close()
+                        log.warning("%s is back: %s is left", self._full.rung.model_ref, floor.rung.model_ref)
             await asyncio.sleep(LOOK_SECONDS)
-
-    async def _hold_ready(self) -> None:
-        floor = next(iter(self._lower), None)
-        if floor and floor.runtime is None and not self._busy_loading() and self._fits(floor, times=SPARE):
-            floor.held = True
-            self._loading = asyncio.create_task(self._load_lower())
-
-    async def _leave(self) -> None:
-        for floor in self._lower:
-            if floor.runtime and not floor.held and not floor.runtime.under_way and not self._busy_loading():
-                runtime, floor.runtime = floor.runtime, None
-                await runtime.close()
-                log.warning("%s is back: %s is left", self._full.rung.model_ref, floor.rung.model_ref)
 
     def _fits(self, floor: _Floor, *, times: float) -> bool:
         """Whether there is memory for a rung; while it is loaded, its files are held beside it."""

@@ -17,10 +17,9 @@ from typing import Any
 
 import onnxruntime_genai as genai
 
-from tasks.formats.opening import opening_of
-from tasks.jobs.serving.decoder import Decoder
+from tasks.formats.model_folder import opening_of
+from tasks.jobs.serving.decoder import Decoder, entropy
 from tasks.jobs.serving.runtime import Ask, Contents, Ending, Unfit, read_contents, require_text
-from tasks.jobs.serving.sampling import entropy
 
 # Tokens into text as they come: whole characters only, held back while a stop text may still begin in them.
 #

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.azure.entra import Entra, KeysAway, NotBelieved
 from tasks.config.access import AccessConfig, EntraConfig, require_asked
 from tasks.formats import api_keys
 
@@ -37,6 +36,8 @@ class Tokens:
     """The check. State: the tokens that were right a moment ago. The authority may have to be asked: threads do that."""
 
     def __init__(self, config: EntraConfig) -> None:
+        from tasks.azure.entra import Entra  # loaded where it is wanted: a gateway that crashed is back a third sooner
+
         self._entra = Entra(config)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="entra")
         self._checking = 0
@@ -53,6 +54,8 @@ class Tokens:
         return f"entra:{client}"
 
     async def _check(self, token: str) -> str:
+        from tasks.azure.entra import KeysAway, NotBelieved
+
         if self._checking >= TOKENS_CHECKED:
             raise Nobody(503, "too many tokens are being checked", retry_after=1)
         self._checking += 1
@@ -127,7 +130,7 @@ class Door:
     def __init__(self, access: AccessConfig, keys_file: Path | None) -> None:
         self._keys = KeyFile(keys_file)
         self._always = access.ask_for_keys or access.entra is not None
-        self._tokens = _tokens(access.entra) if access.entra else None
+        self._tokens = Tokens(access.entra) if access.entra else None
 
     @property
     def guarded(self) -> bool:
@@ -138,7 +141,8 @@ class Door:
         """Who asks; empty where nobody has to say. Raises Nobody: 401, 403, or 503 while nobody can tell."""
         if not self.guarded:
             return ""
-        shown = _shown(headers)
+        kind, _, rest = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        shown = rest.strip() if kind.lower() == "bearer" else headers.get(b"api-key", b"").decode("latin-1").strip()
         if not shown:
             raise Nobody(401, "show an API key: `Authorization: Bearer KEY`, or the header `api-key`")
         if self._tokens and shown.count(".") == 2:
@@ -152,16 +156,3 @@ class Door:
 def require_guarded(access: AccessConfig, keys_file: Path | None) -> None:
     """Raise ValueError for an address that others reach, and where nothing would be asked of them."""
     require_asked(access, KeyFile(keys_file).asked)
-
-
-def _tokens(config: EntraConfig) -> Tokens:
-    """What checks them is loaded where it is wanted: a gateway that crashed is back a third sooner."""
-
-    return Tokens(config)
-
-
-def _shown(headers: Mapping[bytes, bytes]) -> str:
-    kind, _, rest = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if kind.lower() == "bearer":
-        return rest.strip()
-    return headers.get(b"api-key", b"").decode("latin-1").strip()

@@ -27,7 +27,7 @@ from tasks.common.process import die_with_parent
 from tasks.jobs.serving.batch import Batch, Said
 from tasks.jobs.serving.decoder import ROWS
 from tasks.jobs.serving.generation import Generation
-from tasks.jobs.serving.runtime import Ask, Contents, Ending, read_contents
+from tasks.jobs.serving.runtime import Ask, Ending, read_contents
 from tasks.storage.manifest import FileEntry
 
 Message = dict[str, Any]
@@ -83,7 +83,9 @@ def serve(line: Line, fault: Fault) -> None:
     """Load the model that the first message names, then answer until the socket ends."""
     payload = line.wait()["load"]
     try:
-        contents = _verified(payload, fault)
+        files = None if payload["files"] is None else [FileEntry.model_validate(file) for file in payload["files"]]
+        contents = read_contents(Path(payload["folder"]), files, named=payload["named"])
+        fault.verified()
         generation = Generation(contents, int(payload["threads"]), rows=ROWS)
         golden = json.loads(contents.get("golden.json", b'{"prompts": []}'))["prompts"]
     except IntegrityError as error:
@@ -101,13 +103,6 @@ def serve(line: Line, fault: Fault) -> None:
         lines = [*refused, *map(_told, batch.step() if batch.busy else [])]
         if lines or batch.busy:
             line.say({"said": lines})
-
-
-def _verified(payload: Message, fault: Fault) -> Contents:
-    files = None if payload["files"] is None else [FileEntry.model_validate(file) for file in payload["files"]]
-    contents = read_contents(Path(payload["folder"]), files, named=payload["named"])
-    fault.verified()
-    return contents
 
 
 def _heed(batch: Batch, line: Line, *, message: Message, fault: Fault) -> list[Any] | None:

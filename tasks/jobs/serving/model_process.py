@@ -128,7 +128,17 @@ class Link:
                 self._heard, self._asked = time.monotonic(), False
                 message = json.loads(line)
                 for number, kind, *rest in message.get("said", ()):
-                    self._deliver(number, kind, rest=rest)
+                    box = self._boxes.get(number)
+                    if box is not None:
+                        self._waiting.discard(number)
+                        if kind == "piece":
+                            box.put_nowait(Piece(*rest))
+                        else:
+                            del self._boxes[number]
+                            ending = kind == "ending"
+                            box.put_nowait(
+                                Ending(**rest[0] | {"tokens": tuple(rest[0]["tokens"])}) if ending else Unfit(rest[0])
+                            )
                 if message.keys() & {"ready", "refused", "failed"} and not self._loaded.done():
                     self._loaded.set_result(message)
         self.reason, self.ended_at = "the model's process ended", time.monotonic()
@@ -140,18 +150,6 @@ class Link:
         code = await self._process.wait()
         self._give_up(f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
         self._writer.close()
-
-    def _deliver(self, number: int, kind: str, *, rest: list[Any]) -> None:
-        box = self._boxes.get(number)
-        if box is None:  # it was dropped meanwhile
-            return
-        self._waiting.discard(number)
-        if kind == "piece":
-            box.put_nowait(Piece(*rest))
-            return
-        del self._boxes[number]
-        ending = kind == "ending"
-        box.put_nowait(Ending(**rest[0] | {"tokens": tuple(rest[0]["tokens"])}) if ending else Unfit(rest[0]))
 
     def _give_up(self, how: str) -> None:
         self.reason = f"the model's process ended: {self._hung or how}"

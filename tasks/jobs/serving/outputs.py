@@ -241,16 +241,12 @@ def _on_disk(root: Path, request: str, caller: str) -> Answer | None:
         place = data.rfind(wanted)
         while place >= 0:
             begins, ends = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-            answer = _read(data[begins : ends if ends >= 0 else None])
+            # One that was cut by a kill, or damaged since, is none.
+            try:
+                answer = Answer(**json.loads(opened(data[begins : ends if ends >= 0 else None], where="the answer")))
+            except (ValueError, TypeError, IntegrityError):
+                answer = None
             if answer and (answer.id, answer.caller) == (request, caller):
                 return answer
             place = data.rfind(wanted, 0, begins)
     return None
-
-
-def _read(data: bytes) -> Answer | None:
-    """One that was cut by a kill, or damaged since, is none."""
-    try:
-        return Answer(**json.loads(opened(data, where="the answer")))
-    except (ValueError, TypeError, IntegrityError):
-        return None

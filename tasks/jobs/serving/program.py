@@ -34,8 +34,7 @@ from tasks.jobs.serving.metrics import Counted, Metrics
 from tasks.jobs.serving.outputs import Outputs
 from tasks.jobs.serving.runtime import Golden
 from tasks.jobs.serving.service import Service
-from tasks.serving.protocol.routes import SECRET
-from tasks.serving.protocol.secret import read_secret
+from tasks.serving.protocol.routes import SECRET, read_secret
 from tasks.storage.manifest import Content, FileEntry, Manifest
 
 # What a server is started with: `serve.json` in its folder, written by whoever starts it (tasks/serving,
@@ -77,6 +76,8 @@ class ServeSettings(_Read):
     files: tuple[FileEntry, ...] | None
     port: int
     outputs: Path
+    endpoint: str = ""
+    """Name of the endpoint, which requests may give as `model`; empty where nobody knows it."""
     manifest: Path | None = None
     """Where there is no `files`: the manifest of the version that `model_ref` names; what it says of files must hold."""
     content: Content | None = None
@@ -143,7 +144,7 @@ def _rung(one: RungSettings) -> Rung:
 
 # What stands before a server on its private port: only its gateway is answered, which shows the endpoint's secret.
 #
-# The secret is tasks/serving/protocol/secret.py. Probes are answered to everybody: they say no more than whether a
+# The secret is tasks/serving/protocol/routes.py. Probes are answered to everybody: they say no more than whether a
 # model is up. What stands before a server that is alone, and before the gateway, is api_middleware.py.
 
 
@@ -200,6 +201,7 @@ class Program:
         self.service = Service(
             ladder,
             model_ref=self.settings.model_ref,
+            endpoint=self.settings.endpoint,
             server=folder.name,
             outputs=self.outputs,
             metrics=metrics,
@@ -208,7 +210,19 @@ class Program:
         self._provider = service.provider(collector, server=folder.name)
         api: ASGIApp = Counted(make_api(self.service), metrics)
         api = service.Traced(api, self._provider) if self._provider else api
-        self.front = _edge(api, self.settings, metrics)
+        self.front: ASGIApp
+        if not self.settings.alone:  # a private port: others are kept out, and pages on the web with names of loopback
+            known = Behind(api, read_secret(self.settings.secret)) if self.settings.secret else api
+            self.front = TrustedHostMiddleware(known, allowed_hosts=[*LOOPBACK, "[::1]"])
+        else:
+            self.front = Edge(
+                api,
+                limits=self.settings.limits,
+                access=self.settings.access,
+                keys_file=self.settings.keys,
+                metrics=metrics,
+                model=lambda: self.settings.model_ref,
+            )
 
     async def run(self) -> None:
         """Serve until SIGTERM; then requests under way are finished. Raises when the model cannot be loaded."""
@@ -217,7 +231,21 @@ class Program:
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         try:
             async with asyncio.TaskGroup() as group:
-                server = self._server()
+                limits = self.settings.limits
+                server = _Server(
+                    uvicorn.Config(
+                        self.front,
+                        http=http_server.impatient(read_seconds=limits.read_seconds, connections=limits.connections),
+                        ws="none",
+                        lifespan="off",
+                        access_log=False,
+                        log_level="error",
+                        server_header=False,
+                        proxy_headers=False,
+                        limit_concurrency=limits.connections,
+                        timeout_graceful_shutdown=CLOSE_SECONDS if self.settings.alone else round(limits.drain_seconds),
+                    )
+                )
                 # Whoever started a private server may hold its port, without listening, so that nobody else is given
                 # it.
                 settings = self.settings
@@ -228,7 +256,15 @@ class Program:
                 loading = group.create_task(self._load())
                 await stopping.wait()
                 loading.cancel()
-                await self._drain()
+                # Finish what is under way, and tell 503 to what comes meanwhile. Behind a gateway, nothing comes any
+                # more.
+                if isinstance(self.front, Edge):
+                    self.front.draining = True
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self.settings.limits.drain_seconds):
+                            while self.front.under_way:
+                                await asyncio.sleep(POLL_SECONDS)
+                    await asyncio.sleep(TOLD_SECONDS)
                 server.should_exit = True
         finally:
             await self.service.ladder.close()
@@ -244,46 +280,3 @@ class Program:
         except IntegrityError:
             await asyncio.sleep(REFUSED_SECONDS)
             raise
-
-    def _server(self) -> _Server:
-        limits = self.settings.limits
-        return _Server(
-            uvicorn.Config(
-                self.front,
-                http=http_server.impatient(read_seconds=limits.read_seconds, connections=limits.connections),
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_level="error",
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=limits.connections,
-                timeout_graceful_shutdown=CLOSE_SECONDS if self.settings.alone else round(limits.drain_seconds),
-            )
-        )
-
-    async def _drain(self) -> None:
-        """Finish what is under way, and tell 503 to what comes meanwhile. Behind a gateway, nothing comes any more."""
-        if not isinstance(self.front, Edge):
-            return
-        self.front.draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.limits.drain_seconds):
-                while self.front.under_way:
-                    await asyncio.sleep(POLL_SECONDS)
-        await asyncio.sleep(TOLD_SECONDS)
-
-
-def _edge(api: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ASGIApp:
-    """What stands before the API. On a private port, what keeps others out, and pages on the web with names of loopback."""
-    if not settings.alone:
-        known = Behind(api, read_secret(settings.secret)) if settings.secret else api
-        return TrustedHostMiddleware(known, allowed_hosts=[*LOOPBACK, "[::1]"])
-    return Edge(
-        api,
-        limits=settings.limits,
-        access=settings.access,
-        keys_file=settings.keys,
-        metrics=metrics,
-        model=lambda: settings.model_ref,
-    )

@@ -1,16 +1,16 @@
 """What runs a model, as the server sees it: requests in, pieces of text out, whatever computes them.
 
-The one for ONNX Runtime is model_process.py: a process of its own, whose crash ends no server. Others (vLLM, DeepSpeed-MII) are
-servers themselves: remote.py. One suite of tests runs on all of them. HTTP does not live here.
+The one for ONNX Runtime is model_process.py: a process of its own, whose crash ends no server. HTTP is api.py.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from tasks.common.errors import IntegrityError
 from tasks.storage.manifest import FileEntry, check
@@ -115,8 +115,7 @@ class Runtime(Protocol):
         """Give up what is under way, and free what it holds."""
 
 
-# Memory that this machine, or this container, would still give. See proc(5), and cgroup-v2.rst of Linux's
-# documentation.
+# Memory that this machine, or this container, would still give. See cgroup-v2.rst of Linux's documentation.
 
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -124,23 +123,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def available(cgroup: Path = CGROUP) -> int:
     """Bytes: what Linux calls available, and no more than the container's limit leaves."""
-    return min(_of_machine(), _of_container(cgroup))
+    return min(psutil.virtual_memory().available, _of_container(cgroup))
 
 
 def resident(pid: int) -> int:
     """Bytes of memory that a process holds; 0 once it has gone."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
         return 0
-
-
-def _of_machine() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def _of_container(cgroup: Path) -> int:

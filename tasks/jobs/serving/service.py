@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/ where it has one.
 
 
+DIGITS = 8
+"""Of a version that a request names, at least: as everywhere on the command line."""
 QUIET = ("/livez", "/readyz", "/metrics")
 TIMEOUT_SECONDS = 3.0
 
@@ -143,9 +145,17 @@ class Service:
     """What answers. State: the models, what is kept of answers, and the figures."""
 
     def __init__(
-        self, ladder: Ladder, *, model_ref: str, server: str, outputs: Outputs, metrics: Metrics, limits: LimitsConfig
+        self,
+        ladder: Ladder,
+        *,
+        model_ref: str,
+        endpoint: str = "",
+        server: str,
+        outputs: Outputs,
+        metrics: Metrics,
+        limits: LimitsConfig,
     ) -> None:
-        self.ladder, self.model_ref, self.server = ladder, model_ref, server
+        self.ladder, self.model_ref, self.endpoint, self.server = ladder, model_ref, endpoint, server
         self.since = int(time.time())
         self.outputs, self.metrics, self.limits = outputs, metrics, limits
         metrics.watch("model_up", "Whether the full model is up and proven", lambda: float(ladder.ready))
@@ -156,8 +166,12 @@ class Service:
 
     def take(self, model: str | None, payload: Told) -> Taken:
         """The best model that is up. Raises HTTPException: 404 for another model than is served, 503 when there is none."""
-        if model not in (None, self.model_ref):
-            raise HTTPException(404, f"the model {model!r} is not served here: this is {self.model_ref}")
+        if model is not None and not self._answers_to(model):
+            name = self.model_ref.partition("@")[0].rpartition("/")[2]
+            raise HTTPException(
+                404,
+                f"the model {model!r} is not served here: this is {self.model_ref}. Name it {name!r}, or leave `model` out",
+            )
         taken = self.ladder.take()
         if taken is None:
             text = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
@@ -166,6 +180,22 @@ class Service:
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
         return taken
+
+    def _answers_to(self, model: str) -> bool:
+        """Whether `model` of a request names what is served.
+
+        That is `tiny` or `model/tiny`, each also with `@` and eight or more digits of the version, and the endpoint's name,
+        with or without `endpoint/`.
+        """
+        named, _, digits = model.partition("@")
+        ref, _, version = self.model_ref.partition("@")
+        if "@" in model:
+            return named in (ref, ref.rpartition("/")[2]) and len(digits) >= DIGITS and version.startswith(digits)
+        return model in (
+            ref,
+            ref.rpartition("/")[2],
+            *((self.endpoint, f"endpoint/{self.endpoint}") if self.endpoint else ()),
+        )
 
     async def answer(self, ask: Ask, taken: Taken, payload: Told) -> Said:
         """A whole answer. Raises HTTPException as `pieces` does."""
@@ -181,7 +211,14 @@ class Service:
         """An answer as it comes. Raises HTTPException: 400 for what cannot be completed, 503 when the model goes, 504."""
         asked, deadline = time.perf_counter(), asyncio.get_running_loop().time() + self.limits.request_seconds
         with self.outputs.measuring(ask.max_tokens) if payload.kept else nullcontext(dict[str, Any]()) as result:
-            result |= self._known(ask, taken, payload)
+            rung = "" if taken.rung == "full" else taken.rung
+            result |= {
+                "id": payload.request_id,
+                "model": taken.model_ref,
+                "rung": rung,
+                "caller": payload.caller,
+                "prompt": ask.prompt,
+            }
             texts: list[str] = []
             async with aclosing(taken.runtime.complete(ask)) as parts:
                 while True:
@@ -216,19 +253,16 @@ class Service:
     def _away(self, text: str, marked: Mapping[str, str]) -> HTTPException:
         return HTTPException(503, text, {"Retry-After": str(self.ladder.retry_seconds), **marked})
 
-    def _known(self, ask: Ask, taken: Taken, payload: Told) -> dict[str, Any]:
-        rung = "" if taken.rung == "full" else taken.rung
-        return {
-            "id": payload.request_id,
-            "model": taken.model_ref,
-            "rung": rung,
-            "caller": payload.caller,
-            "prompt": ask.prompt,
-        }
-
     def _count(self, ending: Ending, payload: Told) -> None:
         before = payload.ending
-        payload.ending = ending if before is None else _sum(before, ending)
+        payload.ending = ending
+        if before is not None:  # of several answers to one request, the tokens of all
+            prompt, completion = before.prompt_tokens, before.completion_tokens
+            payload.ending = replace(
+                ending,
+                prompt_tokens=prompt + ending.prompt_tokens,
+                completion_tokens=completion + ending.completion_tokens,
+            )
         self.metrics.tokens.labels("prompt").inc(ending.prompt_tokens)
         self.metrics.tokens.labels("completion").inc(ending.completion_tokens)
         if payload.first_seconds is not None:
@@ -238,12 +272,3 @@ class Service:
 def spent(ending: Ending) -> int:
     """Tokens that an answer is charged with."""
     return ending.prompt_tokens + ending.completion_tokens
-
-
-def _sum(one: Ending, other: Ending) -> Ending:
-    """Of several answers to one request, the tokens of all."""
-    return replace(
-        other,
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        completion_tokens=one.completion_tokens + other.completion_tokens,
-    )

@@ -291,23 +291,20 @@ def forget(local: Path | None) -> None:
             folder.rmdir()
 
 
-def _own_good(local: Path, root: Path, attempt: int, wanted: Mapping[str, Any]) -> dict[Place, Manifest]:
-    """The good ones of this machine's disk, of attempts that the store knows: without them somebody began anew."""
+def _newer(
+    local: Path, root: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any
+) -> Manifest | None:
+    """The newest that is good on every rank's disk, when it is newer than the store's and not of an attempt before that."""
+    # The good ones of this machine's disk, of attempts that the store knows: without them somebody began anew.
     try:
         create_only(local / "attempts" / str(attempt), {})
         clean(local, attempt)
         good = good_ones(local, wanted)
     except OSError as error:
         print(f"checkpoints on this machine's own disk cannot be used: {error}", file=sys.stderr, flush=True)
-        return {}
-    return {place: one for place, one in good.items() if (root / "attempts" / str(place[1])).exists()}
-
-
-def _newer(
-    local: Path, root: Path, attempt: int, wanted: Mapping[str, Any], *, than: Place, group: Any
-) -> Manifest | None:
-    """The newest that is good on every rank's disk, when it is newer than the store's and not of an attempt before that."""
-    good = _own_good(local, root, attempt, wanted)
+        good = {}
+    else:
+        good = {place: one for place, one in good.items() if (root / "attempts" / str(place[1])).exists()}
     every = [set(places) for places in _told_by_all(sorted(good, reverse=True), group)]
     common = [place for place in set.intersection(*every) if place[0] > than[0] and place[1] >= than[1]]
     return good[max(common)] if common else None

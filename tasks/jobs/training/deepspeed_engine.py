@@ -231,7 +231,10 @@ def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size:
     folder = place_of(root, result.step, result.attempt)
     own = folder / OWN
     files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in result.files})
-    if result.world_size == world_size and _same_layout(engine, own / TAG):
+    # Stages 1 and 2 write one file of weights, stage 3 one a rank.
+    if result.world_size == world_size and (
+        (engine.zero_optimization_stage() == 3) == any((own / TAG).glob("zero_pp_rank_*_model_states.pt"))
+    ):
         engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
     else:
         reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=result.world_size)
@@ -239,11 +242,6 @@ def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size:
         take_generators(load(files.read(_generator(own, rank))))
     else:
         torch.manual_seed(newcomers_seed(int(result.identity["training"]["seed"]), result.step, rank))
-
-
-def _same_layout(engine: Any, folder: Path) -> bool:
-    """Stages 1 and 2 write one file of weights, stage 3 one a rank."""
-    return (engine.zero_optimization_stage() == 3) == any(folder.glob("zero_pp_rank_*_model_states.pt"))
 
 
 def _generator(folder: Path, rank: int) -> Path:
@@ -267,22 +265,20 @@ class DeepspeedEngine:
         self.trained = parameter_count(self.network)  # before stage 3 takes the weights away
         recompute(self.network, setting.execution.recompute)
         torch.manual_seed(setting.training.seed + setting.rank.rank)
-        optimizer, config = adamw(self.network, setting.training), self._config()
-        self.engine, self.zero, *_ = package.initialize(
-            model=self.network, optimizer=optimizer, config=config, dist_init_required=False
-        )
-        self._stage = setting.execution.deepspeed.zero_stage
-        self._norm = getattr(self.zero, NORMS[self._stage])
-
-    def _config(self) -> dict[str, Any]:
-        """As the stage generated it, but for the micro batch of a job that ran out of memory; left in the job's folder."""
+        # As the stage generated it, but for the micro batch of a job that ran out of memory; left in the job's
+        # folder.
         rank, training = self.setting.rank, self.setting.training
         shares = Shares(rank.rank, rank.world_size, training.global_batch_size, training.micro_batch_size)
         micro = shares.halved(int(rank.settings.get("smaller_batches", 0))).micro_batch
         config = {**rank.settings["deepspeed"], "train_micro_batch_size_per_gpu": micro}
         if rank.rank == 0:
             write_json(rank.folder / "ds_config.json", config)
-        return config
+        optimizer, config = adamw(self.network, setting.training), config
+        self.engine, self.zero, *_ = package.initialize(
+            model=self.network, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self._stage = setting.execution.deepspeed.zero_stage
+        self._norm = getattr(self.zero, NORMS[self._stage])
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -352,7 +348,7 @@ def deepspeed() -> ModuleType:
     except ModuleNotFoundError as error:
         raise Missing(
             "the engine deepspeed needs DeepSpeed on the machines, and it is not there",
-            remedy="Install it into their Python: pip install 'headway[cluster,deepspeed]'. Or use training.engine torch.",
+            remedy="Install it into their Python: pip install 'headway[deepspeed]'. Or use training.engine torch.",
         ) from error
     if not on_gpu:  # collectives through shared memory would be compiled at the start, for minutes; gloo does them
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -39,7 +39,10 @@ class Heldout:
             )
         self.bytes_per_token = output["bytes"] / output["tokens"]
         """Of the whole split: its text's bytes by its tokens, ends of documents among them."""
-        starts = _starts(len(tokens), length, samples)
+        # Where samples begin: as many as fit without overlap, at most `samples`, spread evenly.
+        windows = (len(tokens) - 1) // length
+        count = min(samples, windows)
+        starts = [int(place) * length for place in np.linspace(0, windows - 1, count).round()]
         rounds = math.ceil(len(starts) / shares.world_size)
         mine = [shares.rank + turn * shares.world_size for turn in range(rounds)]
         rows = [tokens[starts[at % len(starts)] :][: length + 1] for at in mine]
@@ -75,10 +78,3 @@ def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
     logits = network(input_ids=samples[:, :-1], position_ids=places, use_cache=False).logits.float()
     each = nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="none")
     return each.view(len(samples), -1).double().sum(1)
-
-
-def _starts(tokens: int, length: int, samples: int) -> list[int]:
-    """Where samples begin: as many as fit without overlap, at most `samples`, spread evenly."""
-    windows = (tokens - 1) // length
-    count = min(samples, windows)
-    return [int(place) * length for place in np.linspace(0, windows - 1, count).round()]

@@ -62,7 +62,14 @@ class Meter:
         finally:
             self._charge()
             self._parts.pop()
-            self._take_turned(name)
+            if self._turned is not None:
+                ended = torch.cuda.Event(enable_timing=True)
+                ended.record()
+                ended.synchronize()
+                moved = min(float(self._turned.elapsed_time(ended)) / 1000, self.seconds[name])
+                self._turned = None
+                self._add(name, -moved)
+                self._add("communication", moved)
 
     def turn(self, name: Part) -> None:
         """From here on, what is left of the open part is this one: called when the last gradients are ready (a hook of DDP).
@@ -81,17 +88,6 @@ class Meter:
         if self._parts:
             self._add(self._parts[-1], now - self._since)
         self._since = now
-
-    def _take_turned(self, outer: Part) -> None:
-        if self._turned is None:
-            return
-        ended = torch.cuda.Event(enable_timing=True)
-        ended.record()
-        ended.synchronize()
-        moved = min(float(self._turned.elapsed_time(ended)) / 1000, self.seconds[outer])
-        self._turned = None
-        self._add(outer, -moved)
-        self._add("communication", moved)
 
     def _add(self, name: Part, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds

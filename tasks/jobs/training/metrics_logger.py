@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -127,7 +128,6 @@ def _shape(payload: Any) -> NetworkConfig | None:
 
 LOOK_SECONDS = 10.0
 MEBI = 2**20
-PROC = Path("/proc")
 
 
 class MachineUse:
@@ -136,18 +136,23 @@ class MachineUse:
     def __init__(self, device: torch.device, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.device, self._clock = device, clock
         self._looked = clock()
-        self._ticks, self._own = _processors(), _own_seconds()
+        self._own = _own_seconds()
+        psutil.cpu_percent()  # which counts from its last call
 
     def look(self) -> dict[str, float]:
         """What was used since the last look; empty before ten seconds are over."""
         passed = self._clock() - self._looked
         if passed < LOOK_SECONDS:
             return {}
-        ticks, own = _processors(), _own_seconds()
-        result = {"cores_used": (own - self._own) / passed, **_memory(), **_gpu(self.device)}
-        if ticks and self._ticks and (whole := ticks[1] - self._ticks[1]):
-            result["system/cpu_utilization_percentage"] = 100 * (ticks[0] - self._ticks[0]) / whole
-        self._looked, self._ticks, self._own = self._clock(), ticks, own
+        own, memory = _own_seconds(), psutil.virtual_memory()
+        result = {
+            "cores_used": (own - self._own) / passed,
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": (memory.total - memory.available) / MEBI,
+            "system/system_memory_usage_percentage": memory.percent,
+            **_gpu(self.device),
+        }
+        self._looked, self._own = self._clock(), own
         return {name: round(value, 3) for name, value in result.items()}
 
 
@@ -160,30 +165,9 @@ def peak_memory_gib(device: torch.device) -> dict[str, float]:
     return result
 
 
-def _processors() -> tuple[int, int] | None:
-    """Busy ticks and all ticks of the machine (proc(5): user, nice, system, idle, iowait, irq, softirq, steal)."""
-    try:
-        line = (PROC / "stat").read_text().splitlines()[0]
-    except OSError:
-        return None
-    ticks = [int(number) for number in line.split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-
-
 def _own_seconds() -> float:
     used = os.times()
     return used.user + used.system
-
-
-def _memory() -> dict[str, float]:
-    try:
-        lines = (PROC / "meminfo").read_text().splitlines()
-    except OSError:
-        return {}
-    payload = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    used = payload["MemTotal"] - payload["MemAvailable"]
-    share = 100 * used / payload["MemTotal"]
-    return {"system/system_memory_usage_megabytes": used / 1024, "system/system_memory_usage_percentage": share}
 
 
 def _gpu(device: torch.device) -> dict[str, float]:

@@ -133,16 +133,14 @@ class Parallel:
             for block in blocks(network):
                 block.compile()
         if mesh is not None:
-            self._shard(mesh["data"])
+            # FSDP2: every block is a unit that is gathered while it computes; the rest, embeddings too, is one more.
+            halved = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            policy = halved if self.half else MixedPrecisionPolicy()
+            data = mesh["data"]
+            for part in (*blocks(self.network), self.network):
+                fully_shard(part, mesh=data, mp_policy=policy)
         network.to(device)
         self.called = network if self.divided or dist.get_world_size() == 1 else self._replicate(group)
-
-    def _shard(self, mesh: DeviceMesh) -> None:
-        """FSDP2: every block is a unit that is gathered while it computes; the rest, embeddings too, is one more."""
-        halved = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        policy = halved if self.half else MixedPrecisionPolicy()
-        for part in (*blocks(self.network), self.network):
-            fully_shard(part, mesh=mesh, mp_policy=policy)
 
     def _replicate(self, group: Any) -> DistributedDataParallel:
         devices = [self.device.index] if self.device.type == "cuda" else None

@@ -112,7 +112,7 @@ def _peft() -> Any:
     except ModuleNotFoundError as error:
         raise Missing(
             "training.lora needs peft on the machines, and it is not there",
-            remedy="Install it into their Python: pip install 'headway[cluster]'. Or leave training.lora.rank empty.",
+            remedy="Install it into their Python: pip install 'headway[train]'. Or leave training.lora.rank empty.",
         ) from error
     return peft
 

@@ -168,7 +168,8 @@ class Held:
     """State: when this process and the first one of its submission began. `before` are all seconds before this process."""
 
     def __init__(self, job: Path) -> None:
-        self._path = job / FOLDER / f"held-{_submission(job):04d}.json"
+        known = os.environ.get("HEADWAY_SUBMISSION") or (read_json(job / "job.json") or {}).get("submission")
+        self._path = job / FOLDER / f"held-{int(known or 1):04d}.json"
         self._age, self._made = process_age(), time.monotonic()
         start = time.time() - self._age
         mine = read_json(self._path)
@@ -194,11 +195,6 @@ class Held:
             time.sleep(EVERY_SECONDS)
             with suppress(OSError):  # a folder that is away for a moment: the next note counts this time too
                 self.note()
-
-
-def _submission(job: Path) -> int:
-    known = os.environ.get("HEADWAY_SUBMISSION") or (read_json(job / "job.json") or {}).get("submission")
-    return int(known or 1)
 
 
 def _seconds(path: Path) -> float:
@@ -288,7 +284,8 @@ class Notices:
             try:
                 self._name = self._name or self._own_name()
                 events = json.loads(self._ask(self.config.address)).get("Events", [])
-                self.noticed = any([self._is_ours(event) and self._is_new(event) for event in events])
+                ours = [e for e in events if not self._name or self._name in e.get("Resources", [])]
+                self.noticed = any([self._is_new(event) for event in ours if event.get("EventType") in ENDING])
             except Exception:  # noqa: BLE001 late, odd or no answers while the host is serviced: the next one may be better
                 pass
             time.sleep(self.config.every_seconds)
@@ -299,10 +296,6 @@ class Notices:
             return self._ask(f"{parts.scheme}://{parts.netloc}{OWN_NAME}").decode().strip()
         except OSError:
             return ""
-
-    def _is_ours(self, event: dict[str, Any]) -> bool:
-        ours = not self._name or self._name in event.get("Resources", [])
-        return ours and event.get("EventType") in ENDING
 
     def _is_new(self, event: dict[str, Any]) -> bool:
         path = self.job / "safety" / f"notice-{digest(event['EventId'])[:16]}.json"

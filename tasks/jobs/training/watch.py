@@ -175,11 +175,8 @@ class Stragglers:
 
     def named(self, job: Path) -> list[dict[str, Any]]:
         """All of this start, with the machine that each ran on."""
-        return [{**known, "host": _host(job, rank)} for rank, known in sorted(self.found.items())]
-
-
-def _host(job: Path, rank: int) -> str:
-    return str(json.loads((job / "ranks" / f"{rank}.json").read_bytes())["host"])
+        hosts = {rank: json.loads((job / "ranks" / f"{rank}.json").read_bytes())["host"] for rank in self.found}
+        return [{**known, "host": str(hosts[rank])} for rank, known in sorted(self.found.items())]
 
 
 class Watch:

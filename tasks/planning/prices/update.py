@@ -252,7 +252,9 @@ class Retail:
                 why = f"it answers {answer.status_code}"
                 if answer.status_code not in (408, 429) and answer.status_code < 500:
                     raise Missing(f"{self._url}: {why}: {answer.text[:200]}", remedy=TRY_LATER)
-                wait = _told_to_wait(answer, wait)
+                # Retry-After in seconds; a date is not followed.
+                payload = answer.headers.get("Retry-After", "")
+                wait = float(payload) if payload.isdigit() else wait
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 why = f"{type(error).__name__}: {error}"
             if wait > LONGEST_WAIT_SECONDS:
@@ -282,12 +284,6 @@ def quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _told_to_wait(answer: httpx.Response, otherwise: float) -> float:
-    """Retry-After in seconds; a date is not followed."""
-    payload = answer.headers.get("Retry-After", "")
-    return float(payload) if payload.isdigit() else otherwise
-
-
 def _place(link: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(link)
     return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
@@ -310,7 +306,11 @@ class Updated:
 
 def update(home: Path, url: str, *, regions: Sequence[str], sizes: Iterable[str], today: datetime.date) -> Updated:
     """Fetch the prices of some sizes, storage and egress in some regions. Raises Missing, and then nothing is changed."""
-    _require_regions(regions)
+    for region in regions:
+        if not region.isalnum() or region != region.lower():
+            raise ValueError(f"region {region!r}: write it as Azure's API does, for example eastus")
+    if not regions:
+        raise ValueError("no region is named: give --region, for example --region eastus")
     wanted = sorted(set(sizes))
     with Retail(url) as retail:
         result = {region: _region(retail, region, wanted, today) for region in regions}
@@ -333,14 +333,6 @@ def known_sizes(book: Book) -> list[str]:
     """Sizes that any list has, and those that GPUs are priced as."""
     named = [name for one in book.lists for name in one.machines if name.lower().startswith("standard_")]
     return sorted({*named, *(size.size for one in book.lists for size in one.gpus.values())})
-
-
-def _require_regions(regions: Sequence[str]) -> None:
-    for region in regions:
-        if not region.isalnum() or region != region.lower():
-            raise ValueError(f"region {region!r}: write it as Azure's API does, for example eastus")
-    if not regions:
-        raise ValueError("no region is named: give --region, for example --region eastus")
 
 
 def _region(retail: Retail, region: str, sizes: list[str], today: datetime.date) -> Found:

@@ -40,22 +40,18 @@ def selected(store: Store, is_held: Callable[[Manifest], bool]) -> tuple[list[Ma
     `is_held` says whether the backup has the bytes of an artifact already: then it was intact, and is not read again.
     """
     everything = [one for one in store.manifests() if one.content.kind != KIND]
-    wanted = _checkpoints(store, [one for one in everything if one.content.kind == SOME], is_held)
+    results = [one for one in everything if one.content.kind == SOME]
+    wanted = {ref for champion in _champions(store) for ref in _checkpoints_under(store, champion)}
+    for name in {one.provenance.name for one in results}:
+        of_name = (one for one in results if one.provenance.name == name)
+        newest = next((one for one in of_name if is_held(one) or not store.verify(one)), None)
+        wanted |= {newest.ref} if newest else set()
     chosen: list[Manifest] = []
     left: list[Manifest] = []
     for one in everything:
         key_asset = one.ref in wanted if one.content.kind == SOME else one.content.kind not in MADE_AGAIN
         (chosen if key_asset else left).append(one)
     return chosen, left
-
-
-def _checkpoints(store: Store, results: list[Manifest], is_held: Callable[[Manifest], bool]) -> set[str]:
-    wanted = {ref for champion in _champions(store) for ref in _checkpoints_under(store, champion)}
-    for name in {one.provenance.name for one in results}:
-        of_name = (one for one in results if one.provenance.name == name)
-        newest = next((one for one in of_name if is_held(one) or not store.verify(one)), None)
-        wanted |= {newest.ref} if newest else set()
-    return wanted
 
 
 def _champions(store: Store) -> Iterator[Manifest]:
@@ -113,7 +109,20 @@ def back_up(
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
     with locked(home / "locks" / "backup"), tempfile.TemporaryDirectory(dir=work) as scratch:
-        _claim(target, _origin(store))
+        # Have the target hold this home's backups and nothing else. Raises ValueError when it holds something else.
+        origin = _origin(store)
+        document = target.read(CLAIM)
+        if document is None:
+            if target.list("") or any(target.manifests()):
+                raise ValueError(
+                    f"{target.uri} holds other things than backups; a backup needs a store, or a folder, of its own"
+                )
+            target.create(CLAIM, json.dumps({"origin": origin}).encode())
+            document = target.read(CLAIM)
+        if document is None or json.loads(document.data)["origin"] != origin:
+            raise ValueError(
+                f"{target.uri} holds backups of another home; each home needs a store, or a folder, of its own"
+            )
         with audited(store, "backup", right="publish", what=target.uri):
             made = _make(home, store, target, Path(scratch), with_keys=with_keys, tell=tell)
         if not keep:
@@ -125,7 +134,7 @@ def back_up(
 def prune(target: Store, keep: int) -> tuple[str, ...]:
     """Remove all backups but the newest ones, and every artifact that none of these names; returns the times of what went.
 
-    The store holds nothing but backups (`_claim`), so what none names is of old ones, or of one that was killed. Raises
+    The store holds nothing but backups, so what none names is of old ones, or of one that was killed. Raises
     IntegrityError, and removes nothing, when one that stays is damaged or lacks something.
     """
     result = snapshot.backups(target)
@@ -173,8 +182,10 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
     )
     snapshot.write(folder, listing)
     (folder / snapshot.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
+    inputs = tuple(one.version for one in chosen if one.ref in listing.artifacts)
+    made = Provenance(name=snapshot.NAME, created=listing.at, stage="backup")
     return Made(
-        manifest=_publish(target, folder, chosen, listing),
+        manifest=target.publish(folder, kind=snapshot.KIND, inputs=inputs, provenance=made),
         contents=listing,
         sent=tuple(one.ref for one in sent),
         sent_bytes=sum(one.bytes for one in sent),
@@ -190,22 +201,6 @@ def _origin(store: Store) -> str:
     if document is None:
         raise ValueError(f"there is nothing to back up in {store.uri}: nothing was published yet")
     return hashlib.sha256(document.data).hexdigest()
-
-
-def _claim(target: Store, origin: str) -> None:
-    """Have the target hold this home's backups and nothing else. Raises ValueError when it holds something else."""
-    document = target.read(CLAIM)
-    if document is None:
-        if target.list("") or any(target.manifests()):
-            raise ValueError(
-                f"{target.uri} holds other things than backups; a backup needs a store, or a folder, of its own"
-            )
-        target.create(CLAIM, json.dumps({"origin": origin}).encode())
-        document = target.read(CLAIM)
-    if document is None or json.loads(document.data)["origin"] != origin:
-        raise ValueError(
-            f"{target.uri} holds backups of another home; each home needs a store, or a folder, of its own"
-        )
 
 
 def _held(target: Store, manifest: Manifest) -> bool:
@@ -233,9 +228,3 @@ def _send(
         done += one.bytes
     tell(total, total, "documents")
     return sent, damaged
-
-
-def _publish(target: Store, folder: Path, chosen: list[Manifest], output: Contents) -> Manifest:
-    inputs = tuple(one.version for one in chosen if one.ref in output.artifacts)
-    made = Provenance(name=snapshot.NAME, created=output.at, stage="backup")
-    return target.publish(folder, kind=snapshot.KIND, inputs=inputs, provenance=made)

@@ -186,7 +186,7 @@ def _write_document(store: Store, output: Contents, key: str, data: bytes) -> No
 
 def _write_files(home: Path, files: Path, output: Contents) -> None:
     """Settings, keys, endpoints and MLflow's database, under the paths of this home."""
-    for path in _files(files):
+    for path in sorted(path for path in files.rglob("*") if path.is_file()):
         target = home / path.relative_to(files)
         if (target.name == "stores.yaml" and target.exists()) or not snapshot.is_taken(path.relative_to(files)):
             continue
@@ -226,10 +226,6 @@ def _settle_key(home: Path) -> None:
     public.rename(kept)
     if trust.load_or_none(home) is None:
         trust.add_key(home, "restored", load_public_key(kept), ("*/*",))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 # The drill: the newest backup is restored into a scratch place, compared by hash with what it says, and removed again.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import statistics
-import struct
-import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from markupsafe import Markup
@@ -42,7 +40,7 @@ COLOURS = (
     (1.0, (84, 133, 197)),
 )
 """By the share of the reference. Orange against blue is told apart also by who does not see red from green."""
-HOLE = (0, 0, 0, 0)
+HOLE = 101
 
 
 def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: float, marked: frozenset[str]) -> Markup:
@@ -63,12 +61,16 @@ def pair_map(names: Sequence[str], pairs: Sequence[PairVerdict], reference: floa
         *_names(named, place, cell, left, marked),
     ]
     if count <= WRITTEN:
-        shapes += _written(cells, cell, left)
+        shapes += [
+            words(left + (column + 0.5) * cell, 8 + (row + 0.5) * cell + 5, text, "middle", "value")
+            for (a, b), value in cells.items()
+            for text in ("–" if value is None else number(float(f"{value:.3g}")),)
+            for row, column in ((a, b), (b, a))
+        ]
     text = f"Bus bandwidth of {len(cells):,} pairs of {count:,} machines; blue is {number(reference)} GB/s"
     return drawing(text, (left + side + 8, side + 16), shapes, "map", most=left + side + 8)
 
 
-@lru_cache
 def colour(share: float) -> tuple[int, int, int]:
     """Of a share of the reference."""
     low = max((stop for stop in COLOURS if stop[0] <= share), default=COLOURS[0])
@@ -79,20 +81,18 @@ def colour(share: float) -> tuple[int, int, int]:
 
 
 def _png(count: int, cells: dict[tuple[int, int], float | None], reference: float) -> bytes:
-    """Red, green, blue and opacity of each square, eight bits each (PNG specification, colour type 6)."""
-    pixels = bytearray(count * (4 * count + 1))
+    """A pixel for each square: its share in hundredths, as an index of the palette, or HOLE, which is transparent."""
+    from PIL import Image
+
+    image = Image.new("P", (count, count), HOLE)
+    image.putpalette([part for share in range(HOLE + 1) for part in colour(share / 100)])
     for (a, b), value in cells.items():
-        rgba = HOLE if value is None else (*colour(round(value / reference, 2)), 255)
-        for row, column in ((a, b), (b, a)):
-            start = row * (4 * count + 1) + 1 + 4 * column
-            pixels[start : start + 4] = bytes(rgba)
-    header = struct.pack(">IIBBBBB", count, count, 8, 6, 0, 0, 0)
-    chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(bytes(pixels), 9)), _chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        index = HOLE if value is None else min(round(100 * value / reference), 100)
+        image.putpixel((a, b), index)
+        image.putpixel((b, a), index)
+    data = io.BytesIO()
+    image.save(data, "PNG", optimize=True, transparency=HOLE)
+    return data.getvalue()
 
 
 def _names(named: Sequence[str], place: dict[str, int], cell: float, left: float, marked: frozenset[str]) -> list[str]:
@@ -106,15 +106,6 @@ def _names(named: Sequence[str], place: dict[str, int], cell: float, left: float
         if name in marked:
             shapes.append(f'<path class="mark" d="M{left - 8:.1f},{text:.1f} L{left - 1:.1f},{middle:.1f}"/>')
     return shapes
-
-
-def _written(cells: dict[tuple[int, int], float | None], cell: float, left: float) -> list[str]:
-    return [
-        words(left + (column + 0.5) * cell, 8 + (row + 0.5) * cell + 5, text, "middle", "value")
-        for (a, b), value in cells.items()
-        for text in ("–" if value is None else number(float(f"{value:.3g}")),)
-        for row, column in ((a, b), (b, a))
-    ]
 
 
 def _fit(name: str) -> str:

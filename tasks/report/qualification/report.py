@@ -1,7 +1,8 @@
 """A qualification for people: its page and the same in short, both from `qualification.json`.
 
-What templates/qualification.html shows is worked out by curves.py, pairs.py and rates.py; what `qualification.json` holds is
-data.py, and what the report of a run says of it short.py. Who measures and judges does not live here. See docs/qualification.md.
+What templates/qualification.html shows is worked out by pairs.py and rates.py; what `qualification.json` holds is data.py, and
+what the report of a run says of it published.py of tasks/report. Who measures and judges does not live here. See
+docs/qualification.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tasks.qualification.verdicts import Reason
 from tasks.report.charts import Band, Line, drawing, legend, words
 from tasks.report.data import duration, number, percent
 from tasks.report.pages import SIGNS, render, write_page
-from tasks.report.qualification.curves import curves, limit_steps
 from tasks.report.qualification.data import (
     STYLES,
     Found,
@@ -41,7 +41,7 @@ from tasks.report.qualification.data import (
     until,
 )
 from tasks.report.qualification.pairs import pairs
-from tasks.report.qualification.rates import missing, rates, said_in_words, versions
+from tasks.report.qualification.rates import curves, limit_steps, missing, rates, said_in_words, versions
 from tasks.report.strips import stacked
 
 FILE = "qualification.html"

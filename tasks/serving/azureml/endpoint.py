@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.azure.arm_client import open_files, rest
+from tasks.azure.datastore import Datastore
 from tasks.common.errors import HeadwayError, JobFailed
 from tasks.common.process import read_json, write_json
 from tasks.config.base import config_digest
@@ -25,8 +26,8 @@ from tasks.serving.azureml.render import Rendering, model_name, model_prefix, re
 from tasks.serving.azureml.rollout import AzureTraffic, Record, online_of
 from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.serving.journal import Journal as Changes
+from tasks.serving.journal import remember_refused
 from tasks.serving.local.rollout import ask_for_traffic_back
-from tasks.serving.refused import remember_refused
 from tasks.serving.rollout import finish, give_back, roll_out, settle
 from tasks.serving.servers import ask_back
 
@@ -241,7 +242,9 @@ class AzureMlEndpoint:
             files.put_once(
                 f"{prefix}/files/{path.relative_to(model_folder).as_posix()}", partial(shutil.copyfile, path)
             )
-        model, image = made.model(ref, files.address(prefix)), made.environment()
+        datastore = Datastore(made.config, files.uri)
+        online.put_datastore(datastore)
+        model, image = made.model(ref, datastore.address(prefix, by_id=True)), made.environment()
         online.put_asset("models", str(model.name), str(model.version), rest(model._to_rest_object()))
         online.put_asset("environments", str(image.name), str(image.version), rest(image._to_rest_object()))
         if online.settled(partial(online.endpoint, name)) is None:

@@ -21,6 +21,7 @@ import yaml
 from tasks.artifacts import parse_ref
 from tasks.azure import arm_client
 from tasks.azure.arm_client import workspace_id
+from tasks.azure.datastore import Datastore
 from tasks.config.base import digest
 from tasks.config.serving import AzureEndpointConfig, DeploymentConfig
 
@@ -33,12 +34,11 @@ PORT = 8080
 """Of docker/endpoint.Dockerfile."""
 LONGEST_NAME = 32
 SIZES = (
-    ("Standard_DS2_v2", 7.0, 2),
     ("Standard_DS3_v2", 14.0, 4),
     ("Standard_DS4_v2", 28.0, 8),
     ("Standard_DS5_v2", 56.0, 16),
 )
-"""VM sizes that managed online endpoints take, GiB, cores.
+"""VM sizes that managed online endpoints take, GiB, cores; smaller ones Azure ML itself advises against.
 https://learn.microsoft.com/azure/machine-learning/reference-managed-online-endpoints-vm-sku-list"""
 TIMES_THE_FILES, SPARE_GIB = 2.5, 1.0
 """Memory of a server: its files once in ONNX Runtime and once while they are verified, key and value caches beside them."""
@@ -67,9 +67,9 @@ class Rendering:
         """The endpoint, without traffic. `expires`, in seconds since the epoch, is when the watch deletes it."""
         from azure.ai.ml.entities import IdentityConfiguration, ManagedIdentityConfiguration, ManagedOnlineEndpoint
 
-        user = self.config.identity
         owned = IdentityConfiguration(
-            type="user_assigned", user_assigned_identities=[ManagedIdentityConfiguration(resource_id=user)]
+            type="user_assigned",
+            user_assigned_identities=[ManagedIdentityConfiguration(resource_id=self.config.identity)],
         )
         until = {"expires": f"{expires:.0f}"} if expires else {}
         return ManagedOnlineEndpoint(
@@ -77,7 +77,7 @@ class Rendering:
             description=f"endpoint/{self.endpoint_name}, by Headway",
             auth_mode=self.config.auth,
             public_network_access="enabled" if self.config.public else "disabled",
-            identity=owned if user else None,
+            identity=owned,
             tags={**self.config.tags, OURS: "endpoint", f"{OURS}.endpoint": self.endpoint_name, **until},
         )
 
@@ -215,8 +215,14 @@ def model_prefix(ref: str) -> str:
 
 def yaml_of(entity: Any) -> str:
     """An entity as `az ml ... --file` takes it."""
-    output = yaml.safe_dump(json.loads(json.dumps(entity._to_dict())), sort_keys=True)
-    return output.replace("path: azureml:https://", "path: https://")  # the SDK takes an address for a name
+    return yaml.safe_dump(_without_nulls(json.loads(json.dumps(entity._to_dict()))), sort_keys=True)
+
+
+def _without_nulls(value: Any) -> Any:
+    """What the SDK's schema refuses though the SDK itself wrote it: an identity's client and principal, which Azure knows."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def require_complete(config: AzureEndpointConfig) -> None:
@@ -228,6 +234,12 @@ def require_complete(config: AzureEndpointConfig) -> None:
         raise ValueError(
             f"deployment.backend is azureml, and deployment.azureml.{empty[0]} is empty: set it"
             + ("" if empty[0] == "image" else f", or cluster.azureml.{empty[0]}")
+        )
+    if not config.identity:
+        raise ValueError(
+            "deployment.backend is azureml, and deployment.azureml.identity is empty: create a user-assigned identity "
+            "(az identity create), give it AcrPull on the registry and Storage Blob Data Reader on the container, and set its "
+            "resource id. An identity that Azure makes with the endpoint has no right by the time its first deployment needs one"
         )
     try:
         import azure.ai.ml  # noqa: F401
@@ -382,14 +394,16 @@ def _endpoint_id(made: Rendering) -> str:
 
 
 def files_of(
-    made: Rendering, colour: str, ref: str, *, files: Sequence[Mapping[str, Any]], inputs: Sequence[str], address: str
+    made: Rendering, colour: str, ref: str, *, files: Sequence[Mapping[str, Any]], inputs: Sequence[str], store: str
 ) -> dict[str, str]:
-    """Name and text of each file. `address` is the model's folder in the store. Raises ValueError for what cannot be."""
+    """Name and text of each file. `store` is the address az://... of the store. Raises ValueError for what cannot be."""
+    datastore = Datastore(made.config, store)
     texts = {
         "endpoint.yml": yaml_of(made.endpoint()),
         f"{colour}-deployment.yml": yaml_of(made.online(colour, ref, files=files, inputs=inputs, by_id=False)),
         "environment.yml": yaml_of(made.environment()),
-        "model.yml": yaml_of(made.model(ref, address)),
+        "datastore.yml": yaml_of(datastore.entity()),
+        "model.yml": yaml_of(made.model(ref, datastore.address(model_prefix(ref), by_id=False))),
         "policy.xml": policy(made),
     }
     require_loadable(texts)
@@ -402,11 +416,22 @@ def files_of(
 
 def require_loadable(texts: Mapping[str, str]) -> None:
     """Raise ValueError, in the SDK's words, for YAML that the SDK would not take."""
-    from azure.ai.ml import load_environment, load_model, load_online_deployment, load_online_endpoint
+    from azure.ai.ml import (
+        load_datastore,
+        load_environment,
+        load_model,
+        load_online_deployment,
+        load_online_endpoint,
+    )
     from azure.ai.ml.exceptions import ValidationException
     from marshmallow.exceptions import ValidationError
 
-    load = {"endpoint.yml": load_online_endpoint, "environment.yml": load_environment, "model.yml": load_model}
+    load = {
+        "endpoint.yml": load_online_endpoint,
+        "environment.yml": load_environment,
+        "datastore.yml": load_datastore,
+        "model.yml": load_model,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         for name, text in texts.items():
             if not name.endswith(".yml"):

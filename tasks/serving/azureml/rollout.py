@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from tasks.azure.arm_client import open_files, rest
+from tasks.azure.arm_client import open_files
 from tasks.common.process import read_json, write_json
 from tasks.config.serving import AzureEndpointConfig
 from tasks.serving.azureml.client import Online
@@ -24,6 +24,10 @@ from tasks.serving.servers import ask_back
 
 Record = dict[str, Any]
 """endpoint.json: name, url, port, model_ref, folder, colour, since, azure_name, azureml, and `previous`, a record without one."""
+
+
+WRITABLE = ("authMode", "compute", "description", "mirrorTraffic", "properties", "publicNetworkAccess", "traffic")
+"""Of an endpoint's properties, the ones that a PUT may have; `keys` may only be set once."""
 
 
 class AzureTraffic:
@@ -148,9 +152,10 @@ def online_of(record: Mapping[str, Any]) -> Online:
 
 def writable(result: Mapping[str, Any]) -> dict[str, Any]:
     """An endpoint as it is, as the body of a PUT: without what only the service writes."""
-    from azure.ai.ml._restclient.arm_ml_service import models
-
-    kind: Any = models.OnlineEndpoint
-    body = rest(kind._deserialize(dict(result), []))
-    body["properties"].pop("keys", None)
-    return {**body, "properties": dict(body["properties"])}
+    body: Record = {key: result[key] for key in ("kind", "location", "sku", "tags") if result.get(key)}
+    body["properties"] = {key: value for key, value in result["properties"].items() if key in WRITABLE and value}
+    if identity := result.get("identity"):
+        body["identity"] = {"type": identity["type"]}
+        if users := identity.get("userAssignedIdentities"):
+            body["identity"]["userAssignedIdentities"] = {name: {} for name in users}
+    return body

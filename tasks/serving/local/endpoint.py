@@ -26,8 +26,7 @@ from tasks.serving.gateway import Gateway
 from tasks.serving.journal import Journal as Changes
 from tasks.serving.keys import require_guarded
 from tasks.serving.local.rollout import LocalTraffic, Record, ask_for_traffic_back, go_back
-from tasks.serving.protocol.routes import COLOURS, other
-from tasks.serving.protocol.secret import make_secret
+from tasks.serving.protocol.routes import COLOURS, make_secret, other
 from tasks.serving.rollout import give_back, roll_out, settle, take_over
 from tasks.serving.servers import (
     HOST,
@@ -102,7 +101,12 @@ class LocalEndpoint:
         """See ServingEndpoint.start."""
         self.settle()
         self._stop_strays()
-        self._require_port(port)
+        # The port that is asked for, or else the one before, must be free, or be this endpoint's own.
+        record = read_json(self._record) or {}
+        wanted = port or record.get("port")
+        ours = record and record["port"] == wanted and (self._gateway.running or self._in_service(record))
+        if wanted and not ours:
+            port_free(wanted)
         require_guarded((config or DeploymentConfig()).access, self.folder)
         (self.folder / "abort.json").unlink(missing_ok=True)  # it was about a deploy that is over
         server = uuid.uuid4().hex[:8]
@@ -114,6 +118,7 @@ class LocalEndpoint:
             settings = {
                 "model_folder": str(model_folder.absolute()),
                 "model_ref": model_ref,
+                "endpoint": self.name,
                 "files": [dict(file) for file in files],
                 "threads": threads,
                 "outputs": str(outputs_of(self.folder, model_ref)),
@@ -150,7 +155,7 @@ class LocalEndpoint:
             _tell(journal, event, **details, **more)
 
         if candidate.config and traffic.blue and runs(Path(traffic.blue["folder"])):
-            reference = read_json(_model_folder(candidate) / "reference.json")
+            reference = read_json(Path(read_json(candidate.folder / "serve.json")["model_folder"]) / "reference.json")
             rollout, usual = candidate.config.rollout, quantiles_of(reference)
             roll_out(traffic, rollout, self.changes, reference=usual, barred=candidate.barred, report=told)
         else:
@@ -206,7 +211,7 @@ class LocalEndpoint:
         green = {
             "name": self.name,
             "port": port,
-            "url": _url(port),
+            "url": f"http://{HOST}:{port}",
             "model_ref": candidate.model_ref,
             "folder": str(candidate.folder),
             "colour": other(before.get("colour", COLOURS[0])) if before else COLOURS[0],
@@ -275,26 +280,10 @@ class LocalEndpoint:
         kept = [record.get("folder"), (record.get("previous") or {}).get("folder")]
         stop_strays(self.folder, [folder for folder in kept if folder])
 
-    def _require_port(self, port: int | None) -> None:
-        """The port that is asked for, or else the one before, must be free, or be this endpoint's own."""
-        record = read_json(self._record) or {}
-        wanted = port or record.get("port")
-        ours = record and record["port"] == wanted and (self._gateway.running or self._in_service(record))
-        if wanted and not ours:
-            port_free(wanted)
-
 
 def outputs_of(endpoint: Path, model_ref: str) -> Path:
     """Where an endpoint's servers write what they measure of a model's answers. Not in a server's folder: that goes with it."""
     return endpoint / "outputs" / model_ref.rpartition("@")[2]
-
-
-def _model_folder(candidate: Candidate) -> Path:
-    return Path(read_json(candidate.folder / "serve.json")["model_folder"])
-
-
-def _url(port: int) -> str:
-    return f"http://{HOST}:{port}"
 
 
 def _tell(journal: Journal | None, event: str, **details: Any) -> None:

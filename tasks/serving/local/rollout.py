@@ -21,10 +21,9 @@ from tasks.common.errors import HeadwayError, JobFailed
 from tasks.common.process import ProcessSpec, read_json, write_json
 from tasks.serving.endpoint import Candidate
 from tasks.serving.gateway import Gateway
-from tasks.serving.journal import Journal
+from tasks.serving.journal import Journal, remember_refused
 from tasks.serving.protocol.judge import MOST_OLD, Seen
 from tasks.serving.protocol.routes import Colour, Place, Routes, read_routes, write_routes
-from tasks.serving.refused import remember_refused
 from tasks.serving.rollout import Role, give_back, settle, take_over
 from tasks.serving.servers import ask_back, await_ready, port_of, runs, start_limit, stop_server
 
@@ -254,10 +253,6 @@ def go_back(
     if not record or not record.get("previous"):
         raise ValueError(f"no model stood before the one that endpoint/{endpoint.name} serves: there is no way back")
     require(record["previous"]["model_ref"])
-    return _swap(endpoint, changes, record, reason=reason, report=report)
-
-
-def _swap(endpoint: Path, changes: Journal, record: Record, *, reason: str, report: Told) -> Record:
     before: Record = {**record["previous"], "port": record["port"], "url": record["url"]}
     if before.get("settings", "") != record.get("settings", ""):  # its servers have its own, the gateway the other's
         before["settings"] = MIXED

@@ -4,7 +4,7 @@ Only measures are compared (tasks/formats/answers.py); there is no text. The ref
 the same model before, at the window's time of day, or the `reference.json` of the model. Two things must agree on an anomaly:
 random splits of all answers, in blocks of those that hang together (tasks/serving/monitor/blocks.py), by which the false-alarm
 rate is kept over all columns together (tasks/data/drift/splits.py); and stretches of the past as long as the window, by their
-most unusual column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/serving/monitor/accuracy.py. Who
+most unusual column: what comes and goes is no anomaly. Labels are judged beside them, by tasks/serving/monitor/blocks.py. Who
 asks, and what is done then, does not live here. See docs/watch.md.
 """
 
@@ -27,8 +27,18 @@ from tasks.data.drift.splits import Splits, Values, greatest_step, judge
 from tasks.formats.answers import Answer, Label
 from tasks.formats.model_folder import FEWEST, FILE, quantiles_of
 from tasks.serving.local.endpoint import outputs_of
-from tasks.serving.monitor.accuracy import SHARE, accuracy_column, judged
-from tasks.serving.monitor.blocks import DAY, Run, block_length, cut, orders, same_time_of_day, without_hour
+from tasks.serving.monitor.blocks import (
+    DAY,
+    SHARE,
+    Run,
+    accuracy_column,
+    block_length,
+    cut,
+    judged,
+    orders,
+    same_time_of_day,
+    without_hour,
+)
 from tasks.serving.monitor.measures import (
     ENDS,
     FINISHED,

@@ -30,8 +30,8 @@ from tasks.formats.answers import Answer, Label
 from tasks.security.signatures import signed_config
 from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.serving.local.endpoint import outputs_of
-from tasks.serving.monitor.accuracy import NAME as ACCURACY
 from tasks.serving.monitor.anomalies import anomalies
+from tasks.serving.monitor.blocks import NAME as ACCURACY
 from tasks.serving.monitor.measures import MEASURES, Told, ended, mean, read
 from tasks.storage import open_store
 

@@ -2,16 +2,21 @@
 
 The gateway is tasks/jobs/gateway.py; who decides on shares is tasks/serving/rollout.py. Standard library only: a gateway that
 crashed reads this before it listens again.
+
+Gateway and servers share a secret, for other users of this machine reach the servers' private ports: `gateway.secret` in the
+endpoint's folder, which only its owner may read; made at the first deploy. Whoever deploys names the file
+to both. It is for the private ports only: what callers show is tasks/serving/keys.py.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.common.process import read_json, write_json
+from tasks.common.process import read_json, write_json, write_text
 
 COLOURS = ("blue", "green")
 TRAFFIC = "x-headway-traffic"
@@ -25,7 +30,7 @@ LOADING = "x-headway-loading"
 """Header of a 503: no model had the request, and one is being loaded."""
 SECRET = "x-headway-gateway"
 """Header with the endpoint's secret, by which a server on its private port knows its gateway
-(tasks/serving/protocol/secret.py)."""
+(tasks/serving/protocol/routes.py)."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,6 @@ class Routes:
         if sum(weights.values()) != 100 or min(weights.values()) < 0 or self.main not in weights:
             raise ValueError(f"traffic must sum to 100 and know its main colour: {weights}, main {self.main!r}")
 
-    def with_weights(self, weights: Mapping[str, int], **changed: Any) -> Routes:
-        """The same colours with other shares; colours that are not named get none."""
-        colours = {name: replace(colour, weight=weights.get(name, 0)) for name, colour in self.colours.items()}
-        return replace(self, number=self.number + 1, colours=colours, **changed)
-
 
 def write_routes(path: Path, routes: Routes) -> None:
     """Replace the file whole."""
@@ -104,3 +104,24 @@ def other(colour: str) -> str:
 
 def _colour(value: Mapping[str, Any]) -> Colour:
     return Colour(**{**value, "servers": tuple(Place(**place) for place in value["servers"])})
+
+
+def make_secret(endpoint: Path) -> Path:
+    """The file of an endpoint's secret, made when it is not there."""
+    path = endpoint / "gateway.secret"
+    if not path.exists():
+        write_text(path, secrets.token_urlsafe(32))
+    return path
+
+
+def read_secret(path: str | Path | None) -> str:
+    """The secret; empty where no file is named, as in homes of a release before it. Raises ValueError for one that is gone."""
+    if not path:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; stop the endpoint, and deploy it again") from error
+    if not text:
+        raise ValueError(f"{path} is empty: remove it, stop the endpoint, and deploy it again")
+    return text

@@ -32,8 +32,8 @@ from requests.adapters import HTTPAdapter
 from tasks.common.errors import IntegrityError
 from tasks.storage.blob import faults
 from tasks.storage.blob.credentials import access
+from tasks.storage.blob.faults import CONNECT_SECONDS, READ_SECONDS, Retries
 from tasks.storage.blob.parallel import WORKERS
-from tasks.storage.blob.retries import CONNECT_SECONDS, READ_SECONDS, Retries
 from tasks.storage.settings import StoreConfig
 
 T = TypeVar("T")
@@ -74,10 +74,19 @@ class Container:
         self.uri = config.uri.rstrip("/")
         self.config, self.emulator, self._credential = config, known.emulator, known.credential
         self.prefix = f"{rest[0]}/" if rest else ""
+        session = Session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter(pool_maxsize=2 * WORKERS, max_retries=0))
         self.service = BlobServiceClient(
             known.url,
             known.credential,
-            transport=_transport(),
+            transport=RequestsTransport(
+                session=session,
+                session_owner=False,
+                connection_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                connection_data_block_size=RECEIVE_BYTES,
+            ),
             retry_policy=Retries(),
             max_single_get_size=BLOCK,
             max_single_put_size=LARGEST_WHOLE,
@@ -257,19 +266,6 @@ class _Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs, blocksize=SEND_BYTES)
-
-
-def _transport() -> RequestsTransport:
-    session = Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _Adapter(pool_maxsize=2 * WORKERS, max_retries=0))
-    return RequestsTransport(
-        session=session,
-        session_owner=False,
-        connection_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        connection_data_block_size=RECEIVE_BYTES,
-    )
 
 
 def md5(data: bytes) -> bytes:

@@ -1,19 +1,88 @@
-"""What went wrong at Azure, in words: what is true, and what to do. Sending again is retries.py's.
+"""What went wrong at Azure: when a request is sent again, and what is true then, in words, with what to do.
 
 Nothing of a request is quoted here but the service's own code for the error: headers carry signatures.
+
+The defaults of the SDK (60 s of silence, 84 s until a dead endpoint is told, no 429, no Retry-After) are wrong for this work.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.core.pipeline import PipelineRequest, PipelineResponse
+from azure.core.pipeline.policies import RetryPolicy
 
+from tasks.azure.arm_client import CLI, no_cli
 from tasks.common.errors import HeadwayError, IntegrityError, Missing, Refused
-from tasks.storage.blob.retries import BUSY
+
+CONNECT_SECONDS = 4.0
+READ_SECONDS = 7.0
+"""Of silence; a stalled chunk is asked for again after them."""
+SLOW_READ_SECONDS = 30.0
+"""Of silence while the service puts a long list of blocks together, or deletes."""
+GIVE_UP_SECONDS = 22.0
+"""From the first try: after them no further try is begun, where the service does not answer or fails."""
+BUSY_SECONDS = 90.0
+"""The same where the service answers that it is busy."""
+MOST_RETRIES = 100
+"""What ends the retries in practice is the time."""
+BUSY = (429, 503)
+FAILED = (408, 500, 502, 504)
+FIRST_WAIT_SECONDS = 0.4
+LONGEST_WAIT_SECONDS = 15.0
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_NOT_OURS = ("location_mode", "hosts", "retry_to_secondary")
+
+
+class Retries(RetryPolicy[Any, Any]):
+    """Sends a request again after a lost connection, silence, a failure of the service, or when it said to come back.
+
+    azure.core's policy, with two differences: every method is sent again, because our writes are conditional or the same each
+    time; and a wait that would end after the time limit is not begun, where azure.core looks at the clock after the wait.
+    """
+
+    def __init__(self) -> None:
+        kinds = ("retry_total", "retry_connect", "retry_read", "retry_status")
+        super().__init__(**dict.fromkeys(kinds, MOST_RETRIES))
+
+    def send(self, request: PipelineRequest[Any]) -> PipelineResponse[Any, Any]:
+        for name in _NOT_OURS:  # of the SDK's own retries; the transport does not know them
+            request.context.options.pop(name, None)
+        response = super().send(request)
+        response.http_response.location_mode = "primary"  # the SDK reads it from its own retries
+        return response
+
+    def configure_retries(self, options: dict[str, Any]) -> dict[str, Any]:
+        return super().configure_retries(options) | {"began": time.monotonic(), "methods": METHODS}
+
+    def is_retry(self, settings: dict[str, Any], response: PipelineResponse[Any, Any]) -> bool:
+        return response.http_response.status_code in (*BUSY, *FAILED)
+
+    def increment(self, settings: dict[str, Any], response: Any = None, error: Exception | None = None) -> bool:
+        """Count a failure. False when no further try is to follow: the wait before it would end after the time limit."""
+        more = super().increment(settings, response, error)
+        asked, patience = None, GIVE_UP_SECONDS
+        if error is None and response.http_response.status_code in BUSY:
+            patience = BUSY_SECONDS
+            with suppress(ValueError):
+                asked = self.get_retry_after(response)
+        settings["wait"] = asked or self.get_backoff_time(settings)
+        return more and time.monotonic() - settings["began"] + settings["wait"] <= patience
+
+    def get_backoff_time(self, settings: dict[str, Any]) -> float:
+        """Seconds: twice as many each time, and never the same for two clients that failed together."""
+        longest: float = FIRST_WAIT_SECONDS * 2 ** (MOST_RETRIES - settings["total"] - 1)
+        return min(LONGEST_WAIT_SECONDS, longest) * random.uniform(0.75, 1.25)
+
+    def sleep(self, settings: dict[str, Any], transport: Any, response: Any = None) -> None:
+        transport.sleep(settings["wait"])
+
 
 SKEW_SECONDS = 600.0
 """Azure refuses what is dated 15 minutes from its own clock; what is off by less is no reason."""
@@ -46,9 +115,10 @@ def explain(error: AzureError, uri: str, credential: str) -> HeadwayError:
     status, code = getattr(error, "status_code", None), code_of(error)
     if not isinstance(error, HttpResponseError) or status is None:
         if isinstance(error, ClientAuthenticationError):
+            remedy = CLI if no_cli(error) else _REMEDIES[credential]
             return Missing(
                 f"{uri}: the credential {credential} gives no token: {_first_line(error)}",
-                remedy=f"{_REMEDIES[credential]} No other credential is tried by itself.",
+                remedy=f"{remedy} No other credential is tried by itself.",
             )
         return Missing(
             f"{uri} does not answer: {_first_line(error)}",

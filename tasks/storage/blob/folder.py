@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from azure.storage.blob import BlobProperties
 
 from tasks.artifacts import parse_ref
-from tasks.common.file_names import require_inside
 from tasks.common.process import whole
 from tasks.storage.blob import layout
 from tasks.storage.blob.client import BLOCK, Container, open_container
@@ -25,7 +24,7 @@ from tasks.storage.blob.credentials import token_credential
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.store import BlobStore
 from tasks.storage.blob.transfer import check_stored, upload
-from tasks.storage.manifest import FileEntry
+from tasks.storage.manifest import FileEntry, require_inside
 from tasks.storage.settings import Identity, StoreConfig
 from tasks.storage.store import Store, find
 
@@ -275,11 +274,6 @@ class BlobFiles:
     def folder(self, prefix: str, local: Path) -> BlobFolder:
         """A job's folder, of which this side only reads what the job changes."""
         return BlobFolder(self._container, prefix, local, theirs=True)
-
-    def address(self, name: str) -> str:
-        """The https address of what lies under a name, as other services of Azure take it."""
-        account, _, rest = self.uri.removeprefix("az://").partition("/")
-        return f"https://{account}.blob.core.windows.net/{rest}/{name}"
 
     def place(self, ref: str) -> str:
         """The folder of an artifact's version, where its manifest lies. Raises ValueError for a reference that is none."""

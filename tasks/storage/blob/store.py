@@ -83,7 +83,16 @@ class Publication:
         layout.require_blob_names(self.container.prefix + self.place + "files/", files)
         sizes = {path: where.stat().st_size for path, where in files.items()}
         mode(self.container)
-        kept = _kept(known, sizes)
+        # What versions of the name have under the same paths; older ones are read only where the current one has not
+        # all.
+        kept: dict[str, list[Kept]] = {}
+        for manifest in known:
+            named = manifest.provenance.blob_versions
+            for file in manifest.content.files:
+                if sizes.get(file.path) == file.size and file.path in named:
+                    kept.setdefault(file.path, []).append(Kept(file.size, file.sha256, named[file.path]))
+            if kept.keys() == sizes.keys():
+                break
         brought = over_files(lambda path: self._bring(path, kept.get(path, [])), list(files), size_of=sizes.__getitem__)
         self.reused = {each.entry.path for each in brought if each.reused}
         content = Content(kind=self.kind, files=tuple(each.entry for each in brought), inputs=tuple(sorted(inputs)))
@@ -142,7 +151,11 @@ class Publication:
         if same_size:
             size, sha256 = hash_file(source)
             result = next((each for each in same_size if each.sha256 == sha256), None)
-            name = result and (result.blob_version or self._snapshot(path, result.etag))
+            # Empty when somebody has written over it since it was looked at.
+            name = result and (
+                result.blob_version
+                or (versions.snapshot(self.container, f"{self.place}files/{path}", result.etag) or "")
+            )
             if name:
                 return Brought(FileEntry(path=path, size=size, sha256=sha256), name, reused=True)
         entry, blob_version = self._upload(path)
@@ -153,10 +166,6 @@ class Publication:
         head = self.container.head(f"{self.place}files/{path}")
         sha256 = (head.metadata or {}).get("sha256") if head and head.size == size else None
         return Kept(size, sha256, head.version_id or "", str(head.etag)) if head and sha256 else None
-
-    def _snapshot(self, path: str, etag: str) -> str:
-        """Empty when somebody has written over it since it was looked at."""
-        return versions.snapshot(self.container, f"{self.place}files/{path}", etag) or ""
 
     def _upload(self, path: str) -> tuple[FileEntry, str]:
         """The last try is what counts: a file that is written to while it is published is taken as it was read then."""
@@ -188,19 +197,6 @@ class Publication:
 def mode(container: Container) -> versions.Mode:
     """Found once a process: it costs a request, and is the same for all names."""
     return versions.detect(container)
-
-
-def _kept(known: Iterable[Manifest], sizes: dict[str, int]) -> dict[str, list[Kept]]:
-    """What versions of the name have under the same paths; older ones are read only where the current one has not all."""
-    kept: dict[str, list[Kept]] = {}
-    for manifest in known:
-        named = manifest.provenance.blob_versions
-        for file in manifest.content.files:
-            if sizes.get(file.path) == file.size and file.path in named:
-                kept.setdefault(file.path, []).append(Kept(file.size, file.sha256, named[file.path]))
-        if kept.keys() == sizes.keys():
-            break
-    return kept
 
 
 def _with(provenance: Provenance, named: dict[str, str]) -> Provenance:
@@ -265,20 +261,21 @@ def remove(container: Container, manifest: Manifest, mode: Mode, others: Callabl
         in_parallel(gone, list(container.listing(layout.drafts_folder(place), include=(mode,))))
         container.remove(layout.folder_of(manifest) + layout.MANIFEST)
         in_parallel(gone, list(container.listing(layout.folder_of(manifest), include=(mode,))))
-        kept = _named(others())
+        kept = {
+            (layout.files_folder(other) + path, blob_version)
+            for other in others()
+            for path, blob_version in other.provenance.blob_versions.items()
+        }
         chosen = _chosen(container, manifest, mode, kept)
         in_parallel(gone, [blob for blob in chosen if blob.snapshot])
         in_parallel(gone, [blob for blob in chosen if not blob.snapshot])
         if mode == "snapshots":
-            _cover(container, chosen, kept)
-
-
-def _named(others: Iterable[Manifest]) -> set[tuple[str, str]]:
-    return {
-        (layout.files_folder(other) + path, blob_version)
-        for other in others
-        for path, blob_version in other.provenance.blob_versions.items()
-    }
+            # A blob with snapshots cannot be deleted without them: what was to go is overwritten by one of those.
+            bases = {blob.name for blob in chosen if not blob.snapshot}
+            for name, blob_version in {
+                name: blob_version for name, blob_version in sorted(kept) if name in bases
+            }.items():
+                container.copy(name, blob_version)
 
 
 def _chosen(container: Container, manifest: Manifest, mode: Mode, kept: set[tuple[str, str]]) -> list[BlobProperties]:
@@ -297,13 +294,6 @@ def _chosen(container: Container, manifest: Manifest, mode: Mode, kept: set[tupl
         return id_of(blob) == ours[blob.name] or copied or (not id_of(blob) and str(blob.etag) in etags)
 
     return [blob for blob in results if goes(blob)]
-
-
-def _cover(container: Container, chosen: list[BlobProperties], kept: set[tuple[str, str]]) -> None:
-    """A blob with snapshots cannot be deleted without them: what was to go is overwritten by one of those."""
-    bases = {blob.name for blob in chosen if not blob.snapshot}
-    for name, blob_version in {name: blob_version for name, blob_version in sorted(kept) if name in bases}.items():
-        container.copy(name, blob_version)
 
 
 READ_TRIES = 3

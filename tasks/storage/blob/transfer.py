@@ -19,8 +19,8 @@ from azure.storage.blob import BlobBlock, BlobClient
 from tasks.common.errors import Missing
 from tasks.storage.blob import faults
 from tasks.storage.blob.client import BLOCK, Container, Written, md5, until_whole
+from tasks.storage.blob.faults import SLOW_READ_SECONDS
 from tasks.storage.blob.parallel import in_order, in_parallel
-from tasks.storage.blob.retries import SLOW_READ_SECONDS
 from tasks.storage.manifest import FileEntry, Problem
 
 A = TypeVar("A")
@@ -69,7 +69,15 @@ def _upload_whole(container: Container, name: str, data: bytes) -> Uploaded:
 def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
     """None when another writer's commit threw our blocks away."""
     sha256, size, ids = hashlib.sha256(), 0, list[str]()
-    staged = _staged(blob)
+    # Blocks that an upload before this one left, by id.
+    try:
+        _, waiting = blob.get_block_list("uncommitted")
+    except ResourceNotFoundError as error:
+        if faults.code_of(error) == "ContainerNotFound":
+            raise
+        staged = {}
+    else:
+        staged = {str(block.id): int(block.size) for block in waiting}
 
     def send(block: bytes) -> str:
         digest = md5(block)
@@ -103,17 +111,6 @@ def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
             return None
         raise
     return Uploaded(size, sha256.hexdigest(), Written(str(done["etag"]), str(done["version_id"] or "") or None))
-
-
-def _staged(blob: BlobClient) -> dict[str, int]:
-    """Blocks that an upload before this one left, by id."""
-    try:
-        _, waiting = blob.get_block_list("uncommitted")
-    except ResourceNotFoundError as error:
-        if faults.code_of(error) == "ContainerNotFound":
-            raise
-        return {}
-    return {str(block.id): int(block.size) for block in waiting}
 
 
 def check_stored(

@@ -1,6 +1,8 @@
 """Names for what a file was: Blob version ids, or snapshots on an emulator, which has none and ignores a version id silently.
 
 Which of both a container has is found by trying, never by asking for what it is called. How bytes get there is transfer.py's.
+
+`headway doctor` asks here whether a container can be worked in: does it answer, may we write, does it keep versions.
 """
 
 from __future__ import annotations
@@ -8,17 +10,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from azure.core import MatchConditions
 from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties
 
-from tasks.common.errors import Missing
+from tasks.common.errors import HeadwayError, Missing
 from tasks.storage.blob import faults, layout
-from tasks.storage.blob.client import Container, Written
+from tasks.storage.blob.client import Container, Written, open_container
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.manifest import Manifest
+from tasks.storage.settings import StoreConfig
 
 Mode = Literal["versions", "snapshots"]
 CONTESTED_TRIES = 8
@@ -82,19 +85,15 @@ def stored_sizes(container: Container, manifest: Manifest) -> dict[str, int]:
     """
     folder, named = layout.files_folder(manifest), manifest.provenance.blob_versions
     if len(named) > LISTED_FROM:
-        return _listed_sizes(container, folder, named)
+        old = "snapshots" if next(iter(named.values())).startswith("snapshot:") else "versions"
+        result: dict[str, int] = {}
+        for blob in container.listing(folder, include=(old,)):
+            path = blob.name.removeprefix(folder)
+            if named.get(path) == id_of(blob):
+                result[path] = int(blob.size)
+        return result
     heads = in_parallel(lambda path: container.head(folder + path, named[path]), named)
     return {path: int(head.size) for path, head in zip(named, heads, strict=True) if head}
-
-
-def _listed_sizes(container: Container, folder: str, named: dict[str, str]) -> dict[str, int]:
-    old = "snapshots" if next(iter(named.values())).startswith("snapshot:") else "versions"
-    result: dict[str, int] = {}
-    for blob in container.listing(folder, include=(old,)):
-        path = blob.name.removeprefix(folder)
-        if named.get(path) == id_of(blob):
-            result[path] = int(blob.size)
-    return result
 
 
 def id_of(blob: BlobProperties) -> str:
@@ -115,3 +114,24 @@ def snapshot(container: Container, name: str, etag: str) -> str | None:
         return f"snapshot:{taken['snapshot']}"
 
     return container.ask(take, name)
+
+
+class Health(NamedTuple):
+    """What is true of a container, and what to do about it."""
+
+    ok: bool
+    said: str
+    remedy: str = ""
+
+
+def examine(config: StoreConfig) -> Health:
+    """Look at a store in Azure as who publishes into it does: a small blob is written, store.json. Raises nothing of Azure's."""
+    try:
+        container = open_container(config)
+        mode = detect(container)
+        if mode == "versions" and hierarchical(container):
+            raise without_versions(container)
+    except (HeadwayError, ValueError) as error:
+        return Health(False, str(error), getattr(error, "remedy", ""))
+    kept = "keeps versions" if mode == "versions" else "is an emulator without versions, snapshots stand in for them"
+    return Health(True, f"{container.uri} answers to {config.credential}, may be written, and {kept}")

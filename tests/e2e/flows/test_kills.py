@@ -204,7 +204,7 @@ def prefect(home, server, path, body):
     login = base64.b64encode((home.path / "prefect" / "credentials").read_bytes()).decode()
     headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{server['url']}/api/{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=limit(10)) as answer:
         return json.load(answer)
 
 
@@ -214,7 +214,7 @@ def test_the_server_refuses_who_has_no_password(home, done):
         f"{server['url']}/api/flow_runs/filter", b"{}", {"Content-Type": "application/json"}
     )
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=limit(10))
 
 
 @pytest.fixture

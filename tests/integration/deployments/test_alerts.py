@@ -16,11 +16,12 @@ import httpx
 import pytest
 import run_folders as folders
 from made_versions import make
+from waiting import limit
 
 from deployments.configuration.platform import AlertsConfig, PlatformConfig
 from deployments.telemetry.alert_rules import RULES, Seen
-from deployments.watch.alert_events import CLEARED, FIRED
-from deployments.watch.alerts import Alerts, Sources, firing
+from deployments.telemetry.runs import firing
+from deployments.watch.alerts import CLEARED, FIRED, Alerts, Sources
 from tasks.common import process
 from tasks.registry.records import StoreJournal
 from tasks.registry.refs import move_ref
@@ -519,7 +520,7 @@ from pathlib import Path
 from deployments.services import prefect_server
 prefect_server.wait(prefect_server.prepare(Path(sys.argv[1])))
 from prefect.client.orchestration import get_client
-from deployments.watch.alert_events import FIRED, send
+from deployments.watch.alerts import FIRED, send
 event = json.load(sys.stdin)
 send(event)
 send(event)
@@ -542,7 +543,12 @@ def test_prefect_takes_an_event_once(home, done, tmp_path):
     made.look()
     (event,) = made.events
     argv = [sys.executable, "-c", SEND_TWICE, str(home.path)]
-    said = {"input": json.dumps(event), "env": home.environment(), "cwd": Path(__file__).parents[3], "timeout": 200}
+    said = {
+        "input": json.dumps(event),
+        "env": home.environment(),
+        "cwd": Path(__file__).parents[3],
+        "timeout": limit(200),
+    }
     (kept,) = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, **said).stdout)
     assert kept["id"] == event["id"] and kept["payload"] == event["payload"] and kept["resource"] == event["resource"]
 

@@ -14,10 +14,9 @@ from event_stand import Blobs, blobs, body, config, known_key, lines, rows, tick
 from outgoing import connections
 from waiting import limit
 
-from deployments.bridge.arrivals import Arrivals
+from deployments.bridge.arrivals import Arrivals, StoreHistory
 from deployments.bridge.folders import Folders
 from deployments.bridge.messages import read_events, to_event
-from deployments.bridge.stores import StoreHistory
 from deployments.configuration.events import EventsConfig
 from deployments.publishing.datasets import make_dataset
 from tasks.events.ledger import Ledger
@@ -32,7 +31,7 @@ import sys, time
 from pathlib import Path
 from deployments.bridge.arrivals import Arrivals
 from deployments.bridge.folders import Folders
-from deployments.bridge.stores import StoreHistory
+from deployments.bridge.arrivals import StoreHistory
 from deployments.configuration.events import EventsConfig
 from tasks.events.ledger import Ledger
 home = Path(sys.argv[1])
@@ -131,7 +130,7 @@ def test_three_thousand_files_at_once_are_one_version(watched, tmp_path):
 
 
 def test_a_file_that_is_still_written_is_waited_for(watched, tmp_path):
-    stand = Stand(tmp_path / "home", of_folder(watched))
+    stand = Stand(tmp_path / "home", of_folder(watched, settle_seconds=1.0))
     (watched / "a.txt").write_text("whole")
     stand.tick_until(lambda: rows(stand.ledger))
     with open(watched / "b.txt", "w") as file:

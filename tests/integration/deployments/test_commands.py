@@ -43,6 +43,7 @@ def test_it_greets():
 """
 HELD = (
     "tests/unit/deployments/test_command_table.py::test_every_row_is_what_its_function_says",
+    "tests/unit/deployments/test_command_table.py::test_every_command_stands_in_one_panel_with_an_example_or_two",
     "tests/e2e/test_documentation.py::test_every_command_and_option_of_headway_is_explained",
     "tests/e2e/test_documentation.py::test_what_others_rely_on_is_what_the_committed_file_says",
 )
@@ -68,8 +69,11 @@ def follow(root, steps):
             (root / path).write_text(TEST)
         elif path.endswith("commands.py"):
             text, row = (root / path).read_text(), '    "thing": Row("data.thing:thing", "Greet somebody."),\n'
-            (root / path).write_text(text.replace("COMMANDS = {\n", "COMMANDS = {\n" + row))
-        elif path == "README.md":
+            text = text.replace("COMMANDS = {\n", "COMMANDS = {\n" + row)
+            (root / path).write_text(
+                text.replace('"Data": {\n', '"Data": {\n        "thing": ("headway thing Ada",),\n')
+            )
+        elif path == "docs/commands.md":
             (root / path).write_text((root / path).read_text() + "\n`headway thing` greets somebody.\n")
         else:
             made = re.search(rf"`{path}`, which `python ([^`]+)` writes", RECIPE)[1]

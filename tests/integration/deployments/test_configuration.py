@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.catalogue.flows import as_prefect_yaml, presets
+from deployments.catalogue.flows import as_prefect_yaml
 from deployments.cli.operations.doctor import examine
 from deployments.cli.output import CommandError, exit_code, say, say_error
-from deployments.configuration.files import SHIPPED, load, load_cluster
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig, current_settings, kept
 from tasks.common.errors import Cancelled, GateFailed, HeadwayError, IntegrityError, JobFailed, Missing, Unknown
+from tasks.config.files import SHIPPED, load, load_cluster, presets
 from tasks.config.flows import RetrainConfig
 from tasks.planning.case import Network
 from tasks.planning.counts import parameter_count

@@ -22,10 +22,9 @@ from waiting import limit
 from deployments.bridge.dispatch import follow
 from deployments.catalogue.flows import POOL
 from deployments.configuration.platform import PlatformConfig
-from deployments.services.flow_runs import history
-from deployments.services.worker import allow
+from deployments.services import parts
+from deployments.services.flow_runs import STALE_SECONDS, claim, history
 from deployments.watch.dead_runs import CONFIRM_SECONDS, RESUMED, WAITS, DeadRuns
-from deployments.watch.run_claim import STALE_SECONDS, claim
 from flows.support.prefect_run import STOPPED
 from tasks.events.batches import Batch
 from tasks.orchestration.run_log import read_run
@@ -438,7 +437,7 @@ def test_a_process_that_down_stops_tells_of_no_crash_and_goes_on_at_the_next_up(
 
 
 def test_a_run_that_waits_for_a_person_holds_no_place_of_parallel_runs(worker, client, tmp_path):
-    allow(client, 1)
+    parts.worker.allow(client, 1)
     try:
         first = worker.run(client, "asks", tmp_path / "first").id
         started(tmp_path / "first", 1)
@@ -449,7 +448,7 @@ def test_a_run_that_waits_for_a_person_holds_no_place_of_parallel_runs(worker, c
         until(lambda: client.read_flow_run(second).state.is_completed())
         assert not lines(tmp_path / "first" / "ends")
     finally:
-        allow(client, None)
+        parts.worker.allow(client, None)
         client.set_flow_run_state(first, Running(), force=True)
         (tmp_path / "first" / "go").touch()
     until(lambda: client.read_flow_run(first).state.is_completed())

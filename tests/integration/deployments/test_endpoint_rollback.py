@@ -20,8 +20,8 @@ from tasks.orchestration.run import lifecycle
 from tasks.registry.versions import publish
 from tasks.security.audit import account, entries
 from tasks.security.signatures import sign
+from tasks.serving.journal import refused_models
 from tasks.serving.known import endpoint_of, require_accepted, settle_all
-from tasks.serving.refused import refused_models
 from tasks.serving.servers import runs
 from tasks.signing.keys import ensure_key
 from tasks.storage import open_store

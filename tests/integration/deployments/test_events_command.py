@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support import publish_tiny
 
-from deployments.services import bridge
+from deployments.services.parts import bridge
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.event import Event
@@ -51,7 +51,7 @@ def words(home, *more):
 
 
 def test_a_home_without_events_says_so_and_makes_nothing(fresh):
-    assert words(fresh) == "No event yet.\n" and fresh.ok("events").said["events"] == []
+    assert words(fresh) == f"No event yet in {fresh.path}.\n" and fresh.ok("events").said["events"] == []
     assert not (fresh.path / "events").exists()
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from event_stand import config, rows, ticking
 
+from deployments.bridge.arrivals import StoreHistory
 from deployments.bridge.folders import Folders, look
-from deployments.bridge.stores import StoreHistory
 from deployments.configuration.events import EventsConfig
 from deployments.publishing.datasets import make_dataset
 from tasks.common import process
@@ -221,7 +221,7 @@ def test_versions_that_were_there_start_nothing_and_new_ones_are_told_of_once(tm
 def test_what_is_published_while_the_bridge_comes_up_is_news(tmp_path):
     home = tmp_path / "home"
     first, folder = publish(home, "one"), home / "platform" / "bridge"
-    process.start(folder, process.ProcessSpec(argv=[sys.executable, "-c", "import time; time.sleep(60)"], log="log"))
+    process.start(folder, process.ProcessSpec(argv=[sys.executable, "-c", "import time; time.sleep(600)"], log="log"))
     try:
         process.write_json(folder / "part.json", {"pid": 0, "since": time.time()})
         second, ledger = publish(home, "two"), Ledger(home)

@@ -168,8 +168,8 @@ def test_a_model_that_is_rolled_back_is_the_champion_again_in_mlflow_too(desk, s
     desk.wait_for("lineage/*/done")
     with sqlite3.connect(desk.path / "mlflow" / "mlflow.db") as database:
         query = (
-            "select alias, source from registered_model_aliases a join model_versions v "
-            "on a.name = v.name and a.version = v.version"
+            "select alias, value from registered_model_aliases a join model_version_tags t "
+            "on a.name = t.name and a.version = t.version and t.key = 'headway.uri'"
         )
         assert dict(database.execute(query).fetchall()) == {"champion": store.uri_of(models[0])}
 

@@ -45,7 +45,7 @@ def get(server, path="/", login="", **headers):
         headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(server["url"] + path, headers=headers), timeout=30
+            urllib.request.Request(server["url"] + path, headers=headers), timeout=limit(30)
         ) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
@@ -87,7 +87,7 @@ def test_other_hosts_and_other_pages_are_kept_out(home, server):
     headers = {"Authorization": f"Basic {login}", "Origin": "http://evil.example", "Content-Type": "application/json"}
     request = urllib.request.Request(address, data=b'{"name": "evil"}', headers=headers)
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=limit(30))
 
 
 def test_it_listens_on_loopback_only(server):

@@ -48,11 +48,11 @@ def in_mlflow(home, store, models):
         home.wait_for(f"lineage/{folder.name}/done")
     with sqlite3.connect(home.path / "mlflow" / "mlflow.db") as database:
         query = (
-            "select alias, source from registered_model_aliases a join model_versions v "
-            "on a.name = v.name and a.version = v.version"
+            "select alias, value from registered_model_aliases a join model_version_tags t "
+            "on a.name = t.name and a.version = t.version and key = 'headway.uri'"
         )
         number = {store.uri_of(model): place for place, model in enumerate(models)}
-        return {alias: number[source] for alias, source in database.execute(query).fetchall()}
+        return {alias: number[place] for alias, place in database.execute(query).fetchall()}
 
 
 def test_versions_are_listed_with_their_names_measures_and_who_serves_them(home, store, models):

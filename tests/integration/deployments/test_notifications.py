@@ -15,7 +15,7 @@ from deployments.configuration.platform import NotificationConfig, PlatformConfi
 from deployments.platform.channels import address_of, send
 from deployments.services import prefect_server
 from deployments.services.checks import free_port
-from deployments.watch.alert_events import event_of
+from deployments.watch.alerts import event_of
 
 WAIT_SECONDS = 30.0
 
@@ -50,7 +50,7 @@ class Mailbox:
 
     def __init__(self):
         self.got = []
-        self.controller = Controller(self, hostname="127.0.0.1", port=free_port())
+        self.controller = Controller(self, hostname="127.0.0.1", port=free_port(), ready_timeout=limit(30))
         self.controller.start()
 
     async def handle_DATA(self, server, session, envelope):  # noqa: N802

@@ -5,8 +5,8 @@ import pytest
 from event_stand import Blobs, blobs, body, config, known_key
 from outgoing import Canary, connections
 
+from deployments.bridge.blobs import allowed, list_many, read_again, strange
 from deployments.bridge.messages import NotAllowed, read_events, to_event
-from deployments.bridge.objects import allowed, list_many, read_again, strange
 from tasks.common.errors import Missing
 
 ACCOUNT = "https://mine.blob.core.windows.net"

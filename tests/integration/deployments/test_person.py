@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from retail_prices import item, retail_prices
 from support import HEADWAY, Home
 from waiting import limit
 
-from deployments.cli.operations.platform import _keep
 from deployments.configuration.platform import load_settings
-from deployments.platform import up
+from deployments.platform import start_stop
 from tasks.common import process
 from tasks.common.process import write_text
 
@@ -159,9 +159,9 @@ def test_of_a_file_of_settings_that_is_exchanged_meanwhile_what_was_looked_at_is
     home, file = tmp_path / "home", tmp_path / "settings.yaml"
     monkeypatch.setenv("HEADWAY_HOME", str(home))
     file.write_text("parallel_runs: 4\n")
-    settings, text = up.given(file)
+    settings, text = start_stop.given(file)
     file.write_text("schedules:\n  - {deployment: retrain/tiny, cron: '0 3 * * 1'}\n")
-    _keep(text, settings, "")
+    start_stop.keep(home, text)
     assert load_settings(home) == settings and not load_settings(home).schedules
 
 
@@ -230,6 +230,22 @@ def test_doctor_connects_with_the_programs_of_a_configuration_for_who_may_run_on
     ben.run("doctor", "-c", settings)
     assert touched.exists()
     assert not refused(eve.run("doctor", "-c", "tiny"))
+
+
+def test_prices_and_quota_that_plans_are_judged_by_are_updated_by_who_may_run_only(anna, ben):
+    with retail_prices([item()]) as azure:
+        ask = {"HEADWAY_PRICES_URL": azure.url}
+        eve = anna.of("eve", anna.ok("person", "add", "eve", "--may", "approve").said["token"])
+        for nobody in (eve, eve.of("", "")):
+            assert refused(Desk(anna.path, {**nobody.told, **ask}).run("prices", "update", "--region", "eastus"))
+            assert refused(nobody.run("quota", "update", "-c", "tiny"))
+        assert not (anna.path / "prices").exists()
+        assert Desk(anna.path, {**eve.told, **ask}).ok("prices").said["machines"]
+        assert (
+            Desk(anna.path, {**ben.told, **ask}).ok("prices", "update", "--region", "eastus").said["regions"]["eastus"]
+        )
+    newest = entries(anna)[0]
+    assert (newest["action"], newest["what"], newest["right"]) == ("update prices", "the prices of eastus", "run")
 
 
 def test_only_who_may_override_changes_the_policy(anna, ben):

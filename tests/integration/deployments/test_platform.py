@@ -21,7 +21,7 @@ from waiting import limit
 from deployments.configuration.platform import PlatformConfig
 from deployments.services import prefect_server
 
-SLOW = ("--set", "training.steps=400", "--set", "training.warmup_steps=5")
+SLOW = ("--set", "training.steps=1000", "--set", "training.warmup_steps=5")
 
 
 class Platform:
@@ -90,7 +90,7 @@ def call(url, login="", body=None, method=None):
     if login:
         headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=20) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=limit(20)) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 
@@ -191,7 +191,11 @@ def test_prefect_deploy_makes_the_same_of_the_rendered_file(platform, tmp_path):
     for name in names:
         after = platform.api(f"/deployments/name/{name}")
         assert {key: after[key] for key in told} == {key: before[name][key] for key in told}, name
-        assert after["parameter_openapi_schema"] == before[name]["parameter_openapi_schema"], name
+        schemas = [
+            {key: part for key, part in each["parameter_openapi_schema"].items() if part or key != "definitions"}
+            for each in (after, before[name])
+        ]
+        assert schemas[0] == schemas[1], name
 
 
 def test_a_run_that_cannot_be_noted_in_the_audit_log_does_not_start(platform):

@@ -15,6 +15,7 @@ import azure_queue
 import azurite
 import pytest
 from event_stand import IDENTITY, Blobs, blobs, config, created, known_key, rows, ticking, until
+from waiting import limit
 
 from deployments.bridge.queues import Queues
 from deployments.configuration.events import EventsConfig
@@ -158,14 +159,15 @@ def test_a_process_that_is_killed_again_and_again_loses_none_and_doubles_none(qu
         )
         try:
             assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()
-            time.sleep(draw.uniform(0.1, 0.8))
+            time.sleep(limit(draw.uniform(0.1, 0.8)))
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate()
         kills += 1
     print(f"{kills} kills")
     assert kills > 1, "it was never killed in the middle"
-    ledger = Ledger(tmp_path)
+    part, ledger = ready(tmp_path, line.events(own))
+    ticking(part, until_done=lambda: line.left() == 0)
     accepted = [row["object"] for row in rows(ledger, status="accepted")]
     assert len(accepted) == len(set(accepted)) == 70
     assert not rows(ledger, status="poison")

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from live_prefect import lines, live, until
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
@@ -21,6 +21,7 @@ from prefect.context import _deployment_id
 from prefect.server.schemas.schedules import CronSchedule as ServerCron
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Paused, Pending, Running, Scheduled
+from prefect.workers.process import ProcessWorker
 
 from deployments.catalogue.flows import POOL, catalogue, parameters, slug_of
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig
@@ -308,6 +309,20 @@ def test_a_schedule_that_an_earlier_release_named_by_its_place_is_the_same_one(p
     assert (now.id, now.slug) == (known.id, known.slug) and now.slug != "headway-0"
 
 
+def test_what_prefect_deploy_said_of_another_home_and_pool_ends_with_up(platform, client):
+    registered(platform, client)
+    elsewhere = WorkPoolCreate(
+        name="headway-docker", type="process", base_job_template=ProcessWorker.get_default_base_job_template()
+    )
+    client.create_work_pool(elsewhere)
+    variables = {"env": {"HEADWAY_HOME": "/srv/another"}}
+    update = DeploymentUpdate(work_pool_name=elsewhere.name, job_variables=variables)
+    client.update_deployment(platform.made["registered"], update)
+    registered(platform, client)
+    deployment = client.read_deployment(platform.made["registered"])
+    assert (deployment.work_pool_name, deployment.job_variables) == ("headway", {})
+
+
 def test_a_run_that_names_a_part_of_the_configuration_has_the_rest_of_its_deployment(platform, client):
     """As `prefect deployment run --param config=...` or a person's schedule starts it: Prefect replaces all of `config`."""
     (tiny,) = (one for one in catalogue(PlatformConfig()) if one.full_name == "retrain/tiny")
@@ -341,9 +356,12 @@ def worker(platform):
 
 @pytest.mark.long
 def test_a_schedule_fires_and_two_never_overlap(worker, client, tmp_path):
-    """It fires every 2 s and its runs want 3 s: each waits for the end of the one before it."""
-    rule = IntervalSchedule(interval=timedelta(seconds=2), anchor_date=datetime.now(UTC))
-    scheduled(worker, client, "overlap", rule=rule, parameters={"folder": str(tmp_path), "seconds": 3.0})
+    """It fires every 8 s and its runs want 10 s: each waits for the end of the one before it.
+
+    Every run that waits asks Prefect's server for its slot again and again; of more, a slow machine's answers nobody any more.
+    """
+    rule = IntervalSchedule(interval=timedelta(seconds=8), anchor_date=datetime.now(UTC))
+    scheduled(worker, client, "overlap", rule=rule, parameters={"folder": str(tmp_path), "seconds": 10.0})
     (known,) = client.read_deployment(worker.made["overlap"]).schedules
     until(lambda: len(lines(tmp_path / "starts")) >= 2)
     client.delete_deployment_schedule(worker.made["overlap"], known.id)

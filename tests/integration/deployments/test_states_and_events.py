@@ -26,9 +26,10 @@ from waiting import limit
 
 from deployments.catalogue.flows import POOL, Deployment, Schedule, slug_of
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig
-from deployments.platform import down
-from deployments.services import registration, worker
+from deployments.platform import start_stop
+from deployments.services import registration
 from deployments.services.flow_runs import flow_runs, history
+from deployments.services.parts import worker
 from deployments.watch.alerts import parts_down
 from deployments.watch.dead_runs import PATIENCE_SECONDS, RESUMED, DeadRuns
 from deployments.watch.schedules import Schedules
@@ -195,7 +196,7 @@ class Table:
                 final = all(self.state(client, name).is_final() for name in self.runs.keys() - {"deleted"})
                 return final and all(run.state.is_final() for run in due) and not self.alive("deleted")
 
-            until(ended, 60.0, every=1.0, why=lambda: self.seen(client))
+            until(ended, every=1.0, why=lambda: self.seen(client))
             return self.seen(client)
 
     def people(self, client):
@@ -276,7 +277,7 @@ def down_for(seconds, table):
     with table.platform.client() as client:
         late = table.start(client, "paused", state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=9)))
         client.set_flow_run_state(late, Paused(timeout_seconds=3600, reschedule=True), force=True)
-    down.down(table.home)
+    start_stop.down(table.home)
     older(table.home, seconds)
     up(table)
     with table.platform.client() as client:
@@ -328,7 +329,7 @@ def configured(table):
     table.settings = table.settings.model_copy(update=changed)
     with table.platform.client() as client:
         table.register(client)
-        until(lambda: table.state(client, "queued").is_cancelled(), 30.0)  # Prefect's doing; the watch has it wait
+        until(lambda: table.state(client, "queued").is_cancelled())  # Prefect's doing; the watch has it wait
 
 
 def schedule_edited(table):

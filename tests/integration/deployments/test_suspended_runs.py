@@ -22,7 +22,7 @@ from deployments.configuration.platform import PlatformConfig
 from deployments.platform.state import state
 from deployments.publishing.datasets import make_dataset
 from deployments.services import registration
-from deployments.services.worker import allow
+from deployments.services.parts import worker
 from deployments.watch.dead_runs import DeadRuns
 from deployments.watch.waiting import UNWATCHED_SECONDS, Waiting
 from tasks.common import process
@@ -131,7 +131,7 @@ class Run:
             noted = self.noted("starts")
             return len(noted) == starts and process.process_started(noted[-1]["pid"]) is None
 
-        until(lambda: self.state.name == "Suspended" and gone(), 60.0, why=lambda: self.state)
+        until(lambda: self.state.name == "Suspended" and gone(), why=lambda: self.state)
 
     def form(self):
         keys = self.state.state_details.run_input_keyset
@@ -147,7 +147,7 @@ class Run:
         return [one.key for one in found if one.key.endswith("-response")]
 
     def ended(self):
-        until(lambda: self.state.is_final(), 60.0, why=lambda: self.state)
+        until(lambda: self.state.is_final(), why=lambda: self.state)
         return self.state
 
 
@@ -169,14 +169,14 @@ def events(client, run):
 
 def test_it_waits_without_process_place_or_slot_and_goes_on_with_what_it_asked_about(platform, client, start):
     """And people are told at once, and again after a while."""
-    allow(client, 1)
+    worker.allow(client, 1)
     try:
         run, duty, now = start(), Waiting(platform.home), time.time()
         run.waits()
         other = start()
         other.waits()  # with one place for both
     finally:
-        allow(client, None)
+        worker.allow(client, None)
     assert client.read_deployment(run.deployment).global_concurrency_limit.active_slots == 0
     listed = {one["run"]: one for one in state(platform.home)["waiting"]}
     assert listed[str(run.id)]["question"] == "Go on?"

@@ -28,11 +28,10 @@ from deployments.configuration.platform import PlatformConfig
 from deployments.telemetry import export
 from deployments.telemetry import instruments as of
 from deployments.telemetry.alert_rules import RULES
-from deployments.telemetry.dashboard import ROWS, dashboard, queries
 from deployments.telemetry.export import Telemetry
-from deployments.telemetry.host import Host
 from deployments.telemetry.ledger import Ledger
-from deployments.telemetry.rules import camel
+from deployments.telemetry.measure import Host
+from deployments.telemetry.monitors import ROWS, camel, dashboard, queries
 from deployments.telemetry.sinks import FileSink
 from deployments.telemetry.trace_builder import Log
 from tasks.common import process
@@ -98,7 +97,7 @@ def of_scopes(resource, scopes, items):
 
 
 def scraped(made):
-    with urllib.request.urlopen(made.url, timeout=10) as answer:
+    with urllib.request.urlopen(made.url, timeout=limit(10)) as answer:
         return answer.read().decode()
 
 
@@ -323,7 +322,7 @@ def test_running_stages_and_training_have_gauges_that_go_when_they_end(here):
     run.log.started("train", None)
     run.progress("train", 30, 60, "loss 2.5")
     code = (
-        "time.sleep(0.2)\nif not (folder / 'again').exists(): (folder / 'again').touch(); sys.exit(1)\ntime.sleep(60)"
+        "time.sleep(0.2)\nif not (folder / 'again').exists(): (folder / 'again').touch(); sys.exit(1)\ntime.sleep(600)"
     )
     folder = folders.job(here, "train-abc", code, restarts=3)
     folders.metrics(folder, step=29, loss=2.6, tokens_per_second=900.0)
@@ -721,7 +720,7 @@ def everything(here, tmp_path, monkeypatch):
     folder = folders.job(
         here,
         "train-abc",
-        "time.sleep(0.1)\nif not (folder / 'again').exists(): (folder / 'again').touch(); sys.exit(1)\ntime.sleep(60)",
+        "time.sleep(0.1)\nif not (folder / 'again').exists(): (folder / 'again').touch(); sys.exit(1)\ntime.sleep(600)",
         restarts=2,
     )
     folders.metrics(folder, step=1, loss=2.0, tokens_per_second=10.0)

@@ -32,10 +32,10 @@ from webhook_stand import (
 )
 
 from deployments.bridge import webhook
-from deployments.bridge.refusals import NOTES_A_MINUTE
+from deployments.bridge.senders import NOTES_A_MINUTE
 from deployments.configuration.events import EventsConfig
-from deployments.configuration.files import validated
 from deployments.configuration.platform import PlatformConfig
+from tasks.config.files import validated
 from tasks.events.ledger import Ledger
 
 OURS = {"secret": "env:STAND_SECRET", "hmac": "env:STAND_KEY"}
@@ -150,7 +150,7 @@ def test_a_signature_is_not_stretched_to_headers(stand):
     ],
 )  # fmt: skip
 def test_paths_and_methods(stand, method, path, status):
-    with closing(http.client.HTTPConnection("127.0.0.1", stand.port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", stand.port, timeout=limit(30))) as connection:
         connection.request(method, path, body=written(event()) if method in ("POST", "PUT") else None, headers=secret())
         answer = connection.getresponse()
         text = answer.read().decode()
@@ -365,7 +365,7 @@ class TestStorage:
             assert bridge.stdout
             url = bridge.stdout.readline().strip()
             body = written([self.told(proxy, "b.jsonl", n) for n in range(20)])
-            answer = httpx.post(url, content=body, headers={**JSON, **signed(body)}, timeout=30)
+            answer = httpx.post(url, content=body, headers={**JSON, **signed(body)}, timeout=limit(30))
         finally:
             bridge.kill()
             bridge.wait()

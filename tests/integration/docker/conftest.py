@@ -9,8 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from containers import IMAGES, closure, copied, extras, make_env, rendered, virtual_environment
+from containers import IMAGES, copied, extras, make_env, rendered, virtual_environment
 from stand import Stand, as_user, free_ports, launch
+from waiting import limit
+
+from benchmarks.supply import distributions
 
 
 def postgres_programs():
@@ -23,7 +26,7 @@ def postgres_programs():
 def bins(folder, dockerfile, chosen):
     """What an image installs, as a virtual environment; `chosen` are its extras."""
     sources = [path for path in copied(dockerfile) if path in ("flows", "tasks", "deployments")]
-    return virtual_environment(folder, closure(*chosen), sources)
+    return virtual_environment(folder, distributions(*chosen), sources)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +100,7 @@ def database(stand):
         mounted = stand.services["postgres"]["volumes"]
         script = next(one["source"] for one in mounted if one["target"].startswith("/docker-entrypoint-initdb.d/"))
         superuser = {**told, **env, "PGPASSWORD": told["POSTGRES_PASSWORD"]}
-        subprocess.run([script], env=superuser, check=True, capture_output=True, timeout=60)
+        subprocess.run([script], env=superuser, check=True, capture_output=True, timeout=limit(60))
         yield env
     finally:
         running.process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown: it does not wait for connections
@@ -119,7 +122,7 @@ def make_cluster(programs, folder, user, password):
     if user:
         shutil.chown(secret, user)
     argv = [*as_user(user), str(programs / "initdb"), *options]
-    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=limit(60))
 
 
 @pytest.fixture(scope="module")

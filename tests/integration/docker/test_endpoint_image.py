@@ -10,6 +10,7 @@ import pytest
 from containers import DOCKER, environment, json_form
 from stand import free_ports, launch
 from tiny_model import export_tiny
+from waiting import limit
 
 ENDPOINT = DOCKER / "endpoint.Dockerfile"
 
@@ -40,7 +41,7 @@ def test_the_image_serves_a_model_with_the_packages_that_it_has(installed, model
         body = json.dumps({"prompt": golden["prompt"], "max_tokens": len(golden["tokens"])}).encode()
         told = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", data=body, headers=told)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=limit(30)) as answer:
             said = json.load(answer)
         assert (said["model"], said["choices"][0]["text"]) == ("model/tiny", golden["completion"])
     finally:
@@ -66,9 +67,10 @@ def test_a_model_that_is_not_one_is_unhealthy(installed, model, tmp_path):
 
 def wait_for_reason(port, running):
     """Why the server will never be ready, once it says so."""
-    for _ in range(200):
+    deadline = time.monotonic() + limit(60)
+    while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=limit(5))
         except urllib.error.HTTPError as error:
             reason = json.load(error)["reason"]
             if reason:
@@ -96,7 +98,7 @@ def wait_for_reason(port, running):
 def test_a_wrong_setting_is_refused_before_the_server_starts(installed, tmp_path, changed, said):
     (tmp_path / "golden.json").touch()
     _, running = start(tmp_path / "run", installed, tmp_path, **changed)
-    assert running.process.wait(20) == 2
+    assert running.process.wait(limit(20)) == 2
     assert said in running.log.read_text()
     assert not (tmp_path / "run" / "serve.json").exists()
 
@@ -111,16 +113,17 @@ def with_a_variant(model, folder):
     return folder
 
 
-def first_answer(port, running, *, tries=200):
+def first_answer(port, running, *, seconds=60):
     """Status and headers of a completion, once the server says why its model does not answer, and another one may."""
     wait_for_reason(port, running)
     body = json.dumps({"prompt": "def ", "max_tokens": 2}).encode()
-    for _ in range(tries):
+    deadline = time.monotonic() + limit(seconds)
+    while time.monotonic() < deadline:
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=limit(30)) as answer:
                 return answer.status, answer.headers
         except urllib.error.HTTPError as error:
             status, headers = error.code, error.headers
@@ -145,7 +148,7 @@ def test_variants_are_no_rungs_where_nobody_wants_degraded_answers(installed, mo
     folder = with_a_variant(model, tmp_path / "model")
     port, running = start(tmp_path / "run", installed, folder, DEGRADE="false")
     try:
-        assert first_answer(port, running, tries=40)[0] == 503
+        assert first_answer(port, running, seconds=2)[0] == 503
     finally:
         running.stop()
 
@@ -194,7 +197,7 @@ def test_azure_mls_variables_are_understood_and_a_version_is_verified(installed,
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/score", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=limit(30)) as answer:
             assert list(json.load(answer)[0]) == ["0"] and answer.headers["X-Headway-Model"] == ref
     finally:
         running.stop()
@@ -202,9 +205,9 @@ def test_azure_mls_variables_are_understood_and_a_version_is_verified(installed,
 
 def test_a_container_that_others_reach_asks_who_they_are_or_does_not_start(installed, model, tmp_path):
     _, running = start(tmp_path / "run", installed, model, HOST="0.0.0.0")
-    assert running.process.wait(60) == 2
+    assert running.process.wait(limit(60)) == 2
     assert "not loopback" in running.log.read_text()
     whole_version(model, tmp_path / "version")
     _, other = start(tmp_path / "other", installed, tmp_path / "version", MODEL_REF=f"model/tiny@{'0' * 64}")
-    assert other.process.wait(60) == 2
+    assert other.process.wait(limit(60)) == 2
     assert "the manifest is of another version" in other.log.read_text()

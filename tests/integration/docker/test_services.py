@@ -35,7 +35,7 @@ def ask(url, *, login="", data=None, **headers):
         told["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     request = urllib.request.Request(url, data=data, headers=told)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=limit(20)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -45,7 +45,7 @@ def sql(database, user, password, query):
     """Rows of a query in the database of a user, as text."""
     argv = ["psql", "--no-psqlrc", "-At", "-U", user, "-d", user, "-c", query]
     env = {**database, "PGPASSWORD": password}
-    said = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+    said = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=limit(30))
     return said.stdout.split() if said.returncode == 0 else said.stderr
 
 
@@ -88,7 +88,12 @@ def test_mlflow_stands_on_postgresql_asks_for_the_login_and_takes_a_run(stand, s
     client = {"MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "headway", "MLFLOW_DISABLE_TELEMETRY": "true"}
     client |= {"MLFLOW_TRACKING_PASSWORD": told["MLFLOW_AUTH_ADMIN_PASSWORD"], "PATH": "/usr/bin:/bin"}
     said = subprocess.run(
-        [python, "-c", LOG_A_RUN, tmp_path], env=client, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [python, "-c", LOG_A_RUN, tmp_path],
+        env=client,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=limit(120),
     )
     assert said.returncode == 0, said.stderr
     assert (tmp_path / "note.txt").read_text() == "hello"
@@ -110,7 +115,7 @@ def test_each_user_of_the_databases_sees_only_its_own(stand, database):
     for user, other in (("prefect", "mlflow"), ("mlflow", "prefect")):
         argv = ["psql", "--no-psqlrc", "-At", "-U", user, "-d", other, "-c", "SELECT 1"]
         said = subprocess.run(
-            argv, env={**database, "PGPASSWORD": told[user]}, capture_output=True, text=True, timeout=30
+            argv, env={**database, "PGPASSWORD": told[user]}, capture_output=True, text=True, timeout=limit(30)
         )
         assert said.returncode != 0 and "permission denied" in said.stderr
         assert "password authentication failed" in sql(database, user, told[other], "SELECT 1")
@@ -181,7 +186,7 @@ def blob_request(method, url, account, key, body=b""):
     headers["Authorization"] = f"SharedKey {account}:{base64.b64encode(code).decode()}"
     request = urllib.request.Request(url, data=body or None, headers=headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=limit(20)) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -202,7 +207,7 @@ def test_headway_up_registers_the_deployments_keeps_the_worker_and_stops_with_it
         while workers(stand) != ["ONLINE"] and running.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)
         assert workers(stand) == ["ONLINE"], running.log.read_text()
-        running.wait(30)
+        running.wait(120)
         url = f"http://127.0.0.1:{stand.ports['prefect:4200']}/api/deployments/filter"
         said = ask(url, login=login_of(stand, "prefect"), data=b"{}", Content_Type="application/json")[1]
         assert {"tiny", "local"} <= {one["name"] for one in json.loads(said)}
@@ -219,7 +224,9 @@ def stop_platform(stand):
     """What ends with its container: the parts that `headway up` supervises."""
     home = stand.folder / "headway" / "var/lib/headway"
     python = stand.environments["headway"] / "headway"
-    subprocess.run([python, "down"], env={"HEADWAY_HOME": str(home), "PATH": "/usr/bin:/bin"}, timeout=90, check=False)
+    subprocess.run(
+        [python, "down"], env={"HEADWAY_HOME": str(home), "PATH": "/usr/bin:/bin"}, timeout=limit(90), check=False
+    )
 
 
 def test_compose_says_what_to_do_when_there_are_no_credentials(tmp_path):
@@ -230,6 +237,6 @@ def test_compose_says_what_to_do_when_there_are_no_credentials(tmp_path):
 
 def test_a_launched_program_inherits_nothing(tmp_path):
     running = launch("env", ["env"], env={"A": "1"}, path=[ROOT], folder=tmp_path / "in", check=["true"])
-    running.process.wait(10)
+    running.process.wait(limit(10))
     said = dict(line.split("=", 1) for line in running.log.read_text().splitlines())
     assert said.keys() <= {"A", "PATH", "LANG", "PWD", "_", "SHLVL"}

@@ -1,8 +1,8 @@
 """A flow that asks a person, as a program: tests/integration/flows/test_approval.py starts it, answers, kills it and resumes it.
 
 Its arguments are one JSON object: subject, `terms`, expire_minutes, remind_minutes, `exercises`, `person` who starts it, whether
-to `use` the approval up, and `resume`, the id of a flow run that is taken up again as the platform does it. It prints what came
-of it as one JSON object.
+to `use` the approval up, kinds of `earlier` questions about the same, and `resume`, the id of a flow run that is taken up again
+as the platform does it. It prints what came of it as one JSON object.
 """
 
 import json
@@ -42,6 +42,8 @@ def asking(subject: str, config: ApprovalConfig) -> dict:
             "terms": ARGUMENTS.get("terms"),
             "exercises": ARGUMENTS.get("exercises", "approve"),
         }
+        for kind in ARGUMENTS.get("earlier", ()):
+            approve("Begin?", "Because of **that**.", config, kind=kind, subject=subject)
         given = approve("Go on?", "Because of **this**.", config, kind="test", **about)
         with using(given) if ARGUMENTS.get("use") else nullcontext():
             return given.model_dump()

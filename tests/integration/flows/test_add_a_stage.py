@@ -76,7 +76,7 @@ TEST = '''"""The stage that counts lines: its job runs, the rest is a dry run of
 
 from support import STAGES, Home, publish_tiny
 
-from deployments.configuration.files import load
+from tasks.config.files import load
 from flows.support.inputs import resolve
 from tasks.artifacts import unqualified
 from tasks.census import census
@@ -137,7 +137,7 @@ def follow(steps: list[str], copy: Path) -> None:
     for name in ("flows", "tasks", "deployments", "benchmarks", "docs", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "node_modules", "proof")
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "prefect.yaml"):
+    for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     for step in steps:
         path, added = copy / step.replace("thing", "census"), ADDED[step]
@@ -191,7 +191,7 @@ def test_what_the_recipe_has_written_down_names_the_new_stage(tmp_path):
     for command in commands:
         ran = run(tmp_path, "bash", "-c", re.sub(r"^(python|headway)", rf"{binaries}/\1", command))
         assert ran.returncode == 0, ran.stderr
-    for written in ("docs/configuration.md", "docs/surface.json", "prefect.yaml"):
+    for written in ("docs/configuration.md", "docs/surface.json"):
         assert "census" in (tmp_path / written).read_text(), written
 
 
@@ -200,4 +200,4 @@ def test_what_the_recipe_has_written_down_names_the_new_stage(tmp_path):
 def test_no_step_can_be_left_out(tmp_path, missing):
     steps, _ = recipe()
     follow([step for step in steps if step != missing], tmp_path)
-    assert own_test(tmp_path).returncode == 1
+    assert own_test(tmp_path).returncode in (1, 2)  # 2: not even its imports are there

@@ -22,6 +22,9 @@ from support import everything_reused
 from waiting import limit, until
 
 from tasks.common.process import locked
+from tasks.common.seal import opened, sealed
+from tasks.config.base import digest
+from tasks.orchestration.run_log import write_question
 from tasks.security import audit_chain
 from tasks.security.audit import acting, audit
 from tasks.storage import open_store
@@ -117,7 +120,7 @@ class Asking:
         deadline = time.monotonic() + limit(60)
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=20) as answer:
+                with urllib.request.urlopen(request, timeout=limit(20)) as answer:
                     return json.loads(answer.read() or "null")
             except urllib.error.HTTPError as error:  # Prefect's database was busy, as it says
                 if error.code != 503 or time.monotonic() > deadline:
@@ -312,6 +315,37 @@ def test_an_answer_that_somebody_adds_hides_no_rejection(start):
     assert "it leaks names" in start(subject=subject, resume=run["id"]).said()["message"]
 
 
+def test_a_rejection_of_a_later_question_outlives_the_earlier_ones_that_are_gone_through_again(home, start):
+    """A run that was suspended begins anew: its first question is not the one that it was suspended with."""
+    first = start(earlier=["begin"])
+    run, subject = first.waits(), first.arguments["subject"]
+    assert first.answer(run) == "ACCEPT"
+    run = first.waits(again_after=run["state"]["state_details"]["pause_key"])
+    first.process.kill()
+    asked = {"asked": time.time(), "expires": time.time() + 300, "valid_hours": 72, "remind_seconds": 300}
+    about = {"kind": "test", "subject": subject, "terms": {}, "before": {}, "right": "approve", "exercises": "approve"}
+    kept = {**about, **asked, "text": "Go on?", "details": "", "flow": "asking", "flow_run": run["id"], "url": ""}
+    write_question(home.path / "runs" / run["id"], kept)
+    assert first.answer(run, decision="reject", reason="it leaks names") == "ACCEPT"
+    resumed = start(subject=subject, earlier=["begin"], resume=run["id"])
+    assert "it leaks names" in resumed.said()["message"]
+    assert [entry["action"] for entry in audited(home, subject)] == ["reject", "approve"]
+
+
+def test_an_approval_ends_with_its_giver_while_the_run_waits_for_its_place(home, start, tmp_path):
+    policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]))
+    asking = start(policy=policy, person="root")
+    run, subject = asking.waits(), asking.arguments["subject"]
+    with locked(home.path / "locks" / f"run-asking-{subject.split('/')[1].partition('@')[0]}"):
+        assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
+        until(lambda: [entry["action"] for entry in audited(home, subject)] == ["approve"])
+        known = yaml.safe_load(policy.read_text())
+        del known["persons"]["anna"]
+        policy.write_text(yaml.safe_dump(known))
+    told = asking.said()
+    assert told["error"] == "Refused" and "approval that anna gave does not count any more" in told["message"]
+
+
 def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(
     home, start, tmp_path, monkeypatch
 ):
@@ -436,6 +470,21 @@ def test_training_waits_for_a_person_who_sees_its_plan(home, done):
     said = json.loads(out)
     assert command.returncode == 3 and "too dear" in said["error"]["message"], err
     assert {stage["name"]: stage["status"] for stage in said["stages"]}["train"] == "not_run"
+    # The plan's record is copied to another training's key: the question is not the one that was answered.
+    forged = ("--set", "approval.before_train=true", "--set", "training.seed=78")
+    records = home.path / "store" / "documents" / "records" / "plan"
+    newest = max(records.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    record = json.loads(opened(newest.read_bytes(), where=newest.name))
+    record["arguments"]["arguments"]["training"]["seed"] = 78
+    record["key"] = digest(record["arguments"])
+    place = f"records/plan/{record['key']}.json"
+    (records.parents[1] / place).write_bytes(sealed(json.dumps(record).encode(), key=place))
+    command, other = waits_for_a_person(home, *forged)
+    plan = {stage["name"]: stage["why"] for stage in home.retrain("--dry-run", *forged).said["stages"]}
+    assert plan["plan"].startswith("recorded")
+    assert other["question"] == waiting["question"] and other["name"].split(".")[1] != waiting["name"].split(".")[1]
+    assert home.ok("approve", other["name"], "--reject", "--reason", "another one").said["decision"] == "reject"
+    command.communicate(timeout=limit(60))
 
 
 @pytest.fixture

@@ -76,10 +76,13 @@ def test_a_corpus_that_is_no_text_closes_the_gate(home, done):
 def test_a_broken_line_is_named_by_shard_and_line(home, done):
     path = home.path.parent / "broken.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"\n')
-    home.ok("dataset", "publish", "broken", path)
+    home.ok("dataset", "publish", "broken", path, "--text-field", "")
     ran = refused(
         home.retrain("--dataset", "broken", "--set", "validation.min_documents=1"), 3, "unreadable", "<= 0.00% of lines"
     )
+    dry = home.retrain("--dataset", "broken", "--set", "validation.min_documents=1", "--dry-run")
+    refused(dry, 3, "unreadable", "<= 0.00% of lines")
+    assert (dry.statuses()["validate"], dry.statuses()["train"]) == ("gate_closed", "not_run")
     told = home.run("validate", "broken", "-c", "tiny", "--set", "validation.min_documents=1").said["checks"]
     assert ran.statuses()["validate"] == "gate_closed"
     assert next(each["samples"][0] for each in told if each["name"] == "unreadable").startswith(

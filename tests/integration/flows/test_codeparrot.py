@@ -6,7 +6,7 @@ import pytest
 import yaml
 from support import PACKAGES, STAGES, STDLIB, everything_reused
 
-from deployments.configuration.files import load
+from tasks.config.files import load
 
 SIZES = {
     "validation": {"min_documents": 5},
@@ -51,7 +51,9 @@ def test_the_recipe_reaches_an_endpoint_that_answers(fresh, tmp_path):
     assert small.training.network.architecture == shipped.training.network.architecture == "gpt2"
     assert (small.training.precision, small.training.beta2) == (shipped.training.precision, shipped.training.beta2)
 
-    fresh.ok("dataset", "publish", "codeparrot", write_documents(tmp_path / "documents.jsonl"))
+    fresh.ok(
+        "dataset", "publish", "codeparrot", write_documents(tmp_path / "documents.jsonl"), "--text-field", "content"
+    )
     recipe = ("-c", "codeparrot", "-c", sizes)
     first = fresh.ok("retrain", *recipe, "--to", "train")  # in two parts, for a busy machine is slow
     assert [first.statuses()[stage] for stage in STAGES] == ["ran"] * 5 + ["not_run"] * 3

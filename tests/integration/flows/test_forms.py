@@ -1,18 +1,23 @@
 """The forms in Prefect's page, and what a flow says to a configuration that does not fit: no server is needed for either."""
 
+import inspect
+
 import pytest
 from caused import make_batch
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate as validate_against_schema
 
-from deployments.catalogue.flows import FORMS, parameters
+from deployments.catalogue.flows import FORMS, catalogue, parameters
+from deployments.configuration.platform import PlatformConfig
 from flows.backup import backup
 from flows.qualify import qualify
 from flows.retrain import retrain
 from flows.revalidate import revalidate
-from flows.support.inputs import checked
+from flows.support.inputs import checked, configured
 from flows.validate import validate
 from tasks.common.errors import Unknown
-from tasks.config.flows import STAGES, RetrainConfig
+from tasks.config.files import load
+from tasks.config.flows import STAGES, RetrainConfig, RevalidateConfig
 
 FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qualify": qualify, "backup": backup}
 
@@ -21,17 +26,91 @@ FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qu
 def test_every_field_of_a_form_has_a_help_text_and_a_default(name):
     schema = parameter_schema(FLOWS[name]).model_dump_for_openapi()
     assert all(field["description"] for field in schema["properties"].values())
-    fields = [
-        (kind, key, field) for kind, made in schema["definitions"].items() for key, field in made["properties"].items()
-    ]
-    assert len(fields) >= 3
-    sections = {kind: made["description"] for kind, made in schema["definitions"].items()}
-    for kind, key, field in fields:
-        section = field.get("$ref", "").rpartition("/")[2]
-        assert field.get("description") or sections[section], f"{kind}.{key}"
-        assert "default" in field, f"{kind}.{key}"
-    config = schema["properties"]["config"]["$ref"].rpartition("/")[2]
-    assert config == FORMS[name].__name__
+    assert set(schema.get("required", ())) <= {"dataset", "config"} and len(schema["properties"]) <= 11
+    for kind, made in schema.get("definitions", {}).items():
+        for key, field in made["properties"].items():
+            assert field["description"] and "default" in field, f"{kind}.{key}"
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_form_that_is_sent_as_it_is_shown_is_what_the_deployment_says(name):
+    """Prefect's page sends the default of every field along, and the server refuses one that its schema does not hold."""
+    schema = parameter_schema(FLOWS[name]).model_dump_for_openapi()
+    (deployment,) = (one for one in catalogue(PlatformConfig()) if one.full_name == f"{name}/tiny")
+    shown = {key: field["default"] for key, field in schema["properties"].items() if "default" in field}
+    sent = {**shown, **deployment.parameters}
+    validate_against_schema(sent, schema)
+    fields = {key: value for key, value in sent.items() if key in inspect.signature(configured).parameters}
+    wanted = FORMS[name].model_validate(parameters(name, "tiny")["config"])
+    assert configured(FORMS[name], fields.pop("config"), **fields) == wanted
+
+
+def test_the_form_of_a_retraining_begins_with_what_people_change():
+    names = list(parameter_schema(retrain).model_dump_for_openapi()["properties"])
+    assert names[:7] == ["dataset", "preset", "learning_rate", "steps", "where", "overrides", "cause"]
+
+
+def test_what_is_named_nearer_to_the_run_counts():
+    made = configured(
+        RetrainConfig,
+        {"training": {"seed": 3, "steps": 30}},
+        "tiny",
+        "ssh",
+        ["training.steps=50"],
+        learning_rate=0.01,
+        steps=40,
+    )
+    wanted = load(["tiny", "ssh"], ["training.seed=3", "training.steps=50", "training.learning_rate=0.01"])
+    assert made == wanted
+
+
+@pytest.mark.parametrize(
+    "fields", [{"preset": "slurm"}, {"where": "tiny"}, {"preset": "FILE"}, {"preset": "tiny", "where": "FILE"}]
+)
+def test_a_field_names_what_is_shipped_and_no_file_of_the_worker(fields, tmp_path):
+    (tmp_path / "own.yaml").write_text("cluster: {backend: local}")
+    named = {key: str(tmp_path / "own.yaml") if value == "FILE" else value for key, value in fields.items()}
+    with pytest.raises(ValueError, match="no shipped configuration"):
+        configured(RetrainConfig, {}, **named)
+
+
+def test_what_an_earlier_release_wrote_counts_whatever_the_preset_says():
+    whole = load("local", ["training.seed=5"])
+    assert configured(RetrainConfig, whole.model_dump(mode="json"), "tiny") == whole == configured(RetrainConfig, whole)
+    assert configured(RetrainConfig, {}, whole) == whole, (
+        "the second argument, as the README of the release before had it"
+    )
+    asking = load("tiny", ["approval.before_deploy=true"])
+    for earlier in (asking, asking.model_dump(mode="json")):
+        assert configured(RetrainConfig, earlier, None) == asking  # what is null names nothing
+    moved = configured(RetrainConfig, whole.model_dump(mode="json"), "tiny", "ssh")
+    assert moved.cluster == load(["ssh"], []).cluster and moved.training == whole.training
+
+
+def test_a_setting_that_the_preset_has_and_the_flow_has_not_is_taken_beside_settings_of_its_own():
+    """A revalidation is of the model that `training.model` of its preset names."""
+    named = {"overrides": ["training.model=foo", "evaluation.max_bytes=5000"]}
+    for own in ({}, {"evaluation": {"min_documents": 3}}):
+        made = configured(RevalidateConfig, own, "tiny", **named)
+        assert (made.model, made.evaluation.max_bytes) == ("foo", 5000)
+
+
+@pytest.mark.parametrize(("config", "overrides"), [("tiny", []), ([1], []), ({}, [3])])
+def test_fields_of_another_kind_are_refused_in_words(config, overrides):
+    with pytest.raises(ValueError, match="by section"):
+        configured(RetrainConfig, config, "tiny", overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["training.learning_rat=1", "training.steps=0", "training", "training.steps.a=1", "training.seed=[", "flight=1"],
+)
+def test_an_override_is_refused_in_the_words_of_the_command_line(override):
+    with pytest.raises(ValueError) as there:
+        load("tiny", [override])
+    with pytest.raises(ValueError) as here:
+        configured(RetrainConfig, {}, "tiny", overrides=[override])
+    assert str(here.value) == str(there.value)
 
 
 def test_stages_are_choices():
@@ -70,5 +149,5 @@ def test_events_about_a_dataset_that_is_not_there_are_no_failure_of_the_model(na
     strange = "dataset/nobody-made-this"
     cause = make_batch(tmp_path, "dataset.published", strange, dataset=strange)
     with pytest.raises(Unknown, match="nobody-made-this"):
-        FLOWS[name].fn(strange, parameters(name, "tiny")["config"], cause=cause)
+        FLOWS[name].fn(strange, preset="tiny", cause=cause)
     assert not (tmp_path / "runs").exists()

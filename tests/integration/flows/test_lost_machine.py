@@ -33,7 +33,7 @@ def test_a_machine_that_dies_while_it_is_measured_is_left_out(fresh):
             assert time.monotonic() < deadline, stand.logs()
             time.sleep(0.2)
         stand.kill_node("n2")
-        out, err = run.communicate(timeout=PATIENCE)
+        out, err = run.communicate(timeout=limit(PATIENCE))
         assert run.returncode == 0, err
         told = json.loads(out)
         assert (told["verdict"], told["usable"], list(told["excluded"])) == ("healthy", ["n1"], ["n2"])

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from live_prefect import until
 from support import Home, publish_tiny
+from waiting import limit
 
 from deployments.catalogue.flows import catalogue
 from deployments.configuration.platform import PlatformConfig
@@ -70,7 +71,7 @@ class Platform(Home):
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         with urllib.request.urlopen(
-            urllib.request.Request(f"{server['url']}/api/{path}", data, headers), timeout=30
+            urllib.request.Request(f"{server['url']}/api/{path}", data, headers), timeout=limit(30)
         ) as answer:
             return json.loads(answer.read() or "null")
 
@@ -91,16 +92,17 @@ class Platform(Home):
         return json.loads(self.wait_for("store/documents/refs/tiny/champion.json").read_text())["target"]
 
     def drop(self, number, files=60):
-        """German tickets into the watched folder, each file whole at once."""
+        """German tickets into the watched folder in place of those that were there, each file whole at once."""
         draw, words, folder = random.Random(number), WORDS.split(), self.path.parent / "dropped"
-        folder.mkdir(exist_ok=True)
+        for one in folder.glob("*.txt"):
+            one.rename(self.path.parent / one.name)
         for place in range(files):
             sentences = (
                 " ".join(draw.choices(words, k=draw.randint(5, 14))) + ". " for _ in range(draw.randint(15, 30))
             )
-            part = folder / f".{number}-{place}.part"
-            part.write_text("".join(sentences), encoding="utf-8")
-            part.rename(folder / f"{number}-{place}.txt")
+            (folder / f".{number}-{place}.part").write_text("".join(sentences), encoding="utf-8")
+        for place in range(files):  # at once, so that they are one arrival however slow the machine is
+            (folder / f".{number}-{place}.part").rename(folder / f"{number}-{place}.txt")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def page(home, path, body):
     login = b64encode((home.path / "prefect" / "credentials").read_bytes()).decode()
     headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{server['url']}/api/{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=limit(20)) as answer:
         return json.load(answer)
 
 
@@ -78,7 +78,7 @@ from deployments.services import prefect_server as server
 from tasks.config.base import home
 server.wait(server.prepare(home()))
 from flows.retrain import retrain
-retrain("tiny", {"training": {"learning_rat": 1}})
+retrain("tiny", config={"training": {"learning_rat": 1}})
 """
     ran = subprocess.run([sys.executable, "-c", code], env=home.environment(), capture_output=True, text=True)
     assert ran.returncode == 1 and "training.learning_rat" in ran.stderr

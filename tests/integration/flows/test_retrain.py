@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import HEADWAY, STAGES, everything_reused
+from waiting import limit
 
 LAX = ("--set", "comparison.max_loss_to_champion=100")
 
@@ -22,9 +23,9 @@ def test_the_first_run_runs_every_stage_and_serves_a_model(home, done):
     assert [each["prompt"] for each in done.said["samples"]] == ["def ", "import "]
     page = Path(done.said["report"]).read_text()
     assert "bits per byte" in page.lower() and "<svg" in page and "http-equiv" in page
-    with urllib.request.urlopen(done.said["endpoint"]["url"] + "/readyz", timeout=5) as answer:
+    with urllib.request.urlopen(done.said["endpoint"]["url"] + "/readyz", timeout=limit(20)) as answer:
         assert json.load(answer)["model"] == done.said["endpoint"]["model"]
-    with urllib.request.urlopen(done.said["endpoint"]["url"] + "/v1/models", timeout=5) as answer:
+    with urllib.request.urlopen(done.said["endpoint"]["url"] + "/v1/models", timeout=limit(20)) as answer:
         assert json.load(answer)["data"][0]["max_model_len"] == done.stage("evaluate")["metrics"]["context"] == 64
     assert "Bits a token by position" in page and done.stage("export")["metrics"]["context_length"] == 64
     train = done.stage("train")["job"]
@@ -231,8 +232,8 @@ print(json.dumps({
     assert said["status"] == "FINISHED" and set(STAGES) <= set(said["names"])
     assert said["loss"] >= 60 and "tiny" in said["inputs"]
     assert any(path.endswith(".html") for path in said["files"])
-    assert said["champion"].startswith("file:")
+    assert said["champion"].startswith("models:/m-")
 
 
 def _quiet(home):
-    return {"env": home.environment(), "capture_output": True, "text": True, "timeout": 120}
+    return {"env": home.environment(), "capture_output": True, "text": True, "timeout": limit(120)}

@@ -58,7 +58,7 @@ def config(fresh, tmp_path):
     problems = tmp_path / "problems.jsonl"
     made = [{"name": name, "prompt": prompt_of(name)} for name, _ in functions(12, 7, seed=1)]
     problems.write_text("".join(json.dumps(one) + "\n" for one in made))
-    fresh.ok("dataset", "publish", "problems", problems)
+    fresh.ok("dataset", "publish", "problems", problems, "--text-field", "prompt")
     return ("--dataset", "functions", "--set", "training.steps=100", "--set", "comparison.max_loss_to_champion=100",
             "--set", "evaluation.code.problems=dataset/problems", "--set", "evaluation.code.tokens=16")  # fmt: skip
 

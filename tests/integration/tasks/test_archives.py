@@ -4,11 +4,11 @@ Single compressed files of text are read as streams, with limits of their own (t
 zip of its own code for Azure ML, and what unpacks that on the node is the job that carries its digest.
 """
 
-import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-UNPACKERS = {"extractall", "unpack_archive", "extractfile"}
+UNPACKERS = re.compile(r"\b(?:extractall|unpack_archive|extractfile|tarfile)\b")
 OWN_CODE = {"tasks/compute/azureml/render.py"}
 """Names `python -m zipfile -e` for the zip that tasks/compute/azureml/folder.py made."""
 
@@ -17,25 +17,10 @@ def sources():
     return [path for name in ("tasks", "flows", "deployments") for path in (ROOT / name).rglob("*.py")]
 
 
-def names_in(tree):
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (alias.name for alias in node.names)
-
-
 def test_no_archive_is_unpacked():
-    found = {}
-    for path in sources():
-        tree = ast.parse(path.read_text())
-        bad = (UNPACKERS | {"tarfile"}) & set(names_in(tree))
-        if bad:
-            found[path.relative_to(ROOT).as_posix()] = sorted(bad)
-    assert found == {}
+    """Not even a comment says it, so that no source has to be parsed for this."""
+    found = {path.relative_to(ROOT).as_posix(): UNPACKERS.findall(path.read_text()) for path in sources()}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_the_only_command_that_unpacks_is_for_our_own_code():

@@ -55,7 +55,7 @@ def test_the_example_of_the_last_readme_imports():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(60), check=True)
     assert ended.stdout.split() == [
-        "deployments.configuration.files",
+        "tasks.config.files",
         "deployments.services.prefect_server",
         "tasks.common.home",
     ]

@@ -1,16 +1,21 @@
-"""A profile judged by the real Great Expectations suite: each rule, its limits, and what is told of it."""
+"""A profile judged by real suites of Great Expectations: each rule, its limits, what is told of it, and a user's own suite."""
 
 import dataclasses
 import json
 import math
+import multiprocessing
+import statistics
+import sys
 
 import pytest
+from own_expectation import PLUGIN
 
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus.profile import profile
 from tasks.data.corpus.quarantine import Profile, write
+from tasks.data.suite import FOLDER, PAGES, PLUGINS, read_suite
 from tasks.data.verdict import verdict
-from tasks.validate import judge
+from tasks.validate import Place, judge
 
 GOOD = [f"def function_{number}():\n\treturn {number} * {number * 7919}\r\n" for number in range(20)]
 NAMES = [
@@ -24,7 +29,7 @@ NAMES = [
 def judged(tmp_path):
     """Judges lines, given as texts or as bytes, by a configuration; the profile is made by the real program's function."""
 
-    def make(lines, *, benchmarks=None, heldout=0.0, before=None, strange=None, **limits):
+    def make(lines, *, benchmarks=None, heldout=0.0, before=None, strange=None, own=None, run="one", **limits):
         corpus = tmp_path / "corpus"
         corpus.mkdir(exist_ok=True)
         raw = (line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in lines)
@@ -35,7 +40,9 @@ def judged(tmp_path):
             sets[name] = tmp_path / f"{name}.jsonl"
             sets[name].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         profile([corpus], config, tmp_path / "profile", heldout_fraction=heldout, benchmarks=sets)
-        return judge(Profile(tmp_path / "profile", tuple(sets)), config, before=before, strange=strange or {})
+        place = own and Place(tmp_path, "corpus", run)
+        measured = Profile(tmp_path / "profile", tuple(sets))
+        return judge(measured, config, before=before, strange=strange or {}, own=own, place=place)
 
     return make
 
@@ -207,3 +214,130 @@ def test_the_quarantine_says_where_and_why(judged, tmp_path):
 def test_the_same_corpus_gives_the_same_verdict_whenever_it_is_judged(judged):
     first, second = (verdict(judged([*GOOD, GOOD[3], "", "again and again\n" * 50]), {}) for _ in range(2))
     assert first == second
+
+
+CLASH = """
+from great_expectations.expectations.expectation import ColumnMapExpectation
+
+
+class ExpectColumnValuesToBeBetween(ColumnMapExpectation):
+    map_metric = "column_values.nonnull"
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Makes a suite of expectations; the plugins of its home define some."""
+    plugins = tmp_path / FOLDER / PLUGINS
+    plugins.mkdir(parents=True, mode=0o755)
+    (plugins / "lengths.py").write_text(PLUGIN)
+    (plugins / "clash.py").write_text(CLASH)
+
+    def make(*expectations):
+        file = tmp_path / "own.json"
+        file.write_text(
+            json.dumps({"expectations": [{"type": kind, "kwargs": kwargs} for kind, kwargs in expectations]})
+        )
+        return read_suite(file, tmp_path)
+
+    return make
+
+
+def test_expectations_of_a_user_close_the_gate_with_their_names(judged, own, tmp_path):
+    suite = own(
+        ("expect_column_max_to_be_between", {"column": "characters", "max_value": 100}),
+        ("lengths.ExpectOdd", {"column": "line", "mostly": 0.4}),
+        ("lengths.ExpectOdd", {"column": "line"}),
+    )
+    found = judged([*GOOD, "long " * 30], own=suite)
+    assert failed(found) == ["expect_column_max_to_be_between characters", "expect_odd line"]
+    longest, some, every = found.checks[-3:]
+    assert (longest.measured, longest.limit) == (150.0, "max_value 100")
+    assert (some.outcome, every.outcome, every.count) == ("warned", "failed", 10)
+    assert every.measured == pytest.approx(10 / 21)
+    assert every.samples == ("a.jsonl:2", "a.jsonl:4", "a.jsonl:6", "a.jsonl:8", "a.jsonl:10")
+    pages = {page.stem: page.read_text() for page in tmp_path.glob(PAGES.format(key="one"))}
+    assert set(pages) == {"corpus-corpus", "corpus-documents", "corpus-own"}
+    assert "Failed" in pages["corpus-own"] and "estimated tokens" in pages["corpus-corpus"]
+
+
+def test_aggregates_of_batches_are_those_of_the_whole(judged, own):
+    kinds = ("sum", "min", "max", "mean", "stdev")
+    suite = own(*[(f"expect_column_{kind}_to_be_between", {"column": "characters", "min_value": 0}) for kind in kinds])
+    lines = ["x" * (number**2 % 97 + 1) for number in range(30)]
+    whole = judged(lines, own=suite)
+    few = dataclasses.replace(whole.profile, batch_rows=7)
+    place = Place(few.folder.parent, "corpus", "two")
+    parts = judge(few, ValidationConfig(), before=None, strange={}, own=suite, place=place)
+    lengths = [len(line) for line in lines]
+    expected = [sum(lengths), min(lengths), max(lengths), statistics.mean(lengths), statistics.stdev(lengths)]
+    for found in (whole, parts):
+        assert [each.measured for each in found.checks[-5:]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("expectation", "words"),
+    [
+        (
+            ("expect_column_median_to_be_between", {"column": "bytes", "max_value": 1}),
+            "needs column.median of all documents",
+        ),
+        (("expect_column_values_to_be_unique", {"column": "bytes"}), "needs column_values.unique"),
+        (
+            ("expect_column_values_to_be_between", {"column": "wrong", "max_value": 1}),
+            '"wrong" in BatchData does not exist',
+        ),
+        (("expect_column_values_to_be_between", {"column": "bytes", "most": 1}), "extra fields not permitted"),
+        (("expect_nothing", {}), "expect_nothing not found"),
+        (("lengths.ExpectEven", {"column": "bytes"}), "no Expectation ExpectEven"),
+        (("clash.ExpectColumnValuesToBeBetween", {"column": "bytes"}), "give the class another name"),
+    ],
+)
+def test_what_cannot_be_judged_over_a_stream_is_refused_by_name(own, tmp_path, expectation, words):
+    from tasks.data import gx  # takes seconds
+
+    with pytest.raises(ValueError, match=words):
+        gx.own_suite("own", own(expectation), tmp_path)
+
+
+def test_code_of_a_user_is_what_the_suite_was_read_with_and_is_on_no_path(judged, own, tmp_path):
+    from tasks.data import gx  # takes seconds
+
+    suite, file = (
+        own(("lengths.ExpectOdd", {"column": "line", "mostly": 0.4})),
+        tmp_path / FOLDER / PLUGINS / "lengths.py",
+    )
+    assert judged(GOOD, own=suite).passed
+    assert not [place for place in sys.path if PLUGINS in place]
+    file.write_text(PLUGIN.replace("== 1", ">= 0"))
+    with pytest.raises(ValueError, match=r"lengths\.py of the plugins was changed"):
+        gx.own_suite("own", suite, tmp_path)
+    file.write_text("raise RuntimeError('no')")
+    with pytest.raises(ValueError, match=r"lengths\.py of the plugins cannot be loaded: RuntimeError: no"):
+        gx.own_suite("own", own(("lengths.ExpectOdd", {"column": "line"})), tmp_path)
+
+
+def test_runs_that_judge_at_once_leave_whole_stores(judged, own, tmp_path):
+    """Three processes judge the same corpus; a fourth finds what one left that was killed while it wrote."""
+    found = judged(GOOD, own=own(("expect_table_row_count_to_be_between", {"min_value": 1})))
+    context = multiprocessing.get_context("fork")
+
+    def again(run):
+        place = Place(tmp_path, "corpus", run)
+        assert judge(found.profile, ValidationConfig(), before=None, strange={}, place=place).passed
+
+    runs = [context.Process(target=again, args=(name,)) for name in ("two", "three", "four")]
+    for process in runs:
+        process.start()
+    for process in runs:
+        process.join()
+    assert [process.exitcode for process in runs] == [0, 0, 0]
+    stores = tmp_path / FOLDER
+    kept = [path for path in stores.rglob("*.json") if json.loads(path.read_text())]
+    results = {path.parts[-3] for path in kept if "validations" in path.parts}
+    assert results == {"one", "two", "three", "four"} and not (stores / ".writing").exists()
+    torn = next(path for path in kept if "two" in path.parts)
+    torn.write_text(torn.read_text()[:100])
+    (stores / ".writing").touch()
+    again("two")
+    assert all(json.loads(path.read_text()) for path in stores.rglob("*.json"))

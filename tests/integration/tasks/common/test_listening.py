@@ -7,7 +7,7 @@ import time
 
 import pytest
 import uvicorn
-from waiting import until
+from waiting import limit, until
 
 from tasks.common.http_server import impatient, listen
 
@@ -26,7 +26,7 @@ async def refusing(scope, receive, send):
 @pytest.fixture(scope="module")
 def port():
     listener = listen("127.0.0.1", 0)
-    protocol = impatient(read_seconds=0.3, connections=16)
+    protocol = impatient(read_seconds=limit(0.3), connections=16)
     server = uvicorn.Server(uvicorn.Config(refusing, http=protocol, ws="none", lifespan="off", log_level="critical"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
@@ -73,7 +73,7 @@ def test_a_body_that_does_not_come_to_its_end_ends_the_connection(port, parts, s
 
 
 def test_a_connection_is_kept_for_the_next_request(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=limit(10)) as connection:
         for _ in range(3):
             connection.sendall(HEAD + b" " * 1000)
             assert connection.recv(65536).startswith(b"HTTP/1.1 401")

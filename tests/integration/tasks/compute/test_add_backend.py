@@ -102,7 +102,7 @@ EDITS = {
 LISTED = """
 import sys, tomllib
 from pathlib import Path
-from deployments.configuration.files import SHIPPED, load_cluster
+from tasks.config.files import SHIPPED, load_cluster
 from tasks.config.cluster import BACKENDS
 
 contracts = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -124,7 +124,7 @@ RUN = """
 import sys, tempfile
 from pathlib import Path
 from deployments.cli.operations.doctor import backend_findings
-from deployments.configuration.files import load_cluster
+from tasks.config.files import load_cluster
 from tasks.compute import machines_of, open_backend
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch

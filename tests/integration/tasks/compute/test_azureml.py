@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from azureml_service import TOKEN, WHERE, Trouble, cluster
 from azureml_stand import standing
+from azurite import ACCOUNT
 from store_stand import fill
 from waiting import limit
 
@@ -103,6 +104,10 @@ def test_a_job_runs_there_and_its_folder_arrives_here(stand, service, job, tmp_p
     assert service.record(work.submission_id).history[-2:] == ["Finalizing", "Completed"]
     asset = next(body for name, body in service.assets.items() if "/data/headway-tokens-code/" in name)
     assert asset["properties"]["dataUri"].endswith(f"/artifacts/tokens/code/versions/{tokens.version}/")
+    ((name, known),) = service.datastores.items()
+    assert f"/datastores/{name}/paths/some/prefix/" in asset["properties"]["dataUri"]
+    assert known["properties"]["containerName"] == stand.container
+    assert known["properties"]["credentials"] == {"credentialsType": "None"}, "who reads does so as itself"
 
 
 def test_an_input_of_another_store_goes_along(stand, service, job, tmp_path):
@@ -118,6 +123,21 @@ def test_an_input_of_another_store_goes_along(stand, service, job, tmp_path):
     folder = other / "jobs" / work.id
     assert stand.wait(backend, backend.submit(work, folder), folder).code == 0, stand.said()
     assert json.loads((folder / "result.json").read_text()) == {"read": "of a folder"}
+
+
+def test_a_datastore_of_our_name_that_is_of_another_container_is_refused(stand, service, job):
+    work = job("wait_for('/never')")
+    backend, folder = stand.backend(), folder_of(stand, work)
+    before = job(name="before")
+    stand.wait(backend, backend.submit(before, folder_of(stand, before)), folder_of(stand, before))
+    ((name, known),) = service.datastores.items()
+    service.datastores[name] = {"properties": {**known["properties"], "containerName": "elsewhere"}}
+    try:
+        with pytest.raises(ValueError, match=f"datastore {name} .* is of {ACCOUNT}/elsewhere, and the store is az://"):
+            backend.submit(work, folder)
+    finally:
+        service.datastores[name] = known
+    assert not started(stand, work)
 
 
 def test_a_submission_is_there_once_whatever_becomes_of_the_answer(stand, service, job):

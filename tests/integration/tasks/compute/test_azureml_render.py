@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from azure.ai.ml import load_compute, load_data, load_job
+from azure.ai.ml import load_compute, load_data, load_datastore, load_job
 from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEncoder
 from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
 
@@ -84,10 +84,10 @@ def test_the_yaml_is_the_same_job_by_the_sdks_own_schema(render, azureml, fields
     for name, text in made.files.items():
         if name.startswith("data-"):
             data = load_data(io.StringIO(text))
-            assert (
-                data.path
-                == f"https://account.blob.core.windows.net/models/team/artifacts/tokens/code/versions/{VERSION}/"
-            )
+            known = load_datastore(io.StringIO(made.files["datastore.yml"]))
+            assert (known.account_name, known.container_name) == ("account", "models")
+            path = f"team/artifacts/tokens/code/versions/{VERSION}/"
+            assert data.path == f"azureml://datastores/{known.name}/paths/{path}"
             assert request["inputs"]["tokens"]["uri"].endswith(f"/data/{data.name}/versions/{data.version}")
 
 

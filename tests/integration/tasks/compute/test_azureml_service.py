@@ -8,6 +8,13 @@ import pytest
 from azureml_service import API_VERSION, TOKEN, WHERE, serving
 from azurite import Endpoint
 
+DATASTORES = "azureml://subscriptions/s/resourcegroups/g/workspaces/w/datastores"
+KNOWN = {
+    "datastoreType": "AzureBlob",
+    "accountName": "a",
+    "containerName": "c",
+    "credentials": {"credentialsType": "None"},
+}
 BODY = {
     "properties": {
         "jobType": "Command",
@@ -24,6 +31,7 @@ BODY = {
 def service(tmp_path_factory):
     with serving(Endpoint(1), tmp_path_factory.mktemp("nodes"), {}) as service:
         service.holds.clear()
+        assert ask(service, "PUT", f"{WHERE}/datastores/known", {"properties": KNOWN})[0] == 201
         yield service
 
 
@@ -46,6 +54,14 @@ def changed(**fields):
     return {"properties": properties}
 
 
+def input_at(uri):
+    return changed(inputs={"code": {"jobInputType": "uri_file", "mode": "Download", "uri": uri}})
+
+
+def output_at(uri, mode="Upload"):
+    return changed(outputs={"folder": {"jobOutputType": "uri_folder", "mode": mode, "uri": uri}})
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -55,7 +71,13 @@ def changed(**fields):
         (changed(tags={"steps": 3}), "/properties/tags must have texts only"),
         (changed(distribution={"distributionType": "PyTorch", "nodes": 2}), "nodes is no field of PyTorch"),
         (changed(computeId=f"{WHERE}/computes/other"), "computes/other not found"),
+        (changed(identity={"identityType": "UserIdentity"}), "needs the header x-azureml-token"),
         (changed(command="x ${{inputs.data}}"), "the command names the input data"),
+        (input_at("https://account.blob.core.windows.net/models/a.zip"), "private storage has no other name"),
+        (input_at("azureml://datastores/known/paths/a.zip"), "is no path in a datastore of this workspace"),
+        (input_at(f"{DATASTORES}/other/paths/a.zip"), "the datastore other, which the workspace does not have"),
+        (output_at(f"{DATASTORES}/known/paths/out/", mode="Direct"), "mode Direct is none of ReadWriteMount, Upload"),
+        (output_at("https://account.blob.core.windows.net/models/out/"), "private storage has no other name"),
         (changed(environmentId=f"{WHERE}/environments/e/versions/1"), "environments/e/versions/1 not found"),
     ],
 )
@@ -70,6 +92,7 @@ def test_a_missing_token_and_another_version_are_refused(service):
     assert ask(service, "PUT", f"{WHERE}/jobs/a", BODY, token="another")[0] == 401
     code, answer, _ = ask(service, "PUT", f"{WHERE}/jobs/a", BODY, version="2020-01-01")
     assert (code, answer["error"]["code"]) == (400, "InvalidApiVersionParameter")
+    assert ask(service, "PUT", f"{WHERE}/jobs/a", BODY, version="2024-01-01-preview")[0] == 400
     assert ask(service, "GET", "/subscriptions/s/resourceGroups/other/providers/x")[0] == 404
     assert not service.submitted
 

@@ -67,7 +67,7 @@ def test_training_goes_on_after_its_nodes_were_taken_away(stand, tmp_path):
     done = run(job, backend=backend, folder=folder, journal=StoreJournal(open_store(stand.home)), watch=watch)
     taking.join()
     assert said["status before"] == "Running" and said["metrics before"], "metrics came while it ran"
-    assert stand.service.submitted == [job.submission_id, job.submission_id[:-1] + "2"]
+    assert stand.service.submitted == [job.submission_id, job.submission_id[:-1] + "2"], said["events"]
     assert "taken away" in str(next(event for event in said["events"] if event.kind == "retrying").text), said["events"]
     assert done.submissions == 2 and done.resumed_from_step >= EVERY and done.resumed_from_step % EVERY == 0
     steps = {int(record["step"]) for record in said["metrics"]}

@@ -2,6 +2,7 @@
 
 import pytest
 from ssh_stand import PORT, ssh_stand
+from waiting import limit
 
 from tasks.common.errors import Missing
 from tasks.compute import connection as files
@@ -76,7 +77,7 @@ def test_time_limits_and_machines_that_go(stand, there):
     other.run("true")
     stand.machines[1].take_away()
     try:
-        answers = run_all({there: "echo here", other: "echo here"}, seconds=2)
+        answers = run_all({there: "echo here", other: "echo here"}, seconds=limit(2))
         assert answers[there].stdout == "here\n"
         assert isinstance(answers[other], Unreachable)
     finally:

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from waiting import limit
 
 from tasks.common import process
 from tasks.common.process import write_json
@@ -186,7 +187,7 @@ def hanging(tmp_path, monkeypatch):
         folder, events, hung = tmp_path / "job", [], []
         threading.Thread(target=lambda: hung.append(act(*tenth_step(folder))), daemon=True).start()
         quick = {
-            "watch": WatchConfig(hang_seconds=1.0, grace_seconds=GRACE_SECONDS),
+            "watch": WatchConfig(hang_seconds=limit(3.0), grace_seconds=GRACE_SECONDS),
             "retry": RetryConfig(back_off_seconds=0.1),
         }
         job = Job(

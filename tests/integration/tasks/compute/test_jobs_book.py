@@ -15,7 +15,7 @@ from waiting import limit, until
 from tasks.common import process
 from tasks.common.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.compute import open_backend
-from tasks.compute.job import Job, JobState, write_folder
+from tasks.compute.job import Job, JobState, before_submission, write_folder
 from tasks.compute.jobs_book import cancel_job, find_job, list_jobs, reconcile
 from tasks.compute.polling import Watch
 from tasks.compute.submission import newest, settle
@@ -240,6 +240,37 @@ def test_a_job_that_waits_for_its_next_submission_is_cancelled_too(home, journal
     thread.join(limit(20))
     assert "while it waited" in failed[0].message
     assert [j.submission for j in there.backend.jobs] == [1]
+
+
+def test_a_job_that_was_never_accepted_is_closed_and_submitted_anew(home, journal):
+    class LoggedOut(ScriptedBackend):
+        def submit(self, job, folder):
+            with before_submission():
+                self._answer()
+            return self.take(job, folder)
+
+    there = Home(home, journal, done)
+    there.backend = LoggedOut(done, done)
+    there.backend.away = True
+    with pytest.raises(Missing) as raised:
+        there.run(job())
+    assert type(raised.value) is Missing
+    entry = find_job(home, job().id, journal)
+    assert (entry.over, entry.failure) == (True, "missing") and "never accepted" in entry.reason
+    assert reconcile(home, journal, ask=True, opener=there.opener) == []
+    there.backend.away = False
+    there.run(job())
+    assert [j.submission for j in there.backend.jobs] == [2]
+
+
+def test_a_scheduler_that_does_not_answer_is_told_with_its_reason(home, journal):
+    there = Home(home, journal, lambda job, folder, look: RUNNING)
+    there.left_alone(job())
+    (asked,) = reconcile(home, journal)
+    assert "its scheduler was not asked. To ask it: headway reconcile" in asked.text
+    there.backend.away = True
+    (asked,) = reconcile(home, journal, ask=True, opener=there.opener)
+    assert "gave no answer (no route)" in asked.text and "To ask it" not in asked.text
 
 
 def test_a_name_means_one_job(home, journal):

@@ -124,6 +124,7 @@ def supervise(base, work, backend, **watch):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_training_runs_on_two_machines(stand, base):
     """The shipped program, one rank a node, through the supervisor: torchrun meets across the two."""
     tokens = write_tokens(base / "tokens")

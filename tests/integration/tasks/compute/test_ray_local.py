@@ -42,7 +42,7 @@ def test_two_who_need_a_cluster_get_one_and_jobs_end_with_it(home):
     cluster = living_cluster(home)
     assert said == {cluster.address} and start_local_cluster(home) == cluster
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=10)
+        urllib.request.urlopen(f"{cluster.address}/api/jobs/", timeout=limit(10))
 
     backend = open_backend(ClusterConfig(backend="ray", ray={"strategy": "PACK"}))
     work = Job(name="t", token="e" * 32, program=str(home / "sleep.py"), module=False, settings={}, inputs={})

@@ -18,7 +18,7 @@ from tasks.compute.ray.local import spec
 from tasks.compute.ray_driver import driver_spec, ray_on_nodes
 from tasks.config.backends.ray import RayConfig
 from tasks.config.cluster import ClusterConfig, ElasticConfig
-from tasks.jobs.ray.machines import Machine, lacking, machines, selector
+from tasks.jobs.ray.agent import Machine, lacking, machines, selector
 
 ROOT = str(Path(__file__).parents[4])
 JOB = Job(name="train", token="0123456789abcdef" * 2, program="tasks.jobs.train", settings={}, inputs={}, nodes=2,

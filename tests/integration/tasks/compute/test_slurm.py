@@ -2,10 +2,10 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
+import waiting
 from slurm_jobs import over, reachable, running, slurm_backend, small, until
 from slurm_stand import slurm
 from waiting import limit
@@ -126,14 +126,10 @@ def test_cancel_ends_every_process_and_cancelling_again_is_no_error(tmp_path, st
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=1000), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + limit(20)
-    while not (pid := (read_json(folder / "ranks" / "0.json") or {}).get("pid")):
-        assert time.monotonic() < deadline
+    pid = waiting.until(lambda: (read_json(folder / "ranks" / "0.json") or {}).get("pid"))
     backend.cancel(handle, folder)
     until(backend, handle, folder, over)
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    waiting.until(lambda: not Path(f"/proc/{pid}").exists())
     backend.cancel(handle, folder)
 
 
@@ -159,9 +155,7 @@ def test_scheduler_that_hangs_is_unknown_and_the_lost_answer_makes_no_second_job
     with pytest.raises(NoAnswer):
         backend.find(job, folder)
     stand.continue_controller()
-    time.sleep(1.0)
-    found = backend.find(job, folder)
-    assert found, "the submission whose answer was lost had arrived"
+    found = waiting.until(lambda: backend.find(job, folder), why="the submission whose answer was lost had arrived")
     assert len(stand.command("squeue", "--states=all", "--noheader", f"--name={job.submission_id}").splitlines()) == 1
     assert until(backend, found, folder, over)[-1].code == 0
 
@@ -172,10 +166,10 @@ class _Late:
     def __init__(self, login, stand):
         self._login, self._stand = login, stand
 
-    def run(self, words, *, seconds=3.0):
+    def run(self, words, *, seconds=0.0):
         if words[0] == "sbatch":
             self._stand.stop_controller()
-        return self._login.run(words, seconds=3.0)
+        return self._login.run(words, seconds=limit(3.0))
 
     def __getattr__(self, name):
         return getattr(self._login, name)
@@ -204,9 +198,7 @@ def test_preempted_job_without_requeue_ends_as_preempted(tmp_path, stand, partit
     backend, folder = slurm_backend(requeue=False, partition=partition), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=1000, exclusive=True), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + limit(20)
-    while not (folder / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline
+    waiting.until((folder / "metrics.jsonl").exists)
     stand.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     last = until(backend, handle, folder, over)[-1]
     assert (last.failure, last.reason) == ("preempted", "preempted by another job")
@@ -218,9 +210,7 @@ def test_preempted_job_that_slurm_starts_again_is_not_ended_by_its_old_marks(tmp
     backend, folder = slurm_backend(), tmp_path / "job"
     handle = backend.submit(small(tmp_path, steps=60, exclusive=True), folder)
     until(backend, handle, folder, running)
-    deadline = time.monotonic() + limit(20)
-    while not (folder / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline
+    waiting.until((folder / "metrics.jsonl").exists)
     stand.command("sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     seen = until(backend, handle, folder, over)
     again = [state for state in seen[1:] if state.state == "queued"]

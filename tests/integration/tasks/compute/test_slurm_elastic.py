@@ -88,7 +88,7 @@ def shown(cluster, backend, tokens, tmp_path_factory):
         until(lambda: lines(folder)[-1]["world_size"] == 3, PATIENCE, why=say)
         lost = process.read_json(folder / "nodes" / "0" / "node.json")["name"]
         cluster.kill_node(lost)
-        supervisor.join(PATIENCE)
+        supervisor.join(limit(PATIENCE))
     finally:
         stopped.set()
         supervisor.join(limit(60))

@@ -47,10 +47,10 @@ def login(tmp_path_factory):
     folder = tmp_path_factory.mktemp("login")
     make_key(folder / "key")
     make_key(folder / "host")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with slurm(2) as stand:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         conf = stand.environment["SLURM_CONF"]
         (folder / "sshd.conf").write_text(SSHD.format(port=port, folder=folder, conf=conf))
         kind, key, *_ = (folder / "host.pub").read_text().split()
@@ -62,7 +62,7 @@ def login(tmp_path_factory):
             environment = {**os.environ, **stand.environment}
             daemon = subprocess.Popen(words, stderr=log, env=environment, start_new_session=True)
         until_it_listens(daemon, port)
-        ssh = {"key": str(folder / "key"), "known_hosts": str(folder / "known_hosts"), "connect_seconds": 5.0}
+        ssh = {"key": str(folder / "key"), "known_hosts": str(folder / "known_hosts"), "connect_seconds": 10.0}
         section = {"login": f"root@127.0.0.1:{port}", "shared": str(folder / "shared"), "ssh": ssh}
         yield {"backend": "slurm", "python": sys.executable, "slurm": section}, stand, daemon
         daemon.kill()
@@ -73,7 +73,7 @@ def until_it_listens(daemon, port):
     deadline = time.monotonic() + limit(60)
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return socket.create_connection(("127.0.0.1", port), timeout=limit(1)).close()
         except OSError:
             assert daemon.poll() is None and time.monotonic() < deadline, "sshd does not listen"
             time.sleep(0.05)

@@ -345,7 +345,7 @@ def test_cancelling_stops_the_job_and_leaves_no_process(base, journal):
     with pytest.raises(Cancelled, match="was stopped"):
         supervise(base, journal, work, cancelled=cancelled)
     assert len(everyone) == 4
-    until(lambda: not any(process.process_started(pid) for pid in everyone), timeout=2)
+    until(lambda: not any(process.process_started(pid) for pid in everyone))
     assert journal.get(f"jobs/{work.token}/0001/end")["outcome"] == "cancelled"
     assert process.read_json(base / "job" / "exit.json")["reason"] == "cancelled"
 

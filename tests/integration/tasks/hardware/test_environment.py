@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tasks.hardware.environment import nccl_environment, topology_file
+from tasks.hardware.sku import nccl_environment, topology_file
 
 
 def test_hopper_has_its_channels_and_its_topology():

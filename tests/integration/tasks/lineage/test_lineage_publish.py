@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from waiting import limit
+from waiting import limit, until
 
 from tasks.common.process import boot_id, locked, process_started, read_json, stop, write_json
 from tasks.lineage.messages import RUN_PAGE, TRAINING, as_input, output_tags, run_page, surroundings_tags
@@ -271,18 +271,13 @@ def test_a_locked_database_is_waited_for(published, tracking, tmp_path):
     spool = Spool(tmp_path, tracking)
     flow = spool.start_run("retrain", tags={}, params={})
     spool.published(timeout=0)
-    deadline = time.monotonic() + limit(60)
-    while flow not in (read_json(spool.folder / "published.json") or {}).get("runs", {}):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: flow in (read_json(spool.folder / "published.json") or {}).get("runs", {}))
     with sqlite3.connect(tracking.removeprefix("sqlite:///"), timeout=60, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         spool.log_metrics(flow, [("loss", 2.0, 1)])
         spool.end_run(flow, "FINISHED", tags={})
         spool.close()
-        while "database is locked" not in (spool.folder / "publish.log").read_text():
-            assert time.monotonic() < deadline + 60
-            time.sleep(0.2)
+        until(lambda: "database is locked" in (spool.folder / "publish.log").read_text())
         other.execute("ROLLBACK")
     known = spool.published(timeout=limit(60))
     run = client.get_run(known[flow]["id"])
@@ -393,10 +388,7 @@ def test_the_runs_of_an_orchestrator_that_was_killed_end_too(published, tracking
     )  # fmt: skip
     assert said.returncode == -signal.SIGKILL
     (folder,) = (tmp_path / "lineage").iterdir()
-    deadline = time.monotonic() + limit(60)
-    while not (folder / "done").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until((folder / "done").exists)
     runs = runs_of(client, read_json(folder / "published.json")["runs"])
     assert {run.info.run_name: run.info.status for run in runs} == {
         "retrain": "KILLED", "validate": "FINISHED", "train": "KILLED",
@@ -425,7 +417,7 @@ def test_a_server_that_is_away_loses_nothing_and_is_told_when_it_is_back(publish
             probe.connect(("127.0.0.1", port))
         assert unpublished(tmp_path) == [spool.folder]
         assert spool.published(timeout=0) == {}
-        assert sync(tmp_path, timeout=60) == []
+        assert sync(tmp_path, timeout=limit(60)) == []
         client = mlflow.MlflowClient(f"http://127.0.0.1:{port}")
         assert_whole(client, ours, "served", sources=("headway:///one", "headway:///two"))
     finally:

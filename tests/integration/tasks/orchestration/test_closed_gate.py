@@ -13,8 +13,8 @@ from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import run_job
 from tasks.report.page import write_report
+from tasks.serving.journal import remember_refused
 from tasks.serving.known import require_accepted
-from tasks.serving.refused import remember_refused
 
 PROGRAM = """
 import sys

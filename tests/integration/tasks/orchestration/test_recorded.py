@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from deployments.cli.retrain import _at_work
+from deployments.cli.retrain import at_work
 from tasks.artifacts import Cluster, Pending, Tokens, Value
-from tasks.common.errors import GateFailed
+from tasks.common.errors import GateFailed, Refused
 from tasks.common.process import write_json
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.prefect_artifacts import table
@@ -69,6 +69,17 @@ def test_a_person_is_asked_before_what_is_not_recorded_and_what_they_reject_does
         assert run.outcomes["train"].status == "not_run"
 
 
+def test_nothing_runs_unasked_because_its_record_goes_after_it_was_looked_for(tmp_path):
+    asks = {"train": nullcontext}
+    with lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), approvals=asks) as run:
+        call = told._call((7,), {"on": HERE})
+        with told._approval(run, call):
+            for record in (tmp_path / "store" / "documents" / "records" / "train").glob("*.json"):
+                record.unlink()
+            with pytest.raises(Refused, match="nobody was asked before train"):
+                told._reuse_or_execute(run, run.outcome_for("train"), call)
+
+
 def test_a_dry_run_says_who_would_be_asked():
     with dry(approvals={"train": nullcontext, "plan": nullcontext}) as run:
         told(7, on=HERE)
@@ -105,12 +116,12 @@ def test_a_new_qualification_trains_nothing_again_but_plans_again():
 
 def test_a_job_is_at_work_until_its_end_is_noted(tmp_path):
     key = "0123456789abcdef"
-    assert not _at_work(tmp_path, key) and not _at_work(tmp_path, None)
+    assert not at_work(tmp_path, key) and not at_work(tmp_path, None)
     folder = tmp_path / "jobs" / f"train-{key[:12]}"
     write_json(folder / "job.json", {})
-    assert _at_work(tmp_path, key) and not _at_work(tmp_path, "f" * 16)
+    assert at_work(tmp_path, key) and not at_work(tmp_path, "f" * 16)
     write_json(folder / "settled.json", {"outcome": "done"})
-    assert not _at_work(tmp_path, key)
+    assert not at_work(tmp_path, key)
 
 
 def test_a_record_of_the_store_writes_no_paragraph_into_the_form_of_an_approval():

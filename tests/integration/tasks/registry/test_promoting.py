@@ -100,13 +100,13 @@ def test_a_promotion_is_in_the_audit_log_before_it_happens_with_its_reason(store
     make_champion(store, models[0])
     told = []
     made = promote(
-        store, f"model/tiny@{models[1].version[:12]}", keys=keys, reason="better on tickets", crowned=told.append
+        store, f"model/tiny@{models[1].version[:12]}", keys=keys, reason="better on tickets", when_champion=told.append
     )
     assert (made.model, made.before, made.changed, told) == (models[1], models[0].ref, True, [models[1]])
     last = next(entries(store))
     assert (last.action, last.right, last.what, last.outcome) == ("move_ref", "promote", "refs/tiny/champion", "done")
     assert (last.before, last.after, last.reason) == (models[0].ref, models[1].ref, "better on tickets")
-    assert not promote(store, models[1].ref, keys=keys, reason="again", crowned=told.append).changed
+    assert not promote(store, models[1].ref, keys=keys, reason="again", when_champion=told.append).changed
     assert len(told) == 2 and next(entries(store)) == last  # told again: the first telling may have been killed
 
 
@@ -195,7 +195,7 @@ def test_of_two_promotions_at_once_one_wins_and_the_other_is_told(store, keys, m
     racers = [fork.Process(target=one, args=(number,)) for number in (1, 2)]
     for racer in racers:
         racer.start()
-    said = dict(told.get(timeout=60) for _ in racers)
+    said = dict(told.get(timeout=limit(60)) for _ in racers)
     for racer in racers:
         racer.join(limit(60))
     (winner,) = [number for number, word in said.items() if word == "won"]

@@ -127,7 +127,7 @@ def test_what_a_revoked_key_signed_does_not_become_current(store, keys, models, 
 
 def test_a_models_champion_goes_with_it_and_is_told(store, keys, models):
     crowned = []
-    back(store, keys, "model/tiny", crowned=crowned.append)
+    back(store, keys, "model/tiny", when_champion=crowned.append)
     assert read_ref(store, "tiny/champion") == models[1].ref and [m.ref for m in crowned] == [models[1].ref]
     assert made_from(store, "tiny/champion") == list(models[1].provenance.inputs)
     assert find(store, "model", "tiny").version == models[1].version
@@ -137,7 +137,7 @@ def test_a_champion_that_is_another_version_stays(store, keys, models):
     move_ref(store, "tiny/champion", models[0].ref, inputs=models[0].provenance.inputs, reason="better after all")
     crowned = []
     assert not way_back(store, "model/tiny").moves_champion
-    back(store, keys, "model/tiny", crowned=crowned.append)
+    back(store, keys, "model/tiny", when_champion=crowned.append)
     assert read_ref(store, "tiny/champion") == models[0].ref and not crowned
     assert find(store, "model", "tiny").version == models[1].version
 
@@ -219,7 +219,7 @@ def test_a_promotion_made_meanwhile_is_not_undone(store, keys, models):
     move_ref(store, "tiny/champion", models[0].ref, inputs=(), reason="better after all")
     crowned = []
     with pytest.raises(Conflict, match="became the champion meanwhile"):
-        roll_back(store, step, keys=keys, reason="late", crowned=crowned.append)
+        roll_back(store, step, keys=keys, reason="late", when_champion=crowned.append)
     assert read_ref(store, "tiny/champion") == models[0].ref and not crowned
 
 
@@ -260,7 +260,7 @@ def test_a_kill_leaves_the_old_or_the_new_and_the_same_command_completes_it(stor
     assert len(told) >= len(rolled) == int(done)  # never a change without its entry
     crowned = []
     if not done:
-        back(store, keys, "model/tiny", crowned=crowned.append)
+        back(store, keys, "model/tiny", when_champion=crowned.append)
         assert [model.ref for model in crowned] == [models[1].ref]
     assert find(store, "model", "tiny").ref == read_ref(store, "tiny/champion") == models[1].ref
     assert [c.version for c in changes(store, "model", "tiny") if c.action == "rollback"] == [models[1].version]

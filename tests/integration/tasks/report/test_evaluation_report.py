@@ -3,11 +3,17 @@
 import pytest
 from html_page import Page
 
-from tasks.report.comparison import comparison_markdown, draw_comparison
 from tasks.report.data import RunReport
 from tasks.report.page import render_page
 from tasks.report.published import Calibration, ComparisonReport, SliceScore
-from tasks.report.run_charts import losses_chart, positions_chart, reliability_chart, slices_chart
+from tasks.report.run_charts import (
+    comparison_markdown,
+    draw_comparison,
+    losses_chart,
+    positions_chart,
+    reliability_chart,
+    slices_chart,
+)
 
 EVALUATION = {
     **{"documents": 36, "bytes": 612_345, "tokens": 255_100, "perplexity": 24.9, "bits_per_byte": 1.934},

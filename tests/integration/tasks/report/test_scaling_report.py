@@ -2,7 +2,8 @@
 
 import pytest
 
-from tasks.report.scaling import FELL_BY, Trained, curves, draw_scaling, size, trained
+from tasks.report.pictures import size
+from tasks.report.scaling import FELL_BY, Trained, curves, draw_scaling, trained
 from tasks.storage.manifest import Content, Manifest, Provenance
 
 

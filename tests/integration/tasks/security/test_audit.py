@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from waiting import limit
+from waiting import limit, until
 
 from tasks.common.errors import Conflict
 from tasks.registry.refs import move_ref, read_ref
@@ -227,7 +227,7 @@ def test_processes_that_write_and_are_killed_leave_one_chain(tmp_path, store):
     for child in random.Random(5).sample(children, 3):
         time.sleep(0.3)
         os.kill(child.pid, signal.SIGKILL)
-    time.sleep(0.3)
+    until(lambda: check(store).entries > 20)
     for child in children:
         child.kill()
         child.join(limit(10))

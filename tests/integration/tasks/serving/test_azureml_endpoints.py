@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from azureml_deploying import GOLDEN, ONE, PRELOADED, TWO, deploy, deploy_apart
+from azureml_deploying import GOLDEN, ONE, PRELOADED, TWO, config, deploy, deploy_apart
 from azureml_endpoints import API_VERSION, Behaviour, serving
 from azureml_service import TOKEN, WHERE, Trouble
 from azureml_stand import standing
-from waiting import limit
+from waiting import limit, until
 
 from tasks.azure.arm_client import use_files
 from tasks.common.errors import GateFailed, IntegrityError, JobFailed, Missing
 from tasks.serving import open_endpoint
+from tasks.serving.azureml.render import Rendering
 from tasks.serving.client import Sampling
 from tasks.serving.known import ask
 from tasks.storage import open_files
@@ -131,7 +132,7 @@ STEPS = {
     "environment": Trouble("PUT", r"environments/", 500, times=4),
     "deployment": Trouble("PUT", r"deployments/green", 500, times=4),
     "quota": Trouble(
-        "PUT", r"deployments/green", 400, code="OutOfQuota", message="Not enough quota for Standard_DS2_v2"
+        "PUT", r"deployments/green", 400, code="OutOfQuota", message="Not enough quota for Standard_DS3_v2"
     ),
     "keys": Trouble("POST", r"listKeys", 500, times=4),
     "first share": Trouble("PUT", r"onlineEndpoints/[^/]+$", 500, times=4),
@@ -298,6 +299,12 @@ def test_nothing_is_sent_without_an_image(service, tmp_path):
     assert service.log == []
 
 
+def test_nothing_is_sent_without_an_identity_that_may_read_the_model(service, tmp_path):
+    with pytest.raises(ValueError, match="azureml.identity is empty: create a user-assigned identity"):
+        deploy(tmp_path, ONE, service.url, identity="")
+    assert service.log == []
+
+
 def test_an_endpoint_stays_where_it_is(service, tmp_path):
     deploy(tmp_path, ONE, service.url)
     with pytest.raises(ValueError, match="on the backend azureml"):
@@ -320,16 +327,37 @@ def test_an_endpoint_stays_where_it_is(service, tmp_path):
 def test_the_fake_refuses_what_the_real_one_refuses(service, changed, version, token, status):
     properties = {key: value for key, value in {"authMode": "Key", **changed}.items() if value is not None}
     body = {"location": "eastus", "properties": properties}
+    assert put(service, "onlineEndpoints/x", body, version=version, token=token)[0] == status
+
+
+def test_the_fake_refuses_models_outside_a_datastore_and_deployments_without_an_identity_that_has_rights(service):
+    model = {
+        "properties": {"modelType": "custom_model", "modelUri": "https://account.blob.core.windows.net/models/served/"}
+    }
+    assert put(service, "models/m/versions/1", model) == (400, "InvalidUri")
+    made = Rendering("chat", config(service.url), "eastus")
+    name, own = f"onlineEndpoints/{made.name}", made.endpoint_body()
+    body = made.deployment_body("blue", ONE, files=[], inputs=[])
+    service.assets |= {body["properties"][one]: {} for one in ("model", "environmentId")}
+    assert put(service, name, {**own, "identity": {"type": "SystemAssigned"}})[0] == 201
+    until(lambda: service.advance() or service.resources[name].state == "Succeeded")
+    assert put(service, f"{name}/deployments/blue", body) == (400, "ImagePullUnauthorized")
+    assert put(service, name, own)[0] == 200
+    until(lambda: service.advance() or service.resources[name].state == "Succeeded")
+    assert put(service, f"{name}/deployments/blue", body)[0] == 201
+
+
+def put(service, path, body, *, version=API_VERSION, token=TOKEN):
+    """Status of a plain PUT, and the code of its error."""
     request = urllib.request.Request(
-        f"{service.url}{WHERE}/onlineEndpoints/x?api-version={version}",
+        f"{service.url}{WHERE}/{path}?api-version={version}",
         json.dumps(body).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
         method="PUT",
     )
     try:
         with urllib.request.urlopen(request) as reply:
-            got = reply.status
+            return reply.status, ""
     except urllib.error.HTTPError as error:
         with error:
-            got = error.code
-    assert got == status
+            return error.code, json.load(error)["error"]["code"]

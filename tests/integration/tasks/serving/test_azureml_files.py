@@ -4,6 +4,7 @@ import json
 from xml.etree import ElementTree as Xml
 
 import pytest
+from azureml_deploying import IDENTITY
 from azureml_endpoints import problem
 from typer.testing import CliRunner
 
@@ -35,7 +36,7 @@ def made(*, access=None, **azureml) -> Rendering:
         "workspace": "w",
         "endpoint": "https://management.azure.com",
     }
-    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", **azureml}
+    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", "identity": IDENTITY, **azureml}
     return Rendering("chat", DeploymentConfig(backend="azureml", azureml=said, access=access or {}), "eastus")
 
 
@@ -58,10 +59,9 @@ def test_what_is_sent_is_what_the_sdk_has_models_for():
 
 
 def test_files_are_read_back_and_a_wrong_one_is_not():
-    texts = files_of(
-        made(most_instances=2), "blue", REF, files=FILES, inputs=(), address="https://a.blob.core.windows.net/c/served"
-    )
+    texts = files_of(made(most_instances=2), "blue", REF, files=FILES, inputs=(), store="az://account/models/team")
     assert {
+        "datastore.yml",
         "endpoint.yml",
         "blue-deployment.yml",
         "environment.yml",
@@ -75,7 +75,7 @@ def test_files_are_read_back_and_a_wrong_one_is_not():
 
 def test_a_size_that_the_model_fits_in():
     big = [{**FILES[0], "size": 4 * 2**30}]
-    assert made().size(FILES) == ("Standard_DS2_v2", 2) and made().size(big) == ("Standard_DS3_v2", 4)
+    assert made().size(FILES) == ("Standard_DS3_v2", 4) and made().size(big) == ("Standard_DS3_v2", 4)
     assert made(instance_type="Standard_NC24ads_A100_v4").size(big)[0] == "Standard_NC24ads_A100_v4"
     with pytest.raises(ValueError, match="azureml.instance_type"):
         made().size([{**FILES[0], "size": 40 * 2**30}])
@@ -141,6 +141,8 @@ def test_render_prints_the_files_and_says_what_is_missing(tmp_path, monkeypatch)
         "-c",
         "azureml",
         "--set",
+        f"deployment.azureml.identity={IDENTITY}",
+        "--set",
         "deployment.azureml.image=x.azurecr.io/h:1",
     ]
     said = CliRunner().invoke(app, [*asked, "--to", str(tmp_path / "out"), "--json"])
@@ -149,6 +151,8 @@ def test_render_prints_the_files_and_says_what_is_missing(tmp_path, monkeypatch)
     assert fields["colour"] == "blue" and "placeholder" in fields["pending"][0]
     wrong = CliRunner().invoke(app, asked[:-2])
     assert "deployment.azureml.image" in str(wrong.exception)
+    wrong = CliRunner().invoke(app, [*asked[:-4], *asked[-2:]])
+    assert "deployment.azureml.identity is empty: create a user-assigned identity" in str(wrong.exception)
 
 
 def test_a_workspace_has_one_id():

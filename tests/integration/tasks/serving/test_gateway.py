@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
@@ -118,14 +119,15 @@ def test_answers_of_score_are_measured_too(endpoint):
 
 
 def test_a_stream_comes_piece_by_piece_and_a_broken_one_is_cut(endpoint):
-    endpoint.serve(pause=0.2)
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=20)
+    pause = limit(0.25)
+    endpoint.serve(pause=pause)
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=limit(20))
     connection.request("POST", "/v1/completions", json.dumps({**BODY, "stream": True}), JSON)
     began, reply = time.monotonic(), connection.getresponse()
     assert reply.getheader("Content-Type") == "text/event-stream"
     first, at = reply.read1(), time.monotonic() - began
-    assert first.startswith(b'data: {"choices"') and first.count(b"data:") < 4 and at < 0.75
-    assert reply.read().endswith(b"data: [DONE]\n\n") and time.monotonic() - began > 0.6
+    assert first.startswith(b'data: {"choices"') and first.count(b"data:") < 4 and at < 3 * pause
+    assert reply.read().endswith(b"data: [DONE]\n\n") and time.monotonic() - began > 3 * pause
     connection.close()
     endpoint.behave("blue", **{"break": 1})
     with pytest.raises(http.client.IncompleteRead):
@@ -225,7 +227,7 @@ def test_a_gateway_that_crashed_is_back_in_seconds_with_the_same_routes(endpoint
 
     def answers():
         try:
-            return ask(endpoint.port, BODY, timeout=5)[0] == 200
+            return ask(endpoint.port, BODY, timeout=limit(5))[0] == 200
         except OSError:
             return False
 
@@ -241,7 +243,7 @@ def test_shares_whose_deployer_died_go_back_to_blue(endpoint):
     endpoint.beside().set_traffic({"blue": 50, "green": 50})
     routes = read_routes(endpoint.gateway.routes)
     dead = {**routes.deployer, "pid": 2**22 + 1}
-    write_routes(endpoint.gateway.routes, routes.with_weights({"blue": 50, "green": 50}, deployer=dead))
+    write_routes(endpoint.gateway.routes, replace(routes, number=routes.number + 1, deployer=dead))
     until(lambda: state(endpoint)["weights"] == {"blue": 100, "green": 0})
     assert "died" in state(endpoint)["tripped"]["why"]
 
@@ -250,7 +252,7 @@ def test_routes_that_do_not_sum_to_100_are_neither_written_nor_followed(endpoint
     endpoint.serve()
     routes = read_routes(endpoint.gateway.routes)
     with pytest.raises(ValueError, match="sum to 100"):
-        routes.with_weights({"blue": 90})
+        replace(routes, colours={"blue": replace(routes.colours["blue"], weight=90)})
     broken = process.read_json(endpoint.gateway.routes)
     broken["colours"]["blue"]["weight"], broken["number"] = 90, 99
     process.write_json(endpoint.gateway.routes, broken)
@@ -319,10 +321,10 @@ def test_the_private_port_asks_for_its_token_and_listens_on_loopback_only(endpoi
 
 
 def test_a_caller_that_goes_away_frees_its_place(endpoint):
-    endpoint.serve(seconds=3.0)
+    endpoint.serve(seconds=600.0)
     with socket.create_connection(("127.0.0.1", endpoint.port)) as caller:
         body = json.dumps(BODY).encode()
         caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
         caller.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         until(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 1)
-    until(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0, timeout=2)
+    until(lambda: state(endpoint)["colours"]["blue"]["servers"][0]["inflight"] == 0)

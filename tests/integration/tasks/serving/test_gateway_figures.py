@@ -95,9 +95,9 @@ def test_what_was_counted_stays_when_a_server_starts_anew_or_goes(endpoint):
 
 def test_asking_for_figures_wakes_nobody(endpoint):
     endpoint.serve(replicas={"least": 0, "most": 1, "queue": 8, "idle_seconds": 1})
-    until(lambda: endpoint.gateway.state()["colours"]["blue"]["asleep"])
+    until(lambda: until(endpoint.gateway.state)["colours"]["blue"]["asleep"])
     assert of(read(endpoint), "replica_answers", replica="blue") == 0
-    assert endpoint.gateway.state()["colours"]["blue"]["asleep"]
+    assert until(endpoint.gateway.state)["colours"]["blue"]["asleep"]
 
 
 def test_figures_are_for_whoever_may_ask_the_endpoint(endpoint):

@@ -32,7 +32,7 @@ class Asking:
 
     def _run(self, port):
         began = time.monotonic()
-        self.got = ask(port, BODY, timeout=60)
+        self.got = ask(port, BODY, timeout=limit(60))
         self.seconds = time.monotonic() - began
 
     def end(self):
@@ -84,9 +84,9 @@ def test_a_server_that_was_woken_and_loads_longer_than_idle_servers_stay_is_not_
     one = Asking(endpoint.port)
     until(lambda: servers(endpoint) == {"blue": "loading"})
     time.sleep(2.5)
+    assert (endpoint.folder / "gateway" / "gateway.log").read_text().count("is stopped: nobody needs it") == 1
     endpoint.behave("blue")
     assert one.end()[0] == 200
-    assert (endpoint.folder / "gateway" / "gateway.log").read_text().count("is stopped: nobody needs it") == 1
 
 
 def test_nobody_waits_longer_than_is_allowed_or_where_nothing_is_loaded(endpoint):

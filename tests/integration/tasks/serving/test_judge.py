@@ -16,11 +16,11 @@ from tasks.serving.protocol.judge import (
     OF_TIMES,
     Judge,
     Seen,
+    SequentialTest,
     distance,
     error_test,
     late,
 )
-from tasks.serving.protocol.sequential import SequentialTest
 from tasks.serving.rollout import compared_in, roll_out, steps_of
 
 pytestmark = pytest.mark.unit

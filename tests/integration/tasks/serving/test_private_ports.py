@@ -12,8 +12,7 @@ from tasks.common import process
 from tasks.common.process import descendants, read_json
 from tasks.config.serving import DeploymentConfig
 from tasks.serving import open_endpoint
-from tasks.serving.protocol.routes import SECRET
-from tasks.serving.protocol.secret import make_secret, read_secret
+from tasks.serving.protocol.routes import SECRET, make_secret, read_secret
 from tasks.serving.servers import port_of, servers_of
 
 BODY = {"prompt": "def ", "max_tokens": 2}
@@ -46,12 +45,12 @@ def models_of(endpoint):
 
 def test_a_prompt_that_kills_a_model_kills_one_and_private_ports_want_the_secret(served):
     endpoint, port = served
-    until(lambda: healths(endpoint) == ["ready", "ready"], timeout=90)
+    until(lambda: healths(endpoint) == ["ready", "ready"])
     before = models_of(endpoint)
-    status, headers, body = ask(port, {**BODY, "prompt": "crash me"}, timeout=60)
+    status, headers, body = ask(port, {**BODY, "prompt": "crash me"}, timeout=limit(60))
     assert (status, headers["x-headway-gone"]) == (503, "1") and b"SIGSEGV" in body and "retry-after" in headers
-    assert ask(port, BODY, timeout=60)[0] == 200  # by the other one, or by this one once it is loaded again
-    until(lambda: healths(endpoint) == ["ready", "ready"], timeout=90)
+    assert ask(port, BODY, timeout=limit(60))[0] == 200  # by the other one, or by this one once it is loaded again
+    until(lambda: healths(endpoint) == ["ready", "ready"])
     after = models_of(endpoint)
     assert sum(before[name] != after[name] for name in before) == 1
 

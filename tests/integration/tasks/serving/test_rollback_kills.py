@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from endpoint_stand import BLUE, GREEN, Clients, Endpoint, ask
-from waiting import until
+from waiting import limit, until
 
 from tasks.common import process
 from tasks.config.serving import RolloutConfig
+from tasks.serving.journal import refused_models
 from tasks.serving.protocol.routes import read_routes
-from tasks.serving.refused import refused_models
 from tasks.serving.rollout import roll_out, settle
 
 PROGRAM = """
@@ -46,7 +46,7 @@ def killed_and_settled(folder, at, after):
         roll_out(endpoint.beside(), RolloutConfig(step_requests=0, step_seconds=0), endpoint.journal)
         words = [PROGRAM.format(root=str(Path(__file__).parents[4])), str(folder), str(at), "after" if after else ""]
         with Clients(endpoint.port) as clients:
-            code = subprocess.run([sys.executable, "-c", *words], timeout=60, check=False).returncode
+            code = subprocess.run([sys.executable, "-c", *words], timeout=limit(60), check=False).returncode
             lines = [line["event"] for line in endpoint.journal.lines()]
             committed = "commit" in lines[lines.index("done") + 1 :]  # the first one is the deploy's
             if committed:

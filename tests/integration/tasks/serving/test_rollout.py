@@ -18,10 +18,9 @@ from waiting import limit, until
 from tasks.common import process
 from tasks.common.errors import GateFailed, JobFailed
 from tasks.config.serving import RolloutConfig
-from tasks.serving.journal import Journal
+from tasks.serving.journal import Journal, accept, refused_models
 from tasks.serving.local.rollout import ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import read_routes
-from tasks.serving.refused import accept, refused_models
 from tasks.serving.rollout import roll_out, settle, steps_of
 
 QUICK = RolloutConfig(
@@ -99,8 +98,8 @@ BAD = {
     "lies about its health": {"errors": 1.0},
     "dies at a request": {"die": True},
     "drops connections": {"drop": 0.3},
-    "slow": {"seconds": 0.08},
-    "slow only under load": {"crowd": 0.05},
+    "slow": {"seconds": 0.25},
+    "slow only under load": {"crowd": 0.1},
     "says something else": {"text": "\x01\x02\x03"},
 }
 
@@ -188,7 +187,7 @@ WRITES = 13
 def deployer(endpoint, at, after):
     program = DEPLOYER.format(root=str(Path(__file__).parents[4]))
     words = [sys.executable, "-c", program, str(endpoint.folder), str(at), "after" if after else "before"]
-    return subprocess.run(words, timeout=60, check=False).returncode
+    return subprocess.run(words, timeout=limit(60), check=False).returncode
 
 
 def killed_and_settled(endpoint, at, after):
@@ -339,7 +338,7 @@ def test_what_was_seen_at_earlier_looks_is_kept_when_the_gateway_starts_again(en
     for _ in range(10):
         ask(endpoint.port, {"prompt": "a", "max_tokens": 4})
     assert traffic.observe()["green"].requests == traffic.observe()["green"].requests == 5
-    pid = endpoint.gateway.state()["pid"]
+    pid = until(endpoint.gateway.state)["pid"]
     os.kill(pid, signal.SIGKILL)
     until(lambda: (endpoint.gateway.state() or {}).get("pid") not in (None, pid))
     for _ in range(10):

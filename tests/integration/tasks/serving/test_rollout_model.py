@@ -18,11 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tasks.common.errors import GateFailed, JobFailed, Missing
 from tasks.common.process import boot_id, process_started, read_json, write_json
 from tasks.config.serving import RolloutConfig
-from tasks.serving.journal import Journal
+from tasks.serving.journal import Journal, refused_models
 from tasks.serving.local import rollout
 from tasks.serving.local.rollout import LocalTraffic, ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import read_routes, write_routes
-from tasks.serving.refused import refused_models
 from tasks.serving.rollout import AFTER, roll_out, settle, steps_of, take_over
 
 STEPS = RolloutConfig(step_requests=50, least_seconds=0, step_seconds=20)

@@ -247,7 +247,7 @@ def endpoint(tmp_path):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("how", [{"errors": 0.2}, {"seconds": 0.08}], ids=["20 % errors", "slow"])
+@pytest.mark.parametrize("how", [{"errors": 0.2}, {"seconds": 0.25}], ids=["20 % errors", "slow"])
 def test_a_model_that_turns_bad_at_ten_per_cent_loses_its_traffic_and_no_caller_notices(endpoint, how):
     """Sound while requests are copied to it only; so the breach is one of answers that callers wait for."""
     endpoint.serve(seconds=0.005)

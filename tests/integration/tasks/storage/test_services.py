@@ -13,6 +13,7 @@ from azurite import ACCOUNT, KEY
 from blob_relay import own_request, target_of
 from fault_proxy import FaultProxy, dead_endpoint
 from versioned_blobs import HIDDEN, VersionedBlobs
+from waiting import limit
 
 
 def client(endpoint, key=KEY, **options):
@@ -21,7 +22,7 @@ def client(endpoint, key=KEY, **options):
 
 
 def once():
-    return {"retry_total": 0, "read_timeout": 2, "connection_timeout": 2}
+    return {"retry_total": 0, "read_timeout": limit(5), "connection_timeout": limit(5)}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def conditions():
 def test_nobody_comes_in_with_a_wrong_key_without_one_or_with_a_wrong_clock(service, azurite, container):
     url = f"{service.endpoint.url}/{container.container_name}?restype=container&comp=list&include=versions"
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=limit(10))
     assert refused.value.code == 401
     wrong = client(service.endpoint, base64.b64encode(b"wrong").decode(), **once())
     with pytest.raises(HttpResponseError) as refused:
@@ -183,7 +184,7 @@ def test_a_fault_hits_the_request_that_it_was_armed_for(proxy, blob, kind):
 
 def answer_or_error(proxy, request):
     """Status of one answer, without the retries of a client; or the class of what went wrong."""
-    connection = HTTPConnection("127.0.0.1", proxy.endpoint.port, timeout=1)
+    connection = HTTPConnection("127.0.0.1", proxy.endpoint.port, timeout=limit(2))
     try:
         connection.request(request.method, request.target, headers=dict(request.headers))
         answer = connection.getresponse()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.common.home import home
+from tasks.common.home import home, require_known
 
 pytestmark = pytest.mark.unit
 
@@ -52,3 +52,18 @@ def test_a_home_whose_parts_are_links_to_elsewhere_is_refused_unless_it_is_named
         home()
     monkeypatch.setenv("HEADWAY_HOME", ".headway")
     assert home() == Path(".headway").absolute()
+
+
+@pytest.mark.parametrize("named", [None, "", "some/home"])
+def test_a_worker_whom_nobody_told_of_a_home_names_the_variable_and_what_to_do(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if named is None:
+        monkeypatch.delenv("HEADWAY_HOME", raising=False)
+    else:
+        monkeypatch.setenv("HEADWAY_HOME", named)
+    with pytest.raises(ValueError, match=r"HEADWAY_HOME is .*prefect worker start .*prefect deploy --all"):
+        require_known()
+    home().mkdir(parents=True)
+    require_known()
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "not-made-yet"))
+    require_known()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -466,3 +467,38 @@ def test_the_interval_of_paired_shares_is_tangos():
     """The ends were found apart from it, by maximising the likelihood under each difference numerically."""
     found = paired_difference(12, 2, 50, confidence=0.95)
     assert (found.estimate, found.low, found.high) == pytest.approx((0.2, 0.061112, 0.344709), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluation", "remedy"),
+    [
+        ("bits_per_bite", {}, "there are bits_per_byte, perplexity"),
+        ("fluency.share", {}, "there is no suite 'fluency'"),
+        ("code.pass_share", {}, "set evaluation.code.problems"),
+        ("code.passed", {"code": {"problems": "shipped"}}, "code.pass_share"),
+        ("memorisation.excess", {"probe_samples": 0}, "set evaluation.probe_samples"),
+        ("toxicity.toxic_share", {}, "set evaluation.toxic_words"),
+        ("labelled.mood_accuracy", {"labelled": [{"name": "topic", "file": "/t"}]}, "labelled.topic_*"),
+        ("lm_eval.arc_easy_acc", {}, "set evaluation.lm_eval.tasks"),
+    ],
+)
+def test_a_rule_on_what_nothing_measures_is_refused_with_the_configuration(metric, evaluation, remedy):
+    with pytest.raises(ValueError, match=re.escape(metric)) as refused:
+        RetrainConfig(evaluation=evaluation, comparison={"rules": [{"metric": metric, "at_least": 0.5}]})
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluation"),
+    [
+        ("gain_over_bigram", {}),
+        ("memorisation.excess", {}),
+        ("leakage.personal_high", {}),
+        ("code.pass_share", {"code": {"problems": "shipped"}}),
+        ("toxicity.toxic_share", {"toxic_words": "dataset/words"}),
+        ("labelled.topic_f1", {"labelled": [{"name": "topic", "file": "/t"}]}),
+        ("lm_eval.arc_easy_acc", {"lm_eval": {"tasks": ["arc_easy"], "data": "/d"}}),
+    ],
+)
+def test_a_rule_on_what_is_measured_is_taken(metric, evaluation):
+    RetrainConfig(evaluation=evaluation, comparison={"rules": [{"metric": metric, "at_least": 0.5}]})

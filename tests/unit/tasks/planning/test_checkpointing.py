@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tasks.hardware.machine import Machine
+from tasks.hardware.machines import Machine
 from tasks.planning.checkpointing import (
     Recovery,
     Saving,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.hardware.machine import Machine
+from tasks.hardware.machines import Machine
 from tasks.planning.case import Experts, Network, Precision
 from tasks.planning.counts import gpu_parameters, parameters
 from tasks.planning.memory import (

@@ -10,7 +10,7 @@ import pytest
 from plan_machines import A100, H100, V100
 from waiting import limit
 
-from tasks.hardware.machine import Machine
+from tasks.hardware.machines import Machine
 from tasks.planning.case import Case
 from tasks.planning.predict import predict
 from tasks.planning.prediction import Division, Prediction

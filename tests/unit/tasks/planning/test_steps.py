@@ -8,7 +8,7 @@ import itertools
 import pytest
 from plan_machines import A100, H100, V100
 
-from tasks.hardware.machine import Machine
+from tasks.hardware.machines import Machine
 from tasks.planning.case import Experts, Network
 from tasks.planning.counts import flops
 from tasks.planning.prediction import DEFAULT, Constants, Divided, Division, StepTime

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.config.base import digest
-from tasks.report.seeds import noise, recipes
+from tasks.report.scaling import noise, recipes
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance
 

@@ -10,8 +10,7 @@ import torch
 
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.data.order import Draws, Order
-from tasks.jobs.data.samples import MOST_STEPS, Loader, Mapped, Samples, Shares, positions
+from tasks.jobs.data.samples import MOST_STEPS, Draws, Loader, Mapped, Order, Samples, Shares, positions
 from tasks.jobs.data.sources import Mixture, open_source, source_identity
 from tasks.jobs.training.network import build_network, next_token_loss
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from waiting import limit
 
-from tasks.config.evaluation import EvaluationConfig
+from tasks.config.evaluation import EvaluationConfig, suite_metrics
 from tasks.evaluation import scores
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
@@ -316,6 +317,10 @@ def test_files_hold_the_text_the_bits_and_what_follows_from_them(tokenizer, toke
     assert evaluation["calibration"]["error"] == metrics["calibration_error"]
     assert sum(each["tokens"] for each in evaluation["calibration"]["bins"]) == evaluation["tokens"]
     assert set(evaluation["suites"]) == {"memorisation", "leakage"} and metrics["memorisation.seconds"] > 0
+    known = suite_metrics(EvaluationConfig())
+    assert set(known) == set(evaluate.SUITES)
+    for suite, result in evaluation["suites"].items():
+        assert set(result["metrics"]) <= set(known[suite][1])  # what a configuration's rules are held against
 
 
 def test_slices_hold_every_document_once_and_few_documents_have_no_interval(tokens, checkpoint, tmp_path):
@@ -360,7 +365,7 @@ def test_the_program_writes_the_same_bytes_again(tokens, checkpoint, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tasks.jobs.evaluate"],
         env={**os.environ, "HEADWAY_JOB": str(folders[1]), "OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=limit(120),
     )
     assert done.returncode == 0, (folders[1] / "logs/rank-0.log").read_text()
     result = json.loads((folders[1] / "result.json").read_text())

@@ -12,8 +12,7 @@ from tasks.config.evaluation import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.evaluation.generating import continued
 from tasks.jobs.evaluation.heldout import Encoded, Heldout
-from tasks.jobs.evaluation.leakage import Written, leakage, toxicity, written
-from tasks.jobs.evaluation.memorisation import lengths, memorisation, passages
+from tasks.jobs.evaluation.probes import Written, leakage, lengths, memorisation, passages, toxicity, written
 from tasks.jobs.evaluation.scoring import load_model
 from tasks.jobs.evaluation.suites import Bench, Suite, run_suites
 from tasks.jobs.node.runtime import Rank

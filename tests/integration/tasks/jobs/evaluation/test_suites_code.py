@@ -146,7 +146,7 @@ def test_endless_loops_sleep_and_gluttony_end_in_time():
     stubborn = "import ctypes, os, signal, time\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
     stubborn += "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 10, 12, 15)]\ntime.sleep(1000)"
     assert run_code(stubborn, EXAMPLES, short) == "timeout"
-    assert run_code("x = bytearray(1 << 40)", EXAMPLES, short) == "raised"
+    assert run_code("x = bytearray(1 << 40)", EXAMPLES, Limits(20.0, 10, 256 << 20)) == "raised"
     assert run_code("x = []\nwhile True:\n    x.append(bytearray(1 << 20))", EXAMPLES, short) in (
         "raised",
         "died",

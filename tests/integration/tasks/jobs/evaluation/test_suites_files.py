@@ -275,7 +275,7 @@ def test_without_the_harness_the_command_is_told(tmp_path, measured, monkeypatch
     monkeypatch.setattr(lm_eval_suite.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Missing, match="not installed") as caught:
         lm_eval(suite_bench(tmp_path, measured, lm_eval={"tasks": ["a"], "data": "/tmp"}))
-    assert "pip install 'headway[lm-eval]'" in caught.value.remedy
+    assert "pip install 'headway[measure]'" in caught.value.remedy
 
 
 def test_results_become_plain_names_and_only_finite_numbers():

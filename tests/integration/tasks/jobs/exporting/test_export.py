@@ -129,8 +129,7 @@ def test_no_speed_is_published(exported):
 
 
 def test_a_variant_that_loses_too_much_is_taken_out_and_told(exported, checkpoint, tokens, tmp_path):
-    from tasks.jobs.exporting.comparison import Original
-    from tasks.jobs.exporting.loss import bits_of, read_sample
+    from tasks.jobs.exporting.comparison import Original, bits_of, read_sample
     from tasks.jobs.exporting.variants import Measured, make_variants
 
     config = CONFIG.model_copy(update={"variants": ("int8",)})
@@ -199,7 +198,7 @@ def test_variants_are_measured_on_held_out_text_or_not_made(checkpoint, tmp_path
 
 
 def test_the_card_says_what_the_model_is_made_from_and_what_was_measured(exported):
-    from tasks.jobs.exporting.card import lineage_digest
+    from tasks.jobs.export import lineage_digest
 
     text = (exported[0].output / "README.md").read_text()
     matter, words = yaml.safe_load(text.split("---")[1]), text.split("---", 2)[2]

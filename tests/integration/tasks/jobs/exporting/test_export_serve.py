@@ -11,13 +11,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
-from waiting import limit
+from waiting import limit, until
 
 from tasks.artifacts import require_checks
 from tasks.common import process
@@ -255,7 +254,7 @@ def served(model, tmp_path_factory):
 
 
 def ask(port, method, path, body=None, *, headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit(60))
     sent = json.dumps(body) if body is not None else None
     connection.request(method, path, sent, {"Content-Type": "application/json", **(headers or {})})
     reply = connection.getresponse()
@@ -304,6 +303,27 @@ def test_a_bad_request_is_told_what_is_wrong(served, body, status, said):
     assert said in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["tiny", "model/tiny", "model/tiny@aaaaaaaa", "tiny@aaaaaaaa", None])
+def test_a_model_answers_to_its_stable_name_and_says_its_version(served, name):
+    reply, answer = ask(served[1].port, "POST", "/v1/completions", {"prompt": "def ", "max_tokens": 1, "model": name})
+    assert (reply.status, answer["model"]) == (200, "model/tiny@aaaaaaaa")
+
+
+@pytest.mark.parametrize(
+    "name", ["tin", "model/tiny@", "tiny@aaaa", "tiny@bbbbbbbb", "checkpoint/tiny", "endpoint/", ""]
+)
+def test_a_name_of_something_else_is_refused_with_the_one_that_is_served(served, name):
+    reply, answer = ask(served[1].port, "POST", "/v1/completions", {"prompt": "def ", "max_tokens": 1, "model": name})
+    assert reply.status == 404 and "Name it 'tiny'" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/engines", 404), ("GET", "/v1/completions", 405)])
+def test_an_unknown_path_is_answered_in_openais_form_with_what_there_is(served, method, path, status):
+    reply, answer = ask(served[1].port, method, path)
+    assert (reply.status, answer["error"]["code"]) == (status, status)
+    assert path in answer["error"]["message"] and "POST /v1/completions" in answer["error"]["message"]
+
+
 def test_the_client_turns_refusals_into_errors_of_the_house(served):
     with pytest.raises(ValueError, match="shorten it"):
         complete(served[1].url, "x = 1\n" * 300)
@@ -342,13 +362,7 @@ def test_a_killed_server_comes_back_on_its_port(served):
     endpoint, at = served
     parent, server, *_ = pids_of(endpoint)
     os.kill(server, signal.SIGKILL)
-    deadline = time.monotonic() + limit(30)
-    while time.monotonic() < deadline:
-        seen = endpoint.observe()
-        if seen and seen.ready and pids_of(endpoint)[1:2] not in ([], [server]):
-            break
-        time.sleep(0.1)
-    assert endpoint.observe() == at
+    until(lambda: endpoint.observe() == at and pids_of(endpoint)[1:2] not in ([], [server]))
     assert pids_of(endpoint)[0] == parent
     assert complete(at.url, "def ", Sampling(2))["model"] == at.model_ref
 
@@ -373,7 +387,7 @@ def test_a_model_is_replaced_without_losing_a_request(endpoint, model):
         second = deploy(
             endpoint, model, "model/tiny@bbbbbbbb", journal=lambda event, details: told.append((event, details))
         )
-        time.sleep(0.3)
+        until(lambda: served.count("model/tiny@bbbbbbbb") >= 10)
     finally:
         stop.set()
         for client in clients:

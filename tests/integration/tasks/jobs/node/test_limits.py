@@ -11,7 +11,7 @@ from tasks.common import process
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.config.cluster import ClusterConfig, WatchConfig
-from tasks.jobs.node import limits
+from tasks.jobs.node import launching
 
 PROGRAM = """
 import os, resource, sys
@@ -91,14 +91,14 @@ def test_ranks_see_the_gpus_of_the_job_and_no_others(stand, monkeypatch):
 def test_amds_gpus_are_handed_out_by_amds_variable(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1,2,3")
-    assert limits.gpus() == ("0", "1", "2", "3")
-    assert limits.visible(("0", "1")) == {"ROCR_VISIBLE_DEVICES": "0,1"}
+    assert launching.gpus() == ("0", "1", "2", "3")
+    assert launching.visible(("0", "1")) == {"ROCR_VISIBLE_DEVICES": "0,1"}
 
 
 def test_a_rank_that_the_kernel_killed_is_named(tmp_path):
     for rank, host in ((0, socket.gethostname()), (1, "elsewhere")):
         process.write_json(tmp_path / "ranks" / f"{rank}.json", {"rank": rank, "pid": 70 + rank, "host": host})
-    assert limits.out_of_memory(tmp_path, {71: "python"}) is None
-    said = limits.out_of_memory(tmp_path, {70: "python", 71: "python"})
+    assert launching.out_of_memory(tmp_path, {71: "python"}) is None
+    said = launching.out_of_memory(tmp_path, {70: "python", 71: "python"})
     assert said["class"] == "out_of_memory"
     assert "the kernel killed rank 0 on" in said["message"]

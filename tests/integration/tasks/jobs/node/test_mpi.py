@@ -9,6 +9,7 @@ import elastic_material
 import pytest
 from slurm_jobs import over, reachable, slurm_backend, small, until
 from slurm_stand import slurm
+from waiting import limit
 
 from tasks.compute import open_backend
 from tasks.compute.job import Job
@@ -41,7 +42,7 @@ def make_job(**changes):
 
 def ended(job, folder, seconds):
     backend = open_backend(ClusterConfig())
-    handle, deadline = backend.submit(job, folder), time.monotonic() + seconds
+    handle, deadline = backend.submit(job, folder), time.monotonic() + limit(seconds)
     while not (state := backend.states([(handle, folder)])[0]).over:
         if time.monotonic() > deadline:
             backend.cancel(handle, folder)

@@ -12,7 +12,7 @@ from waiting import limit, until
 
 from tasks.common.process import process_started, read_json, write_json
 from tasks.config.cluster import WatchConfig
-from tasks.jobs.node.limits import end_leftovers
+from tasks.jobs.node.launching import end_leftovers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found through /proc, which Linux has")
 PROGRAM = """

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from base64 import b64encode
 from datetime import timedelta
 from itertools import pairwise
 
@@ -223,6 +224,15 @@ def test_a_rendezvous_that_torch_closed_is_seen(job):
     assert not closed(store, name)
     handler.set_closed()
     assert closed(store, name)
+
+
+@pytest.mark.parametrize("state", ["no base64!", "AAAA", b64encode(b"c__builtin__\nexit\n(tR.").decode()])
+def test_what_a_stranger_writes_into_the_store_is_not_loaded(job, state):
+    from tasks.jobs.node.rendezvous import closed, open_store
+
+    store, name = open_store(0), run_id(job.model_dump(mode="json"), 1)
+    store.set(f"torch.rendezvous.{name}", state)
+    assert not closed(store, name)
 
 
 def test_the_store_takes_its_old_port_again():

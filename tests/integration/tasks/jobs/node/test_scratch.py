@@ -95,8 +95,9 @@ def test_what_a_killed_job_left_is_deleted_by_the_next_one_and_what_lives_is_not
     (left,) = (stand / "nvme").iterdir()
     assert scratch.sweep(stand / "nvme") == []
     parent = process.read_json(stand / "job" / "handle.json")["pid"]
+    below = process.descendants(parent)
     os.kill(parent, signal.SIGKILL)
-    until(lambda: state().over)
+    until(lambda: state().over and not any(map(process.process_started, below)))  # which write in its folder until then
     assert left.exists()
     mine = stand / "nvme" / "somebody-elses"
     mine.mkdir()

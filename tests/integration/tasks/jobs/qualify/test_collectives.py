@@ -37,7 +37,7 @@ PROGRAM = """
 import os, signal, sys
 from torch import distributed
 import tasks.jobs.benchmark as benchmark
-from tasks.jobs.qualify import collectives, steps, sweeps
+from tasks.jobs.qualify import steps, sweeps
 from tasks.jobs.node.runtime import main
 
 node, rank = os.environ["HEADWAY_NODE_NAME"], int(os.environ["RANK"])
@@ -49,7 +49,7 @@ if os.environ.get("PLANT") == node:
         buffer[5] += 1
     sweeps.fill = spoiled
 if os.environ.get("STOP") == node:
-    measure = collectives.measure_pairs
+    measure = steps.measure_pairs
     def stop(bench):
         distributed.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
         measure(bench)

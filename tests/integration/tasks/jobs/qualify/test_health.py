@@ -289,6 +289,14 @@ def test_a100_clocks_below_their_maximum_are_warned_of_and_set_where_it_is_asked
     assert [gpu["clocks.applications.graphics"] for gpu in machine.gpus] == ["1410"] * 8
 
 
+def test_a_clock_that_one_gpu_does_not_tell_is_unknown_and_not_passed(recorded):
+    machine = recorded.nvidia(A100, links=12, rate="25 GB/s")
+    machine.gpu(6, clocks__max__memory="[N/A]")
+    probes = looked(machine, "gpu_smi", sku="nd96asr_v4")["memory_clock"]
+    assert [probe.status for probe in probes] == [*["measured"] * 6, "missing", "measured"]
+    assert verdicts({"memory_clock": probes}, "memory_clock", sku="nd96asr_v4") == ["unknown"]
+
+
 def test_hardware_of_which_nothing_is_known_has_its_own_maximum(recorded):
     found = looked(recorded.nvidia(A100, gpus=1, links=12), "gpu_smi", sku="local-gpu")
     assert [(p.measured, p.finding) for p in found["sm_clock"]] == [(1095.0, "warn")]

@@ -3,7 +3,7 @@
 import pytest
 from machine_material import RecordedMachine, bench_of, report_of
 
-from tasks.formats import rocm
+from tasks.formats import smi
 from tasks.jobs.qualify import health, soak
 
 UNCORRECTED = "[ 89000.5] amdgpu 0000:1b:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block"
@@ -82,8 +82,8 @@ def test_what_is_not_there_is_missing(recorded):
 
 
 def test_tools_that_say_no_json_are_not_read_as_no_gpus():
-    assert rocm.cards('{"card0": {}, "card1": {}, "system": {}}') == 2
-    assert rocm.cards('[{"gpu": 0}, {"gpu": 1}]') == rocm.cards('{"gpu_data": [{"gpu": 0}, {"gpu": 1}]}') == 2
+    assert smi.cards('{"card0": {}, "card1": {}, "system": {}}') == 2
+    assert smi.cards('[{"gpu": 0}, {"gpu": 1}]') == smi.cards('{"gpu_data": [{"gpu": 0}, {"gpu": 1}]}') == 2
     with pytest.raises(ValueError, match="no JSON"):
-        rocm.cards("ERROR: No AMD GPUs specified")
-    assert rocm.errors({"aca_umc": "ue: 2\nce: 0\n"}) == (2, 0)
+        smi.cards("ERROR: No AMD GPUs specified")
+    assert smi.errors({"aca_umc": "ue: 2\nce: 0\n"}) == (2, 0)

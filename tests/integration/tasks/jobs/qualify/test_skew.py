@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
+from waiting import limit
 
 from tasks.jobs.qualify import health
 from tasks.jobs.qualify.health import Offset
@@ -42,7 +43,7 @@ def compared(stores, fast, *, absent=(), seconds=20.0):
     for thread in threads:
         thread.start()
     there = [f"skew/{node}/here" for node in range(1, len(fast)) if node not in absent]
-    stores[0].wait(there, timedelta(seconds=20))
+    stores[0].wait(there, timedelta(seconds=limit(20)))
     known[0] = health.ask_all(stores[0], len(fast), lambda: time.time() + fast[0], seconds=seconds)
     for thread in threads:
         thread.join()
@@ -65,13 +66,13 @@ def test_a_first_machine_that_is_off_is_named_and_not_the_others(stores):
 
 
 def test_a_machine_that_stays_away_is_left_out(stores):
-    known = compared(stores, [0.0, 2.0, 0.0, 0.0], absent=(3,), seconds=2.0)
+    known = compared(stores, [0.0, 2.0, 0.0, 0.0], absent=(3,), seconds=limit(2.0))
     assert set(known[0]) == {0, 1, 2}
     assert health._probe(known[0], 3).status == "timed out"
 
 
 def test_a_machine_that_comes_and_then_says_nothing_is_left_out_and_the_store_still_works(stores, monkeypatch):
-    monkeypatch.setattr(health, "ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", limit(1.5))
     stores[2].set("skew/2/here", "")
     known = compared(stores, [0.0, 0.0, 0.0, 50.0], absent=(2,))
     assert set(known[0]) == set(known[3]) == {0, 1, 3}

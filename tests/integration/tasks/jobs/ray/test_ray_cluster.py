@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from ray_stand import free_port, using
+from waiting import limit
 
 from tasks.common import process
 from tasks.compute.job import Job
@@ -58,7 +59,7 @@ def start_nodes(folder, *, ranks=(0, 1), join_seconds=100.0, **ray):
 
 
 def said(node, *, timeout=150):
-    text = node.communicate(timeout=timeout)[0]
+    text = node.communicate(timeout=limit(timeout))[0]
     return node.returncode, text
 
 

@@ -6,9 +6,9 @@ import pytest
 from tiny_model import CONTEXT
 
 from tasks.jobs.serving.batch import Batch
+from tasks.jobs.serving.decoder import Choice, entropy
 from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.runtime import Ask, Ending, Unfit
-from tasks.jobs.serving.sampling import Choice, entropy
 
 REQUESTS = 40
 

@@ -1,72 +1,26 @@
-"""One suite for whatever runs a model: the same greedy answers, whole characters, stops, limits, seeds, places that are freed.
-
-On ONNX Runtime in a process of its own, on a server of ours by HTTP, and on vLLM where it is installed and has a GPU.
-"""
+"""What runs a model, in a process of its own: greedy answers, whole characters, stops, limits, seeds, places that are freed."""
 
 import asyncio
-import importlib.util
 import json
 import random
-import subprocess
-import sys
-from contextlib import contextmanager
 
-import httpx
 import pytest
-from api_stand import serving
-from serving_stand import asked, until, whole
-from stand import free_ports
-from tiny_model import CONTEXT, make_checkpoint
+from serving_stand import asked, whole
+from tiny_model import CONTEXT
 from waiting import limit
 
-from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.serving.decoder import ROWS
 from tasks.jobs.serving.generation import ByteLevelText, TextStream
 from tasks.jobs.serving.model_process import ProcessRuntime
-from tasks.jobs.serving.remote import RemoteRuntime
-from tasks.jobs.serving.runtime import Ask, Gone, Unfit
+from tasks.jobs.serving.runtime import Ask, Unfit
 from tasks.storage.manifest import describe
 
 
-@contextmanager
-def over_process(folder, model):
-    yield ProcessRuntime(files=describe(model), named="tiny")
-
-
-@contextmanager
-def over_server(folder, model):
-    with serving(folder / "server", model, limits={"waiting": 64}) as server:
-        yield RemoteRuntime(server.url)
-
-
-@contextmanager
-def over_vllm(folder, model):
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here: it needs a GPU")
-    port = free_ports("vllm")["vllm"]
-    checkpoint = make_checkpoint(folder / "checkpoint")
-    open_documents(checkpoint, checkpoint)
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    process = subprocess.Popen([*argv, "--port", str(port), "--dtype", "float32", "--enforce-eager"])
-    try:
-        asyncio.run(until(lambda: answers_at(f"http://127.0.0.1:{port}/v1/models"), seconds=600))
-        yield RemoteRuntime(f"http://127.0.0.1:{port}")
-    finally:
-        process.terminate()
-        process.wait(limit(60))
-
-
-def answers_at(url):
-    try:
-        return httpx.get(url, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-@pytest.fixture(scope="module", params=[over_process, over_server, over_vllm], ids=["process", "server", "vllm"])
-def stand(request, model, tmp_path_factory):
+@pytest.fixture(scope="module")
+def stand(model):
     """A runtime that is up, and what runs coroutines in its loop."""
-    with request.param(tmp_path_factory.mktemp("runtime"), model) as runtime, asyncio.Runner() as runner:
+    runtime = ProcessRuntime(files=describe(model), named="tiny")
+    with asyncio.Runner() as runner:
         runner.run(runtime.start(model, threads=1))
         yield runtime, runner.run
         runner.run(runtime.close())
@@ -149,7 +103,7 @@ def test_a_request_that_is_closed_frees_its_place(stand, golden):
         await asyncio.gather(*firsts, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-        return await asyncio.wait_for(whole(runtime, asked(golden[1])), 20)
+        return await asyncio.wait_for(whole(runtime, asked(golden[1])), limit(20))
 
     said = run(give_up())
     assert said.ending.completion_tokens == len(golden[1].tokens)
@@ -183,24 +137,8 @@ def test_entropy_is_told_where_the_runtime_knows_it(stand, model, golden):
     told = run(whole(runtime, asked(golden[0]))).ending.entropy
     generation = Generation(model, 1)
     alone = generation.complete(generation.encode(golden[0].prompt), len(golden[0].tokens), measure=True).entropy
-    if isinstance(runtime, RemoteRuntime):
-        assert told is None
-        return
     assert told == pytest.approx(alone, abs=1e-4)
     assert run(whole(runtime, asked(golden[0], measure=False))).ending.entropy is None
-
-
-def test_a_server_that_is_not_there_is_gone(run):
-    async def look():
-        runtime = RemoteRuntime(f"http://127.0.0.1:{free_ports('none')['none']}", hang_seconds=2)
-        with pytest.raises(Gone, match="names no model"):
-            await runtime.start(None, threads=1)
-        with pytest.raises(Gone, match="does not answer"):
-            await whole(runtime, Ask("def ", 4))
-        assert not runtime.up
-        await runtime.close()
-
-    run(look())
 
 
 def test_text_comes_in_whole_characters_and_never_beyond_a_stop(model):

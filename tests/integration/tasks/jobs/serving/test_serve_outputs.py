@@ -91,7 +91,7 @@ def feedback(url, **said):
         f"{url}/v1/feedback", json.dumps(said).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=limit(60)) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -141,13 +141,13 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
         until(lambda: len(answered) > 10)
         deploy(endpoint, model)  # the same model: two servers write at once
         deploy(endpoint, model, TWO)
-        time.sleep(0.3)
+        until(lambda: TWO in answered)
     finally:
         stop.set()
         for client in clients:
             client.join()
     assert set(answered) == {ONE, TWO}
-    until(lambda: len(lines(endpoint)) + len(lines(endpoint, TWO)) == 20 + len(answered), timeout=10)
+    until(lambda: len(lines(endpoint)) + len(lines(endpoint, TWO)) == 20 + len(answered))
     assert len(lines(endpoint, TWO)) == answered.count(TWO)
     assert len(list(outputs_of(endpoint.folder, ONE).glob("*.jsonl"))) >= 3
 

@@ -188,7 +188,7 @@ def test_a_stream_is_charged_by_its_comment_and_a_cut_one_by_its_events():
 
 
 def test_when_too_many_wait_the_next_is_told_so_at_once():
-    inner = Inner(seconds=1.0)
+    inner = Inner(seconds=limit(2.0))
     app = edge(inner, limits=LimitsConfig(waiting=4))
 
     async def asking():

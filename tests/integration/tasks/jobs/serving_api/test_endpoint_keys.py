@@ -28,7 +28,7 @@ def served(home, model):
 
 def ask(served, **headers):
     body = {"prompt": "def ", "max_tokens": 2}
-    return httpx.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=limit(60), trust_env=False)
 
 
 def settles(served, status, **headers):

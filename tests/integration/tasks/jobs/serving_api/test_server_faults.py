@@ -79,7 +79,7 @@ def closed_loop(url, clients, seconds):
     found, end = [], time.monotonic() + seconds
 
     def asking():
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=limit(60), trust_env=False) as client:
             while time.monotonic() < end:
                 began = time.perf_counter()
                 said = client.post("/v1/completions", json={"prompt": "def ", "max_tokens": 4})
@@ -120,12 +120,14 @@ def test_fault_61_overload_is_refused_and_what_is_accepted_is_answered(model, tm
 
 
 def test_fault_64_a_stop_under_load_finishes_what_was_begun(model, tmp_path):
-    with serving(tmp_path / "server", model, limits={"drain_seconds": 20}) as server:
+    with serving(tmp_path / "server", model, limits={"drain_seconds": 120}) as server:
         answers, late, begun = [], [], threading.Semaphore(0)
         body = {"prompt": "import ", "max_tokens": 230, "stream": True}
 
         def long():
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as said:
+            with httpx.stream(
+                "POST", f"{server.url}/v1/completions", json=body, timeout=limit(60), trust_env=False
+            ) as said:
                 lines = said.iter_lines()
                 first = next(lines)
                 begun.release()
@@ -134,7 +136,7 @@ def test_fault_64_a_stop_under_load_finishes_what_was_begun(model, tmp_path):
         under_way = [threading.Thread(target=long) for _ in range(4)]
         for one in under_way:
             one.start()
-        assert all(begun.acquire(timeout=30) for _ in under_way)
+        assert all(begun.acquire(timeout=limit(30)) for _ in under_way)
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         while server.process.poll() is None:

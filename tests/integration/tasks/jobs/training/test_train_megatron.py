@@ -19,6 +19,7 @@ import torch
 from fake_megatron import converter, write_checkout
 from safetensors import safe_open
 from training_runs import all_lines, content, error, last_lines, result, said_by, steps_of_checkpoints
+from waiting import limit
 
 from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.jobs.checkpoint.files import manifests
@@ -80,7 +81,7 @@ def launch():
         begin(job, **how)
         if beside:
             beside()
-        assert select.select([server.stdout], [], [], 120)[0], said_by(job)
+        assert select.select([server.stdout], [], [], limit(120))[0], said_by(job)
         return json.loads(server.stdout.readline())
 
     yield run

@@ -173,4 +173,4 @@ def test_without_the_package_it_says_what_to_install(launch, tokens, tmp_path):
     job = deepspeed_job(tmp_path / "job", tokens, 2)
     assert launch(job, fault=ABSENT) == [1, 1]
     said = error(job)
-    assert said["class"] == "missing" and "pip install 'headway[cluster,deepspeed]'" in said["remedy"]
+    assert said["class"] == "missing" and "pip install 'headway[deepspeed]'" in said["remedy"]

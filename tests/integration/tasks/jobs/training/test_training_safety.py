@@ -27,6 +27,7 @@ from training_runs import (
     steps_of_checkpoints,
     write_job,
 )
+from waiting import limit
 
 from tasks.common.process import write_json
 from tasks.config.training import ExecutionConfig, LimitsConfig
@@ -50,6 +51,12 @@ def gradients(self, batches, meter):
 engine.TorchEngine.gradients = gradients
 """
 NAN, SPIKE = 'float("nan")', "100.0"
+SLOW = """
+import time, tasks.jobs.training.torch_engine as engine_
+plain_ = engine_.TorchEngine.clip
+engine_.TorchEngine.clip = lambda self: (time.sleep(0.1), plain_(self))[1]
+"""
+"""Steps that take their time, so that a run is not over before what happens to it meanwhile."""
 
 
 def spoilt(tokens, *steps, factor=NAN, ranks=1):
@@ -121,7 +128,7 @@ def stop_at(forks, job, step):
             time.sleep(0.001)
         os.kill(json.loads((job / "ranks" / "0.json").read_text())["pid"], signal.SIGKILL)
 
-    assert 0 not in forks.beside(job, ask)
+    assert 0 not in forks.beside(job, ask, fault=SLOW)
 
 
 def test_a_spike_is_seen_against_the_last_steps_also_after_a_restart(forks, tokens, tmp_path):
@@ -204,11 +211,9 @@ def test_the_guard_judges_alike_whatever_it_was_told_before():
 
 
 def test_a_limit_of_hours_saves_and_says_why_and_is_gone_on_with(forks, tokens, tmp_path):
-    slow = "import time, tasks.jobs.training.torch_engine as e\np = e.TorchEngine.clip\n"
-    slow += "e.TorchEngine.clip = lambda self: (time.sleep(0.1), p(self))[1]"
     limits = {"limits": {"max_hours": 1.0 / 3600}}  # many steps on any machine: the first one's time does not count
     job = write_job(tmp_path / "job", tokens, every=STEPS, execution=limits)
-    assert forks(job, fault=slow) == [1, 1]
+    assert forks(job, fault=SLOW) == [1, 1]
     said = error(job)
     done = max(last_lines(job))
     assert said["class"] == "limit" and f"step {done} is saved" in said["message"] and "max_hours" in said["message"]
@@ -281,8 +286,6 @@ def test_an_eviction_notice_is_a_committed_checkpoint_in_time(forks, tokens, end
     service, address = endpoint
     service.events = [event(1, "Preempt", "vm-8"), event(2, "Freeze", "vm-7")]
     notices = {"ask": True, "address": address, "every_seconds": 0.05}
-    slow = "import time, tasks.jobs.training.torch_engine as e\np = e.TorchEngine.clip\n"
-    slow += "e.TorchEngine.clip = lambda self: (time.sleep(0.05), p(self))[1]"
     job = write_job(tmp_path / "job", tokens, every=STEPS, execution={"notices": notices})
     told = []
 
@@ -292,7 +295,7 @@ def test_an_eviction_notice_is_a_committed_checkpoint_in_time(forks, tokens, end
         told.append(time.time())
         service.events = [*service.events, event(3, "Preempt", "vm-7")]
 
-    codes = forks.beside(job, evict, fault=slow)
+    codes = forks.beside(job, evict, fault=SLOW)
     assert codes == [1, 1] and error(job)["class"] == "preempted", said_by(job)
     assert all(metadata == "true" for _, metadata in service.asked)
     (done,) = steps_of_checkpoints(job)
@@ -311,7 +314,7 @@ def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(forks, tokens, tmp_pa
             time.sleep(0.001)
         os.kill(json.loads((job / "ranks" / "1.json").read_text())["pid"], signal.SIGTERM)
 
-    assert forks.beside(job, ask) == [SAVED_AND_STOPPED] * 2
+    assert forks.beside(job, ask, fault=SLOW) == [SAVED_AND_STOPPED] * 2
     assert steps_of_checkpoints(job) == [max(last_lines(job))]
 
 
@@ -320,7 +323,7 @@ def test_a_job_of_fixed_size_saves_when_it_is_asked_to_end(forks, tokens, tmp_pa
 
 def test_a_straggler_is_named_and_not_killed(forks, tokens, tmp_path):
     slow = "import os, time, tasks.jobs.data.samples as d\np = d.Samples.batch\n"
-    slow += "d.Samples.batch = lambda *a: (time.sleep(0.15 * int(os.environ['RANK'])), p(*a))[1]"
+    slow += f"d.Samples.batch = lambda *a: (time.sleep({limit(0.15)} * int(os.environ['RANK'])), p(*a))[1]"
     job = write_job(tmp_path / "job", tokens, every=STEPS)
     assert forks(job, fault=slow) == [0, 0], said_by(job)
     (named,) = result(job)["stragglers"]

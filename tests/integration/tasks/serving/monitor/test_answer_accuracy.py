@@ -12,8 +12,8 @@ from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Label, line
 from tasks.formats.model_folder import FILE, summary
 from tasks.serving.local.endpoint import outputs_of
-from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import anomalies, answers_of_reference, compare
+from tasks.serving.monitor.blocks import accuracy_column
 from tasks.serving.monitor.measures import Told, read
 from tasks.serving.monitor.watch import series
 

@@ -9,9 +9,8 @@ from answers import answers, every
 from benchmarks.operating_characteristics import watch
 from tasks.config.revalidation import ServiceConfig
 from tasks.formats.answers import Label
-from tasks.serving.monitor.accuracy import accuracy_column
 from tasks.serving.monitor.anomalies import compare
-from tasks.serving.monitor.blocks import DAY, Run, block_length, cut, orders, same_time_of_day
+from tasks.serving.monitor.blocks import DAY, Run, accuracy_column, block_length, cut, orders, same_time_of_day
 from tasks.serving.monitor.watch import Followed, next_followed
 
 pytestmark = pytest.mark.unit
@@ -138,6 +137,7 @@ def test_operating_characteristics_of_the_watch_are_rows():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_the_watch_is_wrong_no_more_often_than_stated():
     """Three standard errors and one beside what is stated."""
     for line in watch.rows(quick=False):

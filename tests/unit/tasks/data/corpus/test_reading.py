@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from backports import zstd
 
 from tasks.data.corpus import reading
 from tasks.data.corpus.inputs import cut, find_shards
@@ -36,8 +36,8 @@ FORMATS = {
     "a.jsonl": lambda data: data,
     "one.jsonl.gz": gzip.compress,
     "members.jsonl.gz": lambda data: gzip.compress(data[:31]) + gzip.compress(b"", mtime=0) + gzip.compress(data[31:]),
-    "one.jsonl.zst": zstandard.compress,
-    "frames.jsonl.zst": lambda data: zstandard.compress(data[:31]) + SKIPPED + zstandard.compress(data[31:]),
+    "one.jsonl.zst": zstd.compress,
+    "frames.jsonl.zst": lambda data: zstd.compress(data[:31]) + SKIPPED + zstd.compress(data[31:]),
 }
 SKIPPED = bytes.fromhex("502a4d18") + b"\4\0\0\0abcd"
 """A frame that zstd says to pass over: pzstd and seekable files have them."""
@@ -82,7 +82,7 @@ def test_every_line_comes_once_in_order_with_its_number_wherever_a_file_is_cut(t
         name = f"{number}{dice.choice(['.jsonl', '.jsonl', '.jsonl.gz', '.jsonl.zst'])}"
         expected[name] = [dice.choice(["", "x", "ä\n", "long " * 300]) + str(n) for n in range(dice.randint(0, 80))]
         body = end.join(lines(text).rstrip() for text in expected[name]) + dice.choice([b"", end])
-        pack = {"z": gzip.compress, "t": zstandard.compress}.get(name[-1], lambda data: data)
+        pack = {"z": gzip.compress, "t": zstd.compress}.get(name[-1], lambda data: data)
         (tmp_path / name).write_bytes(pack(body if expected[name] else b""))
     units = cut(find_shards([tmp_path]), dice.choice([1, 40, 700, 1 << 20]))
     everything = [(text, name, line) for name in sorted(expected) for line, text in enumerate(expected[name], 1)]
@@ -143,7 +143,7 @@ def test_batches_of_a_row_group_are_bounded_and_add_up(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"])
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, name):
     monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 18)
-    pack = {"z": partial(gzip.compress, compresslevel=1), "t": zstandard.compress}.get(name[-1], lambda data: data)
+    pack = {"z": partial(gzip.compress, compresslevel=1), "t": zstd.compress}.get(name[-1], lambda data: data)
     (tmp_path / name).write_bytes(pack(lines(*(random.Random(n).randbytes(10_000).hex() for n in range(800)))))
     (unit,) = cut(find_shards([tmp_path]), 1 << 30)
     tracemalloc.start()

@@ -6,7 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from backports import zstd
 
 from tasks.data.corpus.quarantine import rewrite, set_aside
 
@@ -23,8 +23,8 @@ PACKED = {
     "jsonl": (lambda data: data, lambda data: data),
     "jsonl.gz": (gzip.compress, gzip.decompress),
     "jsonl.zst": (
-        zstandard.ZstdCompressor().compress,
-        lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data),
+        zstd.compress,
+        zstd.decompress,
     ),
 }
 

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasks.data.drift.columns import Kept
 from tasks.data.drift.comparison import may_be_told, tell
-from tasks.data.drift.features import FORMAT, measure, together
-from tasks.data.drift.vocabulary import open_vocabulary
+from tasks.data.drift.features import FORMAT, measure, open_vocabulary, together
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,210 @@
+"""`headway dataset`, `tokenizer`, `checkpoint`: make versions of files, to be trained on and started from; and list datasets."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.operations.users import As, asked
+from deployments.cli.options import Json
+from deployments.cli.output import in_home, say, short_ref
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.signing.bundle import sign_folder
+from tasks.signing.keys import LocalKey, ensure_key
+from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
+
+
+def publish_dataset(
+    name: Annotated[str, typer.Argument(help="Name of the dataset: lower case, digits, dot, dash.")],
+    paths: Annotated[list[Path], typer.Argument(help="JSONL (also .gz and .zst), Parquet, text files, folders.")],
+    include: Annotated[str, typer.Option(help="Files that count in folders, as a pattern: '*.py'.")] = "*",
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be given often.")
+    ] = None,
+    text_field: Annotated[
+        str,
+        typer.Option(
+            help="Field, or column, that holds the text; the first lines of each file are checked for it. Empty: no check."
+        ),
+    ] = "text",
+    sign_key: Annotated[
+        str, typer.Option(help="Sign every shard: a private key (PEM), or `home` for the key of this home.")
+    ] = "",
+    signature: Annotated[
+        list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be given often.")
+    ] = None,
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Make a dataset version of files.
+
+    JSON lines and Parquet are kept byte for byte; a file whose first lines are no JSON objects with text is refused. Other text
+    files become documents with fields `text` and `path`; what is not UTF-8 text is left out and counted. The same files are the
+    same version. Where each shard came from, who published it and who signed it is kept: validation.admission may ask for it.
+    """
+    fields, skipped = make_version(
+        name,
+        paths,
+        include=include,
+        exclude=exclude or (),
+        text_field=text_field,
+        sign_key=sign_key,
+        signatures=signature or (),
+        as_=as_,
+    )
+    lines = [f"{fields['ref']}", f"{fields['documents']} documents, {fields['bytes'] / 1e6:.1f} MB"]
+    if skipped:
+        path, why = next(iter(skipped.items()))
+        lines.append(f"{len(skipped)} file(s) left out, for example {path} ({why})")
+    say(fields, "\n".join(lines), as_json=as_json)
+
+
+def make_version(
+    name: str,
+    paths: list[Path],
+    *,
+    include: str = "*",
+    exclude: Sequence[str] = (),
+    text_field: str = "",
+    sign_key: str = "",
+    signatures: Sequence[Path] = (),
+    as_: str = "",
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
+    from deployments.publishing.datasets import make_dataset
+
+    _, name, _ = parse_ref(name, kind="dataset")
+    store = open_store(home())
+    with asked("publish", as_, what=f"dataset/{name}"):
+        manifest, packed, kept = make_dataset(
+            store,
+            home() / "work",
+            name,
+            paths,
+            include=include,
+            exclude=exclude,
+            text_field=text_field,
+            bundles=lambda folder: _bundles(folder, sign_key, signatures),
+        )
+    fields = {
+        "ref": manifest.ref,
+        "documents": packed.documents,
+        "bytes": manifest.bytes,
+        "skipped": len(packed.skipped),
+        "signatures": kept,
+        "uri": store.uri_of(manifest),
+    }
+    return fields, packed.skipped
+
+
+def list_datasets(as_json: Json = False) -> None:
+    """List all dataset versions, newest first."""
+    store = open_store(home())
+    rows: list[dict[str, Any]] = []
+    for manifest in store.manifests("dataset"):
+        origin = ""  # where it came from, in a few words
+        sources = (manifest.provenance.model_extra or {}).get("sources", {}).values()
+        if manifest.provenance.stage == "validate":
+            origin = f"what validation left of {short_ref(next(iter(manifest.provenance.inputs), 'a dataset'))}"
+        elif first := sorted({source for of in sources for source in of}):
+            origin = f"from {first[0]}" + (f" and {len(first) - 1} more" if len(first) > 1 else "")
+        rows.append(
+            {
+                "ref": manifest.ref,
+                "created": manifest.provenance.created,
+                "documents": int(manifest.provenance.metrics.get("documents", 0)),
+                "files": len(manifest.content.files),
+                "bytes": manifest.bytes,
+                "from": origin,
+                "uri": store.uri_of(manifest),
+            }
+        )
+    words = [
+        f"{short_ref(r['ref'])}  {r['created'][:19]}  {r['bytes'] / 1e6:.1f} MB in {r['files']} file(s)  {r['from']}"
+        for r in rows
+    ]
+    say(
+        {"datasets": rows},
+        words or in_home("No dataset yet", "Make one: headway dataset publish NAME PATH..."),
+        as_json=as_json,
+    )
+
+
+def _bundles(folder: Path, sign_key: str, signatures: Sequence[Path]) -> list[bytes]:
+    """Our own signature over the folder, and those that were handed in. Raises ValueError for a file that is not there."""
+    for path in (*signatures, *([Path(sign_key)] if sign_key not in ("", "home") else [])):
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; name a file")
+    results = [path.read_bytes() for path in signatures]
+    if sign_key:
+        key = ensure_key(home() / "keys") if sign_key == "home" else Path(sign_key)
+        results.append(sign_folder(folder, LocalKey(key)))
+    return results
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def publish_tokenizer(
+    name: Annotated[str, typer.Argument(help="Name of the tokenizer: lower case, digits, dot, dash.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with a tokenizer.json, as save_pretrained writes it.")],
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it.
+
+    Only the tokenizer's own files are taken: no code, no weights.
+    """
+    from tasks.data.tokenizing.tokenizer import open_tokenizer
+    from tasks.registry.versions import publish as publish_artifact
+
+    _, name, _ = parse_ref(name, kind="tokenizer")
+    opened = open_tokenizer(folder)
+    eod = opened.require_eod()
+    store, work = open_store(home()), home() / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    with asked("publish", as_, what=f"tokenizer/{name}"), tempfile.TemporaryDirectory(dir=work) as temporary:
+        taken = [file for file in TOKENIZER_FILES if (folder / file).is_file()]
+        for file in taken:
+            shutil.copyfile(folder / file, Path(temporary) / file)
+        provenance = Provenance(name=name, created=datetime.now(UTC).isoformat(timespec="seconds"), stage="publish")
+        manifest = publish_artifact(store, Path(temporary), kind="tokenizer", inputs=(), provenance=provenance)
+    fields = {"ref": manifest.ref, "vocab_size": opened.vocab_size, "eod_id": eod, "files": taken}
+    say(fields, f"{manifest.ref}\n{opened.vocab_size} entries, end of document {eod}", as_json=as_json)
+
+
+def publish_checkpoint(
+    name: Annotated[str, typer.Argument(help="Name of the checkpoint: lower case, digits, dot, dash.")],
+    path: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors weights, or a .gguf file.")],
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Make a checkpoint version of a Hugging Face folder; `training.base` then names it.
+
+    Weights, settings, tokenizer, card and license are taken; no code, and no pickle. Its tokenizer becomes a version of its own,
+    and the checkpoint is signed with this home's key: you vouch for where it comes from. A .gguf file is made a folder first.
+    """
+    from deployments.publishing.base_models import make_base
+
+    _, name, _ = parse_ref(name, kind="checkpoint")
+    with asked("publish", as_, what=f"checkpoint/{name}"):
+        made = make_base(open_store(home()), home(), name, path)
+    fields = {
+        "ref": made.checkpoint.ref,
+        "tokenizer": made.tokenizer.ref,
+        "architecture": made.architecture,
+        "parameters": made.parameters,
+        "bytes": made.checkpoint.bytes,
+        "files": [file.path for file in made.checkpoint.content.files],
+        "key": made.key,
+    }
+    words = f"{made.architecture}, {made.parameters / 1e6:,.1f} M parameters, signed by key {made.key[:16]}"
+    say(fields, f"{made.checkpoint.ref}\n{words}\nits tokenizer: {made.tokenizer.ref}", as_json=as_json)

@@ -1,0 +1,136 @@
+"""`headway init`: a configuration file of the user's own, made of the shipped ones and of three answers.
+
+The file is a shipped configuration with its comments, under other names, and with the section `cluster` of where jobs run.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from deployments.cli.options import Json
+from deployments.cli.output import say
+from deployments.cli.overview import CONFIGURATION, STDLIB, publishing
+from tasks.artifacts import parse_ref
+from tasks.common.home import home
+from tasks.config.files import SHIPPED, Loader, places, validated
+from tasks.config.flows import RetrainConfig
+
+SIZES = {"tiny": "tiny", "small": "local", "medium": "codeparrot"}
+"""The shipped configuration that a size stands for."""
+COSTS = {
+    "tiny": "110 thousand parameters, a minute on a laptop: to see all of it once",
+    "small": "0.9 million parameters, five minutes on a laptop",
+    "medium": "110 million parameters, half a day on eight GPUs",
+}
+LOCAL = "local"
+"""Jobs run on this machine: the configuration's default, without a section of its own."""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path(CONFIGURATION),
+    data: Annotated[
+        str, typer.Option(help="Name of a dataset; or a file or folder that becomes one, under its name.")
+    ] = "",
+    where: Annotated[str, typer.Option(help="Where jobs run: local, azureml, ray, slurm or ssh.")] = "",
+    size: Annotated[str, typer.Option(help="What is trained: tiny, small or medium.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: take the defaults.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a configuration file, after three questions: `headway retrain -c FILE` takes it.
+
+    What an option answers is not asked. With --yes, with --json or without a terminal nothing is. No file is overwritten.
+    """
+    if file.exists():
+        raise ValueError(
+            f"{file} exists, and is not overwritten: move it away, or name another: headway init OTHER.yaml"
+        )
+    ask = not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    known = sorted(path.name for path in home().glob("store/artifacts/dataset/*"))
+    published = f" Published: {', '.join(known)}." if known else ""
+    question = f"Data: the name of a dataset, or a file or folder that becomes one.{published}"
+    data = answer(question, data, known[0] if known else STDLIB, dataset_of, ask=ask)
+    dataset = dataset_of(data)
+    where = answer(f"Where jobs run: {', '.join([LOCAL, *places()])}.", where, LOCAL, place_of, ask=ask)
+    sizes = "\n".join(f"  {name:<8}{text}" for name, text in COSTS.items())
+    size = answer(f"Size:\n{sizes}\n", size, "small", size_of, ask=ask)
+    text = configuration(dataset, where, size, file)
+    validated(RetrainConfig, yaml.load(text, Loader), str(file))
+    with file.open("x", encoding="utf-8") as output:
+        output.write(text)
+
+    steps = [] if dataset in known else [publishing(dataset, data if Path(data).exists() else "")]
+    steps += [f"headway retrain -c {file} --dry-run", f"headway retrain -c {file}"]
+    edits = [f"  line {n}: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if "# change" in line]
+    words = [f"Wrote {file}: {dataset}, {size}, on {where}."]
+    words += ["", "Change these before you train:", *edits] if edits else []
+    words += ["", "Next:", *(f"  {step}" for step in steps)]
+    say({"file": str(file), "dataset": dataset, "where": where, "size": size, "next": steps}, words, as_json=as_json)
+
+
+def answer(question: str, given: str, default: str, check: Callable[[str], str], *, ask: bool) -> str:
+    """What an option gives, or a person answers, or the default. A wrong option raises ValueError; a person is asked again."""
+    if given or not ask:
+        check(given or default)
+        return given or default
+    while True:
+        result: str = typer.prompt(question, default=default, err=True).strip()
+        try:
+            check(result)
+        except ValueError as error:
+            typer.echo(f"  {error}", err=True)
+        else:
+            return result
+
+
+def dataset_of(data: str) -> str:
+    """The name of a dataset by an answer: a name, or the path of what becomes one. Raises ValueError."""
+    path = Path(data)
+    if "/" not in data and not path.exists():
+        return parse_ref(data, kind="dataset")[1]
+    if not path.exists():
+        raise ValueError(f"there is no file or folder {data}: give the path of one, or the name of a dataset")
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.split(".")[0].lower()).strip("-._")[:63]
+    return name or "data"
+
+
+def place_of(where: str) -> str:
+    """The same word, if it says where jobs can run. Raises ValueError."""
+    if where not in (LOCAL, *places()):
+        raise ValueError(f"{where!r} is no place where jobs run: give one of {', '.join([LOCAL, *places()])}")
+    return where
+
+
+def size_of(size: str) -> str:
+    """The same word, if it is a size. Raises ValueError."""
+    if size not in SIZES:
+        raise ValueError(f"{size!r} is no size: give one of {', '.join(SIZES)}")
+    return size
+
+
+def configuration(dataset: str, where: str, size: str, file: Path) -> str:
+    """The text of the file."""
+    shipped = (SHIPPED / f"{SIZES[size]}.yaml").read_text(encoding="utf-8")
+    shipped = shipped[shipped.index("dataset:") :]
+    shipped = re.sub(r"^(dataset|  model|  endpoint): .*", rf"\1: {dataset}", shipped, flags=re.MULTILINE)
+    # The field of the text and the cluster are the shipped corpus's own, and no part of the shape of what is trained.
+    foreign = r"^(cluster:\n(  .*\n)+|validation:\n  text_field: .*\n)\n"
+    shipped = re.sub(foreign, "", shipped, flags=re.MULTILINE)
+    shipped = re.sub(r"^  text_field: .*\n", "", shipped, flags=re.MULTILINE)
+    lines = [
+        f"# Written by `headway init`: {COSTS[size]}.",
+        f"#   headway retrain -c {file}",
+        "# Every setting, its default and its unit: docs/configuration.md. `--set A.B=VALUE` changes one for a single run.",
+        "",
+        *shipped.rstrip().splitlines(),
+    ]
+    if where != LOCAL:
+        _, _, *place = (SHIPPED / f"{where}.yaml").read_text(encoding="utf-8").rstrip().splitlines()
+        lines += ["", *place]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,106 @@
+"""`headway` alone: where this home is, what ran last, what is served, and what to do next.
+
+Everything is read from files of the home: no server is asked, and nothing slow is imported. `headway status` tells more.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+from deployments.cli.output import aligned, short_ref
+from tasks.common.process import alive, read_json
+from tasks.orchestration.run_log import LoggedRun, logged_runs
+
+CONFIGURATION = "headway.yaml"
+"""What `headway init` writes when no other file is named."""
+STDLIB = "python-stdlib"
+"""A corpus that every machine has: the dataset of the shipped configuration `local`."""
+
+
+def overview(home: Path, directory: Path) -> list[str]:
+    """The lines of it. `directory` is where a configuration of the user's may lie."""
+    run = next(logged_runs(home), None)
+    endpoints = {path.parent.name: read_json(path) or {} for path in sorted(home.glob("endpoints/*/endpoint.json"))}
+    facts = [("Home", str(home) if home.is_dir() else f"{home} (not made yet)")]
+    if run:
+        facts += [("Last run", _run(run))]
+    facts += [("Champion", ref) for ref in _champions(home)]
+    for name, record in endpoints.items():
+        serves = alive(read_json(home / "endpoints" / name / "gateway" / "handle.json"))
+        how = record.get("url", "running") if serves else "stopped, or on another machine"
+        facts += [("Endpoint", f"{name}: {short_ref(str(record.get('model_ref', '')))}  {how}")]
+    server = read_json(home / "prefect" / "server.json") or {}
+    watch = alive(read_json(home / "platform" / "watch" / "handle.json"))
+    facts += [("Platform", f"up, {server.get('url', '')}" if watch else "not up")]
+    steps = next_steps(home, directory, run, list(endpoints), up=watch)
+    lines = [line for command, purpose in steps for line in ("", f"  {purpose}:", f"    {command}")]
+    return [*aligned(facts), "", "Next:", *lines[1:], "", "All commands: headway --help"]
+
+
+def next_steps(
+    home: Path, directory: Path, run: LoggedRun | None, endpoints: list[str], *, up: bool
+) -> list[tuple[str, str]]:
+    """Commands to go on with, three at most, and what each is for."""
+    mine = (directory / CONFIGURATION).is_file()
+    configured = f" -c {CONFIGURATION}" if mine else ""
+    steps: list[tuple[str, str]] = []
+    if run and run.waits:
+        steps += [(f"headway approve {run.question}", "Answer what the run waits for")]
+    elif run and run.status == "running":
+        steps += [("headway status", "How far it is"), ("headway jobs", "Its jobs on their machines")]
+    elif run and run.status != "completed":
+        steps += [("headway doctor", "Whether anything is missing on this machine")]
+        steps += [(f"headway {run.handle.get('flow')}{configured}", "Go on where it stopped")]
+    if not any(home.glob("store/artifacts/dataset/*")) and not elsewhere(home):
+        steps += [] if mine else [("headway init", "Write a configuration, after three questions")]
+        steps += [(publishing(STDLIB), "Make a dataset: the Python standard library, or NAME and PATH of your own")]
+    if not endpoints and not steps[2:] and not (run and run.status == "running"):
+        steps += [(f"headway retrain{configured}", "From the dataset to a served model")]
+    for name in endpoints[:1]:
+        steps += [(f"headway complete {name} 'def '", "Ask the model")]
+        steps += [(f"headway lineage endpoint/{name}", "What it was made from")]
+    if not up:
+        steps += [("headway up --detach", "Start the platform: schedules, pages, events")]
+    return steps[:3]
+
+
+def publishing(dataset: str, path: str = "") -> str:
+    """The command that makes a dataset of a path; of the Python standard library where none is known."""
+    if path:
+        return f"headway dataset publish {dataset} {shlex.quote(path)}"
+    if dataset == STDLIB:
+        source = shlex.quote(sysconfig.get_path("stdlib"))
+        return f"headway dataset publish {dataset} {source} --include '*.py' --exclude site-packages"
+    return f"headway dataset publish {dataset} PATH"
+
+
+def elsewhere(home: Path) -> bool:
+    """Whether the home may work in a store outside of it: an answer from there may take seconds, or never come."""
+    return (home / "stores.yaml").is_file()
+
+
+def _champions(home: Path) -> list[str]:
+    """References of the models that are champions in the home's own store."""
+    paths = [] if elsewhere(home) else sorted(home.glob("store/documents/refs/*/champion.json"))
+    return [short_ref(target) for path in paths if (target := (read_json(path) or {}).get("target"))]
+
+
+def _run(run: LoggedRun) -> str:
+    """What ran, how it ended, and when."""
+    closed: dict[str, Any] = run.last("closed") or {}
+    ago = _ago(time.time() - (run.folder / "handle.json").stat().st_mtime)
+    status = run.status.replace("_", " ")
+    report = f"  {closed['report']}" if closed.get("report") else ""
+    return f"{run.handle.get('flow')} of {run.handle.get('subject')}: {status}, started {ago} ago{report}"
+
+
+def _ago(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,1 +1,0 @@
-"""Endpoints and what they answer: commands."""

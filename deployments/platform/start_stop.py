@@ -1,0 +1,208 @@
+"""`headway up` and `headway down`: the whole platform from nothing, and no process of it left.
+
+Parts start in the order in which they need each other; what lives is adopted. Each is a supervised process of its own, so one
+that is killed comes back, and `up` itself may die. What was at work when the platform was stopped goes on at the next `up`.
+Jobs of this machine stop with it. Jobs elsewhere (Slurm, SSH, Azure ML, a Ray cluster) go on, and are told; the next start of
+their run adopts them. What a part is, is deployments/services; what is deployed is deployments/catalogue/flows.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deployments.catalogue.flows import POOL, catalogue
+from deployments.configuration.platform import PlatformConfig, kept, load_settings
+from deployments.services import checks, mlflow_server, prefect_server
+from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker
+from tasks.common import process
+from tasks.common.errors import HeadwayError, Missing
+from tasks.common.home import stopped_mark
+from tasks.common.process import locked, write_text
+from tasks.compute.jobs_book import list_jobs
+from tasks.compute.ray.local import stop_local_cluster
+from tasks.config.cluster import on_this_machine
+from tasks.config.files import load_with_text
+from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
+from tasks.registry.records import StoreJournal
+from tasks.serving.known import settle_all
+from tasks.storage import open_store
+
+FLOW_SECONDS = 30.0
+
+
+def stopped(home: Path) -> bool:
+    """Whether somebody stopped the platform since it was last started: an `up` in the foreground ends then."""
+    return stopped_mark(home).exists()
+
+
+def take_over(home: Path) -> None:
+    """Note what `headway down` of an earlier release did not: which runs it stopped, and when the watch last looked."""
+    mark = process.read_json(stopped_mark(home))
+    if not mark:
+        return
+    for run in logged_runs(home):
+        closed = run.last("opened", "closed")
+        signalled = ((closed or {}).get("error") or {}).get("type") == "TerminationSignal"
+        if closed and run.status == "cancelled" and signalled and closed["time"] >= mark["time"]:
+            note_stopped(run.folder)
+    if not (home / LAST_LOOK).exists():
+        process.write_json(home / LAST_LOOK, {"time": mark["time"]})
+
+
+def running(home: Path) -> list[str]:
+    """Parts of the platform whose process lives."""
+    return [part for part in PARTS if process.alive(process.read_json(home / part / "handle.json"))]
+
+
+def runs_at_work(home: Path) -> list[LoggedRun]:
+    """Flow runs whose process lives on this machine."""
+    return [run for run in logged_runs(home) if run.here and run.alive]
+
+
+def down(home: Path) -> list[str]:
+    """Stop every part, every flow run and every job of this machine; returns the names of the parts that ran."""
+    process.write_json(stopped_mark(home), {"time": time.time()})
+    ran = [_stop(home, part) for part in PARTS[:2]]
+    _stop_runs(home)
+    ran.append(_stop(home, PARTS[2]))
+    _stop_runs(home)  # what the worker took up meanwhile, as the first ones left their slots
+    ran += [_stop(home, part) for part in PARTS[3:]]
+    shutil.rmtree(home / "platform" / "worker" / "tmp", ignore_errors=True)
+    for handle in (home / "jobs").glob("*/handle.json"):
+        process.stop(handle.parent)  # a handle of another machine, or of a scheduler, names no process of ours
+    ran.append("ray" if stop_local_cluster(home) else "")
+    for events in (home / "lineage").glob("*/handle.json"):
+        process.stop(events.parent)
+    return [part for part in ran if part]
+
+
+def going_on(home: Path) -> list[str]:
+    """Jobs elsewhere that are not over, each as `ID on BACKEND`. No scheduler is asked."""
+    try:
+        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
+    except HeadwayError as error:  # the platform stops, also while its store is away
+        return [f"jobs are not known: {error.message}"]
+    return [f"{job.id} on {job.backend}" for job in open_ones if job.backend and not on_this_machine(job.backend)]
+
+
+def _stop(home: Path, part: str) -> str:
+    if part == "prefect":
+        return "prefect" if prefect_server.down(home) else ""
+    folder = home / part
+    ran = process.alive(process.read_json(folder / "handle.json"))
+    process.stop(folder)
+    return folder.name if ran else ""
+
+
+def _stop_runs(home: Path) -> None:
+    """SIGTERM lets a flow run end its job and write its report; who does not end in time is killed.
+
+    Each is told first that it is stopped, so that it goes on at the next `up` however often and for however long it was.
+    """
+    runs = runs_at_work(home)
+    for run in runs:
+        note_stopped(run.folder)
+        _signal(run, signal.SIGTERM)
+    deadline = time.monotonic() + FLOW_SECONDS
+    while any(run.alive for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for run in runs:
+        _signal(run, signal.SIGKILL)
+
+
+def _signal(run: LoggedRun, number: signal.Signals) -> None:
+    if run.alive:
+        os.kill(int(run.handle["pid"]), number)
+
+
+WORKER_SECONDS = 180.0
+"""A worker whose first word to a busy server is lost says it again after ten seconds, and backs off after three times."""
+Say = Callable[[str], None]
+
+
+def given(source: Path) -> tuple[PlatformConfig, str]:
+    """The settings of a file, and its text for `keep`. Raises ValueError."""
+    config, text = load_with_text(PlatformConfig, source)
+    catalogue(config)
+    return config, text
+
+
+def changed(home: Path, config: PlatformConfig) -> list[str]:
+    """Names of the settings in which `config` differs from what is kept; all of them when what is kept cannot be read."""
+    try:
+        before = load_settings(home)
+    except ValueError:
+        return list(PlatformConfig.model_fields)
+    return [name for name in PlatformConfig.model_fields if getattr(before, name) != getattr(config, name)]
+
+
+def keep(home: Path, text: str) -> None:
+    """Keep what `given` has read, for later starts."""
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(kept(home), text)
+
+
+def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow_port: int | None) -> dict[str, str]:
+    """Start what does not run yet, and return when everything answers. A second `up` waits for the first, and then adopts.
+
+    Returns sources of events that are broken, and why: they stop nothing else.
+
+    Raises Missing when something that is needed is not there, ValueError for a mistake in the settings.
+    """
+    catalogue(config)
+    checks.enough_room(home)
+    checks.write_layout(home, version("headway"))
+    with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
+        take_over(home)
+        stopped_mark(home).unlink(missing_ok=True)
+        server = prefect_server.prepare(home, port)
+        say("Prefect server")
+        tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)
+        _deploy(home, server, config, say)
+        say("worker")
+        worker.start(home)
+        watch.start(home)
+        bridge.start(home)
+        for name, how in settle_all(home).items():
+            say(f"a deploy of endpoint/{name} that was interrupted is {how}")
+        if tracking:
+            say("MLflow server")
+            mlflow_server.wait(tracking)
+        # Return when the worker has told the server of itself. Raises Missing with the end of its log.
+        deadline = time.monotonic() + WORKER_SECONDS
+        with prefect_server.client() as client:
+            while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
+                ended = worker.status(home) is None
+                if ended or time.monotonic() > deadline:
+                    log = home / "platform" / "worker" / "worker.log"
+                    reason = "ended" if ended else f"has not reached Prefect's server in {WORKER_SECONDS:.0f} s"
+                    raise Missing(
+                        f"the worker does not come up: it {reason}; the end of {log}:\n{log.read_text()[-1000:]}",
+                        remedy="`headway doctor` tells what is missing; then `headway up` again.",
+                    )
+                time.sleep(0.2)
+        return bridge.first_problems(home, config.events)
+
+
+def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
+    """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
+    from deployments.catalogue import triggers
+    from deployments.platform.notifications import apply
+    from deployments.services.registration import register
+    from deployments.watch.schedules import Schedules
+
+    prefect_server.wait(server)
+    say("deployments")
+    with prefect_server.client() as client:
+        register(client, catalogue(config))
+        worker.allow(client, config.parallel_runs)
+        apply(client, config)
+        triggers.apply(client, config.events)
+        Schedules(home, config).tick(client, time.time())

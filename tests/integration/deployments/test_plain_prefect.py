@@ -1,0 +1,167 @@
+"""A Prefect server and a worker as anybody starts them, not `headway up`: `prefect deploy --all`, and a run of what it made."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prefect_docker.worker import DockerWorker
+from support import Home, publish_tiny
+from waiting import limit, until
+
+from deployments.catalogue.flows import as_prefect_yaml
+from deployments.configuration.platform import PlatformConfig
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[3]
+PREFECT = Path(sys.executable).parent / "prefect"
+
+
+class Plain:
+    """A server with its worker, in a profile of their own; nobody told the worker where the home is."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_")) and k != "HEADWAY_HOME"
+        }
+        self.folder, self.api = folder, f"http://127.0.0.1:{port}/api"
+        self.environment = {
+            **kept,
+            "PREFECT_HOME": str(folder / "profile"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        }
+        self.processes = []
+
+    def start(self, *words):
+        with open(self.folder / f"{words[0]}.log", "w") as log:
+            started = subprocess.Popen([PREFECT, *words], cwd=self.folder, env=self.environment, stdout=log, stderr=log)
+        self.processes.append(started)
+
+    def prefect(self, *words, **variables):
+        """A command in a clone of the repository."""
+        environment = {**self.environment, **variables}
+        argv = [PREFECT, "--no-prompt", *words]
+        ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit(240))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    def ask(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.api + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=limit(20)) as answer:
+            return json.loads(answer.read())
+
+    def answers(self):
+        try:
+            return self.ask("/health")
+        except OSError:
+            return False
+
+    def run(self, deployment, **parameters):
+        words = [word for key, value in parameters.items() for word in ("--param", f"{key}={json.dumps(value)}")]
+        self.prefect("deployment", "run", deployment, *words)
+        (run,) = self.ask("/flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": 1})
+        return until(lambda: self.ended(run["id"]), 240, every=1.0)
+
+    def ended(self, run):
+        found = self.ask(f"/flow_runs/{run}")
+        return found if found["state_type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+
+
+# What a worker of type docker makes of a deployment's job variables, as it does before it asks the engine for a container.
+AS_A_CONTAINER = """
+import asyncio, json, sys
+from prefect.client.orchestration import get_client
+from prefect_docker.worker import DockerWorker
+
+async def main():
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("retrain/tiny")
+        pool = await client.read_work_pool(deployment.work_pool_name)
+        run = await client.create_flow_run_from_deployment(deployment.id)
+        made = await DockerWorker.job_configuration.from_template_and_values(
+            base_job_template=pool.base_job_template, values=deployment.job_variables, client=client
+        )
+        made.prepare_for_flow_run(run, deployment)
+    print(json.dumps({key: getattr(made, key) for key in ("image", "volumes", "env", "auto_remove", "command")}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    made = Plain(tmp_path_factory.mktemp("plain"))
+    try:
+        made.start("server", "start")
+        until(made.answers, every=0.5)
+        made.start("worker", "start", "--pool", "headway", "--type", "process")
+        until(lambda: made.ask("/work_pools/filter", {}), every=0.5)
+        yield made
+    finally:
+        for each in reversed(made.processes):
+            each.terminate()
+            each.wait(limit(60))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    made = Home(tmp_path_factory.mktemp("named") / "home")
+    publish_tiny(made)
+    yield made
+    made.stop()
+
+
+def test_a_run_that_nobody_told_of_its_home_says_what_to_do(plain):
+    plain.prefect("deploy", "--name", "*/tiny")
+    run = plain.run("retrain/tiny")
+    assert run["state_type"] == "FAILED"
+    assert "HEADWAY_HOME is not set" in run["state"]["message"] and "prefect worker start" in run["state"]["message"]
+
+
+def test_what_is_deployed_with_a_home_completes_the_lifecycle(plain, home):
+    plain.prefect("deploy", "--all", HEADWAY_HOME=str(home.path))
+    wanted = {one["full_name"]: one for one in home.ok("deployments").said["deployments"]}
+    assert plain.ask("/deployments/count", {}) == len(wanted)
+    for name, one in wanted.items():
+        assert plain.ask(f"/deployments/name/{name}")["parameters"] == one["parameters"], name
+    run = plain.run("retrain/tiny", steps=40, overrides=["training.warmup_steps=4"])
+    assert (run["state_type"], run["name"][:7]) == ("COMPLETED", "tiny 20"), run["state"]["message"]
+    (endpoint,) = home.ok("endpoint", "list").said["endpoints"]
+    assert endpoint["ref"] == "endpoint/tiny"
+    again = home.retrain("--dry-run", "--set", "training.steps=40", "--set", "training.warmup_steps=4")
+    assert again.statuses()["train"] == "reused", "the fields of the form are the settings of the command line"
+
+
+def test_the_server_refuses_a_field_and_the_run_an_override_that_does_not_hold(plain, home):
+    deployment = plain.ask("/deployments/name/retrain/tiny")["id"]
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        plain.ask(f"/deployments/{deployment}/create_flow_run", {"parameters": {"learning_rate": -1}})
+    run = plain.run("retrain/tiny", overrides=["training.learning_rat=1"])
+    assert "did you mean training.learning_rate?" in run["state"]["message"]
+
+
+def test_a_pool_of_containers_is_what_the_worker_of_docker_takes(plain, tmp_path):
+    template, deployed = tmp_path / "template.json", tmp_path / "prefect.yaml"
+    template.write_text(json.dumps(DockerWorker.get_default_base_job_template()))
+    plain.prefect("work-pool", "create", "headway-docker", "--type", "docker", "--base-job-template", str(template))
+    deployed.write_text(as_prefect_yaml(PlatformConfig(), image="headway/platform:0.1.0"))
+    plain.prefect("deploy", "--all", "--prefect-file", str(deployed), HEADWAY_HOME="/srv/headway")
+    argv = [sys.executable, "-c", AS_A_CONTAINER]
+    ended = subprocess.run(argv, env=plain.environment, capture_output=True, text=True, timeout=limit(120))
+    assert ended.returncode == 0, ended.stderr
+    made = json.loads(ended.stdout)
+    assert (made["image"], made["volumes"]) == ("headway/platform:0.1.0", ["/srv/headway:/var/lib/headway"])
+    assert (made["env"]["HEADWAY_HOME"], made["auto_remove"]) == ("/var/lib/headway", True)
+    assert made["command"] == "prefect flow-run execute"

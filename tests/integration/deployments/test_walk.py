@@ -1,0 +1,205 @@
+"""The walk of a new user: each stumble of the first walk, tried again as it was."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from azure.identity import CredentialUnavailableError
+from waiting import limit
+
+from deployments.services import mlflow_server, prefect_server
+from flows.support.inputs import content_of
+from tasks.azure.arm_client import explain as explain_workspace
+from tasks.common import process
+from tasks.config.backends.azureml import AzureMlConfig
+from tasks.config.evaluation import EvaluationConfig
+from tasks.report.data import Edge, Lineage, Node
+from tasks.report.lineage import lineage_graph
+from tasks.storage.blob.faults import explain as explain_store
+
+PAGE_WIDTH = 1128 - 2 * 24 - 2 * 22
+"""Of what is in a section of a page, in px: tasks/report/templates/page.css."""
+AZURE = ("-c", "tiny", "-c", "azureml")
+
+
+def words(home, *command):
+    """What a person reads: stdout, stderr, exit code."""
+    ran = subprocess.run(
+        home.command(*command),
+        env=home.environment(),
+        cwd=home.path.parent,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
+    )
+    return ran.stdout, ran.stderr, ran.returncode
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"text": f"document {number} of mine"}) + "\n" for number in range(30)))
+    return path
+
+
+def test_what_is_no_text_is_refused_when_it_is_published(fresh, tmp_path):
+    broken, other = tmp_path / "broken.jsonl", tmp_path / "other.jsonl"
+    broken.write_text('{"text": "a"}\n{"text": "b"\n')
+    other.write_text('{"content": "a"}\n')
+    for path, place, reason in ((broken, "line 2", "not a JSON line"), (other, "line 1", "no text in field 'text'")):
+        ran = fresh.run("dataset", "publish", "mine", path)
+        message = ran.said["error"]["message"]
+        assert ran.code == 2 and all(part in message for part in (str(path), place, reason, "validation.text_field"))
+    assert fresh.ok("dataset", "list").said["datasets"] == []
+    assert fresh.ok("dataset", "publish", "mine", other, "--text-field", "content").said["documents"] == 1
+
+
+def test_a_retrain_without_its_dataset_names_the_option_that_takes_another(fresh, corpus):
+    assert "headway dataset publish" in fresh.run("retrain").said["error"]["remedy"]
+    fresh.ok("dataset", "publish", "mine", corpus)
+    for command in (("retrain",), ("retrain", "--dry-run"), ("retrain", "-c", "tiny", "--dataset", "min")):
+        ran = fresh.run(*command)
+        assert ran.code == 2 and "--dataset mine" in ran.said["error"]["remedy"], command
+    assert not (fresh.path / "prefect").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("artifacts",), ("artifacts", "model"), ("models",), ("jobs",), ("jobs", "--all"), ("reconcile",), ("endpoint", "list"),
+        ("dataset", "list"), ("events",), ("approve",), ("audit-log",), ("audit-log", "--access"), ("trust", "list"),
+        ("rightsize",), ("seeds",), ("scaling",),
+    ],
+)  # fmt: skip
+def test_who_finds_nothing_is_told_where_it_was_looked_for(fresh, command):
+    out, err, code = words(fresh, *command)
+    assert code in (0, 6) and str(fresh.path) in out + err, (out, err)
+
+
+def test_placeholders_are_refused_by_name_before_anything_is_spent(fresh, corpus):
+    fresh.ok("dataset", "publish", "tiny", corpus)
+    ran = fresh.run("retrain", *AZURE)
+    names = ("subscription_id", "resource_group", "workspace", "compute")
+    assert ran.code == 2 and all(f"cluster.azureml.{name}" in ran.said["error"]["message"] for name in names)
+    assert fresh.ok("jobs", "--all").said["jobs"] == []
+    finding = next(one for one in fresh.run("doctor", *AZURE).said["findings"] if one["name"] == "azureml settings")
+    assert not finding["ok"] and "cluster.azureml.workspace (my-workspace)" in finding["said"]
+
+
+@pytest.mark.parametrize("package", ["azure.mgmt", "azure.ai"])
+def test_a_missing_package_is_a_finding_with_the_extra_that_brings_it(fresh, tmp_path, package):
+    own = tmp_path / "own.yaml"
+    own.write_text("cluster: {azureml: {subscription_id: s, resource_group: g, workspace: w, compute: c}}\n")
+    hide = f"""
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith({package!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+from deployments.cli.main import run
+sys.argv = ["headway", "doctor", "-c", "azureml", "-c", {str(own)!r}, "--json"]
+run()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", hide],
+        env=fresh.environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=limit(300),
+    )
+    findings = {one["name"]: one for one in json.loads(ran.stdout)["findings"]}
+    assert ran.returncode == 6, ran.stderr
+    assert {"python", "home", "store", "worker"} <= findings.keys()
+    bad = [one for name, one in findings.items() if name.startswith(("backend", "azureml")) and not one["ok"]]
+    assert bad and all("Sign in" not in one["remedy"] for one in bad)
+
+
+def test_a_missing_azure_cli_is_not_told_to_sign_in_again():
+    error = CredentialUnavailableError(message="Azure CLI not found on path")
+    assert "Install the Azure CLI" in explain_store(error, "az://account/models", "cli").remedy
+    assert "Install the Azure CLI" in explain_workspace(error, AzureMlConfig(workspace="w")).remedy
+    gone = CredentialUnavailableError(message="Please run 'az login' to set up an account")
+    assert "Sign in again" in explain_store(gone, "az://account/models", "cli").remedy
+
+
+def test_a_platform_that_runs_is_not_asked_for_another_port(tmp_path, monkeypatch):
+    for folder in (tmp_path / "prefect", tmp_path / "platform" / "mlflow"):
+        folder.mkdir(parents=True)
+        (folder / "server.json").write_text(
+            json.dumps({"url": "http://127.0.0.1:4321", "port": 4321, "folder": str(folder)})
+        )
+        me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
+        (folder / "handle.json").write_text(json.dumps(me))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    for ask in (prefect_server.prepare, mlflow_server.start):
+        with pytest.raises(ValueError, match="runs on port 4321, which port 4322 cannot change.*headway down"):
+            ask(tmp_path, 4322)
+    assert mlflow_server.start(tmp_path, 4321)["port"] == 4321
+
+
+def test_the_names_of_deployments_stand_apart_from_their_descriptions(fresh):
+    out, _, code = words(fresh, "deployments")
+    names = {one["full_name"]: one["description"] for one in fresh.ok("deployments").said["deployments"]}
+    assert code == 0 and all(f"{name}  " in out and f"{name}{text}" not in out for name, text in names.items())
+
+
+def test_what_a_job_would_be_is_written_into_a_folder(fresh, tmp_path):
+    own = ("--set", "cluster.azureml.size=Standard_D4s_v3", "--set", "cluster.azureml.subnet=inner",
+           "--set", "cluster.azureml.vnet=net", "--set", "cluster.azureml.max_nodes=7",
+           "--set", "cluster.azureml.public_address=false")  # fmt: skip
+    fresh.path.mkdir()
+    store = {"uri": "az://account/models/team", "credential": "managed_identity"}
+    (fresh.path / "stores.yaml").write_text(yaml.safe_dump({"use": "local", "stores": {"team": store}}))
+    out = tmp_path / "rendered"
+    fresh.ok("job", "render", *AZURE, *own, "--set", "cluster.azureml.store=team", "--to", out)
+    cluster = yaml.safe_load((out / "compute.yml").read_text())
+    assert cluster["max_instances"] == 7 and cluster["enable_node_public_ip"] is False
+    assert cluster["network_settings"] == {"vnet_name": "net", "subnet": "inner"}
+    assert {"job.yml", "job.json", "request.json"} <= {file.name for file in out.iterdir()}
+
+
+def test_the_drawing_of_a_whole_lifecycle_fits_a_page():
+    kinds = (
+        "dataset",
+        "validation",
+        "dataset",
+        "tokens",
+        "plan",
+        "checkpoint",
+        "evaluation",
+        "checkpoint",
+        "model",
+        "model",
+        "endpoint",
+    )
+    nodes = [Node(ref=f"{kind}/{number}", kind=kind, name="tiny") for number, kind in enumerate(kinds)]
+    edges = [Edge(input=a.ref, output=b.ref, how="made from") for a, b in itertools.pairwise(nodes)]
+    drawing = str(lineage_graph(Lineage(nodes=tuple(nodes), edges=tuple(edges))))
+    assert float(re.search(r"min-width:([0-9.]+)px", drawing)[1]) <= PAGE_WIDTH
+
+
+def test_suites_count_by_what_is_in_their_files(tmp_path):
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("{}\n")
+    config = EvaluationConfig.model_validate({"code": {"problems": str(problems)}})
+    assert content_of(EvaluationConfig().paths) is None, "records of settings without suites keep their keys"
+    before = content_of(config.paths)
+    assert before and content_of(config.paths) == before == content_of([str(tmp_path)])
+    problems.write_text("{}\n{}\n")
+    assert content_of(config.paths) not in (before, None)
+
+
+def test_a_look_at_the_platform_imports_no_client_and_no_judge():
+    """They took two thirds of the time of `headway status`."""
+    program = "import sys, deployments.platform.state; print(*{'prefect', 'httpx', 'numpy'} & set(sys.modules))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=limit(120), check=True
+    )
+    assert ran.stdout.strip() == ""
