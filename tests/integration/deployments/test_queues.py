@@ -15,7 +15,6 @@ import azure_queue
 import azurite
 import pytest
 from event_stand import IDENTITY, Blobs, blobs, config, created, known_key, rows, ticking, until
-from waiting import limit
 
 from deployments.bridge.queues import Queues
 from deployments.configuration.events import EventsConfig
@@ -153,13 +152,15 @@ def test_a_process_that_is_killed_again_and_again_loses_none_and_doubles_none(qu
     line.send_many(said)
     said_config = line.events(own).model_dump_json()
     kills = 0
-    while line.left() and kills < 40:
+    while (before := line.left()) and kills < 40:
         process = subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(tmp_path), said_config], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         try:
             assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()
-            time.sleep(limit(draw.uniform(0.1, 0.8)))
+            most = max(before - draw.randint(1, 40), 0)
+            until(lambda most=most: line.left() <= most, every=0.005)
+            time.sleep(draw.uniform(0, 0.02))
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate()
