@@ -171,7 +171,7 @@ def _preflight(name: str, settings: Any, origin: Any) -> None:
     from tasks.serving.known import require_port
 
     require_dataset(name, "--dataset")
-    settings.cluster.section.require_own()
+    settings.cluster.require_own()
     hardware_of(settings.cluster, settings.benchmark)
     require_proof(settings.cluster, settings.benchmark)
     require_possible(home(), open_store(home()), origin, settings)

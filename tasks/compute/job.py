@@ -59,6 +59,8 @@ class Job(BaseModel):
     ranks_per_node: int = 1
     threads_per_rank: int = 1
     gpus_per_node: int = 0
+    size: str = ""
+    """VM size of the machines, for NCCL's environment and topology file; empty: neither is set."""
     cpus_per_node: int | None = None
     """Cores that it may use on a machine."""
     memory_gib: float | None = None
@@ -94,7 +96,7 @@ class Job(BaseModel):
     @property
     def spec_digest(self) -> str:
         """Of what the job is, without what a further submission of it may change."""
-        may_change = {"submission", "excluded_nodes", "only_nodes", "smaller_batches"}
+        may_change = {"submission", "excluded_nodes", "only_nodes", "smaller_batches", "size"}
         return digest(self.model_dump(mode="json", exclude=may_change))
 
     @property

@@ -14,7 +14,9 @@ from typing import Any
 
 from tasks.common import process
 from tasks.common.errors import IntegrityError
+from tasks.common.home import home
 from tasks.compute.job import Job, JobState, write_folder
+from tasks.hardware.sku import nccl_environment
 
 AGENT_SECONDS = 20.0
 """What a machine's agent has to end by itself when it is stopped, after the grace that it gives its ranks."""
@@ -68,9 +70,20 @@ def node_command(job: Job, folder: Path, rank: int | str) -> list[str]:
 
 
 def node_environment(job: Job) -> dict[str, str]:
-    """What every machine's parent gets, whatever the backend; outside an image, where Headway's code is too."""
+    """What every machine's parent gets, whatever the backend; outside an image, where Headway's code is too.
+
+    Raises ValueError for a VM size of which nothing is known.
+    """
     path = {} if job.image else {"PYTHONPATH": ROOT}
-    return {**path, "PYTHONSAFEPATH": "1"}
+    return {**network_environment(job), **path, "PYTHONSAFEPATH": "1"}
+
+
+def network_environment(job: Job) -> dict[str, str]:
+    """NCCL's variables for the machines' VM size, by the files of tasks/hardware and of the home.
+
+    Raises ValueError for a size of which nothing is known.
+    """
+    return nccl_environment(job.size, home() / "hardware") if job.size else {}
 
 
 def read_mark(path: Path) -> dict[str, Any]:

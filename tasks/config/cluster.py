@@ -7,6 +7,7 @@ docs/configuration.md.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -218,6 +219,18 @@ class ClusterConfig(Settings):
         """VM size of the machines, where a section names it."""
         return machine_size({name: dict(section) for name, section in self if isinstance(section, BackendSettings)})
 
+    def require_own(self) -> None:
+        """Raise ValueError for settings that still have the placeholders of the shipped configuration."""
+        if kept := [
+            f"cluster.{name} ({value})"
+            for name, value in self.capabilities.placeholders.items()
+            if operator.attrgetter(name)(self) == value
+        ]:
+            raise ValueError(
+                f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
+                f"configuration {self.backend}: set your own, with --set or in a file named after it (-c {self.backend} -c FILE)"
+            )
+
     @model_validator(mode="after")
     def _backend_can(self) -> ClusterConfig:
         """What a section lacks is an error before anything is spent."""
@@ -231,6 +244,12 @@ class ClusterConfig(Settings):
                 f"{', '.join(others)} or {last}"
             )
         self.section.require_complete()
+        setting = can.environment_setting
+        if setting and not (self.image or getattr(self.section, setting)):
+            raise ValueError(
+                f"backend {self.backend} needs to know what jobs run in: set cluster.image to an image that has Headway "
+                f"(docs/containers.md), or cluster.{self.backend}.{setting} to an environment with Python 3.11 or later"
+            )
         if self.launcher == "mpi" and self.elastic:
             raise ValueError("launcher mpi cannot be elastic: mpirun ends all ranks when one is lost; use torchrun")
         if self.launcher == "mpi" and self.scratch:

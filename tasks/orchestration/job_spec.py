@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.artifacts import Artifact, Cluster
+from tasks.common.home import home
 from tasks.compute.job import Job
 from tasks.config.cluster import ClusterConfig
+from tasks.hardware.sku import load_sku
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def shape(config: ClusterConfig) -> dict[str, Any]:
     limit = config.time_limit_minutes
     return {
         "gpus_per_node": config.gpus_per_node,
+        "size": _size(config),
         "cpus_per_node": config.cpus_per_node,
         "memory_gib": config.memory_gib,
         "time_limit": limit * 60 if limit else None,
@@ -66,6 +69,24 @@ def shape(config: ClusterConfig) -> dict[str, Any]:
         "watch": config.watch,
         "retry": config.retry,
     }
+
+
+def _size(config: ClusterConfig) -> str:
+    """The machines' VM size, where its hardware is known.
+
+    Azure itself refuses a size that it does not have, and has many of which nothing is known here. Elsewhere the setting is for
+    NCCL's environment alone, and a size that is not known is an error: raises ValueError.
+    """
+    can = config.capabilities
+    size = str(getattr(config.section, can.size_setting)) if can.size_setting else ""
+    try:
+        if size:
+            load_sku(size, home() / "hardware")
+    except ValueError:
+        if not can.within_quota:
+            raise
+        return ""
+    return size
 
 
 def _machines(on: Cluster, program: Program) -> dict[str, Any]:

@@ -50,7 +50,13 @@ class Stand:
     def cluster(self, **changed) -> ClusterConfig:
         workspace = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "cpu"}
         said = {"backend": "azureml", "ranks_per_node": 1, **changed}
-        section = {**workspace, "endpoint": self.service.url, "shm_size": "1g", **said.pop("azureml", {})}
+        section = {
+            **workspace,
+            "endpoint": self.service.url,
+            "environment": "azureml://registries/r/environments/own/versions/1",
+            "shm_size": "1g",
+            **said.pop("azureml", {}),
+        }
         return ClusterConfig(**said, azureml=section)
 
     def backend(self, **changed) -> AzureMlBackend:

@@ -114,7 +114,7 @@ class AzureMlMachines(Machines):
 def azureml_findings(config: ClusterConfig) -> Iterator[Finding]:
     """Findings: the store first, then the workspace and its cluster."""
     try:
-        config.azureml.require_own()
+        config.require_own()
     except ValueError as error:
         yield (
             "azureml settings",
@@ -162,7 +162,7 @@ class AzureMlBackend:
         return rendering(self._cluster, self._files, job, folder).rendered()
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
-        self._config.require_own()
+        self._cluster.require_own()
         made = rendering(self._cluster, self._files, job, folder)
         with before_submission():
             self.require_cluster(job.nodes, preemptible=job.preemptible)

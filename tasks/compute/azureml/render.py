@@ -19,6 +19,7 @@ from tasks.azure import arm_client
 from tasks.azure.datastore import Datastore
 from tasks.compute.azureml.folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.job import Job, Rendered
+from tasks.compute.nodes import network_environment
 from tasks.compute.ray_driver import ray_on_nodes
 from tasks.config.backends.azureml import AzureMlConfig
 from tasks.config.cluster import ClusterConfig
@@ -33,6 +34,11 @@ SERVERLESS = "serverless"
 """Name of no cluster: Azure ML brings machines of `azureml.size` by itself."""
 LAST_FILES_SECONDS = 600.0
 """Azure ML's own time limit is longer than ours by this, so that ours ends the job and its last files arrive."""
+RECENT = (
+    'import sys; sys.version_info >= (3, 11) or sys.exit("Headway needs Python 3.11 or later, and this environment has "'
+    ' + sys.version.split()[0] + ": name another one in azureml.environment, or an image in cluster.image")'
+)
+"""What an environment's Python executes first: curated ones have 3.10."""
 OURS = "headway"
 """Tag of all jobs of Headway, by which they are listed."""
 
@@ -91,7 +97,7 @@ class Rendering:
             experiment_name=config.experiment,
             command=self.command(),
             environment=self._environment(by_id=by_id),
-            environment_variables={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+            environment_variables={**network_environment(job), "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
             compute=self._compute(by_id=by_id),
             inputs=self._inputs(by_id=by_id),
             limits=CommandJobLimits(timeout=int(limit + LAST_FILES_SECONDS)) if limit else None,
@@ -137,7 +143,7 @@ class Rendering:
         if self.job.image:
             return f"exec {mirror}"
         unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
-        return f'{unpack} && PYTHONPATH="$code" exec {mirror}'
+        return f'{python} -c {shlex.quote(RECENT)} && {unpack} && PYTHONPATH="$code" exec {mirror}'
 
     def _agent(self, python: str) -> str:
         ray = self.ray()
@@ -201,11 +207,16 @@ class Rendering:
     def _environment(self, *, by_id: bool) -> Environment | str:
         from azure.ai.ml.entities import Environment
 
-        made = self.image()
-        if made is None:
-            return self.config.environment
-        reference = f"{self.workspace}/environments/{made.name}/versions/{made.version}"
-        return reference if by_id else Environment(image=self.job.image)
+        named = self.config.environment
+        if self.job.image and not by_id:
+            return Environment(image=self.job.image)
+        if made := self.image():
+            name, version = made.name, made.version
+        elif by_id and named.startswith("azureml:") and not named.startswith("azureml://"):
+            _, name, version = named.split(":")
+        else:
+            return named
+        return f"{self.workspace}/environments/{name}/versions/{version}"
 
     def _compute(self, *, by_id: bool) -> str | None:
         if self.config.compute == SERVERLESS:

@@ -18,7 +18,7 @@ from tasks.compute.job import Job
 from tasks.compute.nodes import node_command, node_environment
 from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ScratchConfig
-from tasks.hardware.sku import nccl_environment, topology_file
+from tasks.hardware.sku import topology_file
 
 # BeeOND: the local disks of a Slurm job's machines joined into one BeeGFS for as long as the job runs, as lines of its
 # script.
@@ -132,16 +132,15 @@ def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     yield f"folder={shlex.quote(str(folder))}"
     yield f"submission={job.submission}"
     yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
-    nccl = nccl_environment(config.sku, home() / "hardware") if config.sku else {}
     own = {name: value for name, value in node_environment(job).items() if name != "PYTHONPATH" or not config.login}
-    environment = {**nccl, **own, "HEADWAY_SUBMISSION": str(job.submission)}
+    environment = {**own, "HEADWAY_SUBMISSION": str(job.submission)}
     yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
 
 
 def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     """pyxis' options; enroot makes the container of a node once for all of its ranks."""
     if job.image:
-        topology = topology_file(config.sku, home() / "hardware") if config.sku else ""
+        topology = topology_file(job.size, home() / "hardware") if job.size else ""
         scratch = [job.scratch.path] if job.scratch else []
         program = [] if job.module else [str(Path(job.program).parent)]
         paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *([topology] if topology else []))

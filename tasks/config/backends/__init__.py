@@ -7,7 +7,8 @@ planner and the reports read them without importing a scheduler. What a backend 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from tasks.config.base import Settings
@@ -62,6 +63,10 @@ class Capabilities:
     """Runs a program that starts its own ranks."""
     joins_disks: bool = False
     """Joins the machines' disks into one file system for a job (BeeOND)."""
+    environment_setting: str = ""
+    """Setting of the section that names an environment where `cluster.image` is empty; a job needs one of them."""
+    placeholders: Mapping[str, str] = field(default_factory=dict)
+    """What the shipped configuration has in place of one's own values, by the setting below `cluster`."""
     size_setting: str = ""
     """Setting of the section that has the VM size of the machines."""
     preemptible_price: Literal["spot", "low-priority"] = "spot"
@@ -82,6 +87,3 @@ class BackendSettings(Settings):
 
     def require_complete(self) -> None:
         """Raise ValueError for what the section lacks, before anything is spent."""
-
-    def require_own(self) -> None:
-        """Raise ValueError for settings that still have the placeholders of the shipped configuration; none by default."""

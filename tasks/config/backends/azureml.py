@@ -8,14 +8,6 @@ from pydantic import Field
 
 from tasks.config.backends import BackendSettings, Capabilities, Elasticity
 
-PLACEHOLDERS = {
-    "subscription_id": "00000000-0000-0000-0000-000000000000",
-    "resource_group": "my-resource-group",
-    "workspace": "my-workspace",
-    "compute": "my-cluster",
-}
-"""What the shipped configuration `azureml` has in place of a workspace's own values."""
-
 
 class AzureMlConfig(BackendSettings):
     """A workspace of Azure Machine Learning."""
@@ -30,6 +22,14 @@ class AzureMlConfig(BackendSettings):
         starts_again=True,
         cannot_choose="Azure ML lets nobody choose the nodes of a job",
         cannot_drain="Azure ML lets nobody drain a node: the qualification has the requests that replace it",
+        environment_setting="environment",
+        placeholders={
+            "image": "my-registry.azurecr.io/headway-cluster:0.1.0",
+            "azureml.subscription_id": "00000000-0000-0000-0000-000000000000",
+            "azureml.resource_group": "my-resource-group",
+            "azureml.workspace": "my-workspace",
+            "azureml.compute": "my-cluster",
+        },
         size_setting="size",
         preemptible_price="low-priority",  # a tier with meters of its own
         within_quota=True,
@@ -55,8 +55,8 @@ class AzureMlConfig(BackendSettings):
     """Virtual network of that subnet, where it is named by its name alone."""
     public_address: bool = Field(True, exclude_if=lambda wanted: wanted)
     """Whether that cluster's nodes have public addresses, there in the same file."""
-    environment: str = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
-    """Environment when `cluster.image` is empty: a curated one (ACPT) by default."""
+    environment: str = Field("", pattern=r"^$|^azureml:[^:/]+:[^:/]+$|^azureml://registries/|^/subscriptions/")
+    """Environment of jobs without `cluster.image`: azureml:NAME:VERSION, azureml://registries/... or an id. Python 3.11 or later."""
     experiment: str = "headway"
     """Experiment in the workspace's studio."""
     shm_size: str = "64g"
@@ -76,12 +76,3 @@ class AzureMlConfig(BackendSettings):
         needed = ("subscription_id", "resource_group", "workspace", "compute")
         if missing := [f"azureml.{key}" for key in needed if not getattr(self, key)]:
             raise ValueError(f"backend azureml needs {', '.join(missing)}")
-
-    def require_own(self) -> None:
-        if kept := [
-            f"cluster.azureml.{key} ({value})" for key, value in PLACEHOLDERS.items() if getattr(self, key) == value
-        ]:
-            raise ValueError(
-                f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
-                "configuration azureml: set your workspace's own, with --set or in a file named after it (-c azureml -c FILE)"
-            )

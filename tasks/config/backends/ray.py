@@ -21,6 +21,7 @@ class RayConfig(BackendSettings):
         cannot_drain="Ray drains a node only to end it: take the machine out of the Ray cluster",
         cannot_mpi="Ray starts one agent a machine, and mpirun has no way to the others there: use launcher torchrun",
         drivers=True,
+        size_setting="sku",
     )
 
     address: str = ""
@@ -31,3 +32,5 @@ class RayConfig(BackendSettings):
     """How the nodes of a job are placed: each on a machine of its own, or not."""
     autoscales: bool = False
     """Whether the cluster adds machines by itself: then a job that no machine of it could hold waits, and is no error."""
+    sku: str = Field("", exclude_if=lambda size: not size)
+    """VM size of the machines, such as Standard_ND96isr_H100_v5, for NCCL's environment and topology; empty: none is set."""

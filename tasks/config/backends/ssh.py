@@ -17,6 +17,7 @@ class SshConfig(BackendSettings):
             "its machines are listed and all there from the start; give the number of them as `nodes`"
         ),
         packages=("asyncssh",),
+        size_setting="sku",
         cannot_drain="there is no scheduler: take the machine out of ssh.hosts",
     )
 
@@ -34,6 +35,8 @@ class SshConfig(BackendSettings):
     """OpenSSH client configuration file, for jump hosts and the like; empty: ~/.ssh/config where there is one."""
     connect_seconds: float = Field(10.0, gt=0)
     """Longest time to connect to a machine."""
+    sku: str = Field("", exclude_if=lambda size: not size)
+    """VM size of the machines, such as Standard_ND96isr_H100_v5, for NCCL's environment and topology; empty: none is set."""
 
     def require_complete(self) -> None:
         if not (self.hosts or self.hosts_file):

@@ -67,6 +67,8 @@ class Node:
         if self.marks.fenced():
             return self._give_up("another submission has the job folder")
         end_leftovers(self.folder, self.rank)
+        for line in launching.forget_missing_topology(self.job):
+            print(f"{self.name}: {line}", flush=True)
         meeting = self._meet() if self.elastic else self._lead() if self.rank == 0 else self._follow()
         if meeting is None:
             return self._without_leader()

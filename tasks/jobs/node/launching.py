@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +236,18 @@ def environment(job: dict[str, Any], folder: Path, place: Place) -> dict[str, st
     }
     elastic = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if job["elastic"] else {}
     return {**QUIET, **gloo, **ours, **elastic, **job["environment"]}
+
+
+def forget_missing_topology(job: dict[str, Any]) -> Iterator[str]:
+    """Take NCCL's topology files that this machine does not have out of the environment, and say so, a line each.
+
+    They are part of Azure's HPC images, and a container may have none. A file that the user's settings name stays.
+    """
+    for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"):
+        file = os.environ.get(name, "")
+        if file and name not in job["environment"] and not Path(file).is_file():
+            del os.environ[name]
+            yield f"{name} is not set: {file} is not here, so NCCL finds the topology by itself, which may be slower"
 
 
 def compile_cache(job: dict[str, Any]) -> dict[str, str]:

@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tasks.artifacts import parse_ref
-from tasks.common.errors import HeadwayError
+from tasks.common.errors import HeadwayError, Missing
 from tasks.common.process import die_with_parent, read_json, write_json
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
@@ -75,6 +77,7 @@ def environment(where: Where, payload: Mapping[str, str] = os.environ) -> dict[s
     return {**kept, **ours, **hosts}
 
 
+GIB = 1024**3
 EVERY_SECONDS = 2.0
 POLL_SECONDS = 0.1
 LAST_TRIES = 8
@@ -93,16 +96,21 @@ class Mirror:
     """State: the folder and its prefix, which submission this is, and whether somebody asked to stop."""
 
     def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path) -> None:
-        self.where, self.base = where, base
-        self.local = base / Path(prefix).name
-        shutil.rmtree(self.local, ignore_errors=True)
-        self.local.mkdir(parents=True)
+        self.where, self.prefix = where, prefix
         self.container = open_container(store)
-        self.folder = BlobFolder(self.container, prefix, self.local)
-        self.folder.arriving = self._localized
         self.inputs: dict[str, str] = {}
         self.submission = 0
         self.stopping = False
+        self._lie_in(base)
+
+    def _lie_in(self, base: Path) -> None:
+        """Keep the folder and the inputs on this disk, from nothing; folders that earlier jobs left there go."""
+        self.base, self.local = base, base / Path(self.prefix).name
+        for left in (self.local, *(job.parent for job in base.glob("*/job.json"))):
+            shutil.rmtree(left, ignore_errors=True)
+        self.local.mkdir(parents=True)
+        self.folder = BlobFolder(self.container, self.prefix, self.local)
+        self.folder.arriving = self._localized
 
     @property
     def node(self) -> Path:
@@ -115,6 +123,8 @@ class Mirror:
             raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
         job = json.loads(result.data)
         self.submission = int(job["submission"])
+        if scratch := job.get("scratch"):
+            self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
         store = BlobStore(self.container, self.base)
         for name, ref in job["artifacts"].items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
@@ -184,7 +194,23 @@ class Mirror:
         value = json.loads(data.replace(FOLDER.encode(), json.dumps(str(self.local))[1:-1].encode()))
         if name in WITH_INPUTS:
             value["inputs"] = {**value["inputs"], **self.inputs}
+        if name == "job.json":
+            value["scratch"] = None  # the inputs lie there already
         return json.dumps(value, indent=1).encode()
+
+
+def scratch_folder(path: Path, size_gib: float) -> Path:
+    """Our folder on the disk that a job asks for. Raises Missing when it is not there, or has too little room."""
+    if not path.is_dir():
+        disks = sorted({disk.mountpoint for disk in psutil.disk_partitions() if Path(disk.mountpoint).is_dir()})
+        found = "; ".join(f"{disk} has {shutil.disk_usage(disk).free / GIB:.0f} GiB free" for disk in disks)
+        remedy = "Set cluster.scratch.path to a folder of a disk, or leave cluster.scratch empty."
+        raise Missing(f"scratch: there is no folder {path} on this machine: {found}", remedy=remedy)
+    free = shutil.disk_usage(path).free / GIB
+    if free < size_gib:
+        remedy = "Set cluster.scratch.size_gib to less, or cluster.scratch.path to another disk."
+        raise Missing(f"scratch: {path} has {free:.2f} GiB free, the job needs {size_gib:g} GiB", remedy=remedy)
+    return path / "headway"
 
 
 def _is_end(name: str) -> bool:

@@ -17,6 +17,8 @@ from tasks.common.process import write_json
 ALWAYS = ("HEADWAY_JOB", "HEADWAY_ATTEMPT", "OMP_NUM_THREADS", "PYTHONUNBUFFERED")
 EXPORTED = ("HEADWAY_SUBMISSION", "HEADWAY_TOKEN", "PYTHONPATH", "PYTHONSAFEPATH")
 """Variables that ranks on other machines get too, beside the job's own: what launching.py sets, and what the backend may have."""
+NETWORK = ("NCCL_", "RCCL_", "UCX_", "SHARP_")
+"""How the names of the network's variables begin, which they get too."""
 
 
 def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str, str]) -> list[str]:
@@ -32,7 +34,7 @@ def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str
     how = ["-np", str(nodes * each), "--map-by", f"ppr:{each}:node:oversubscribe", "--bind-to", "none"]
     meeting = ["-x", f"MASTER_ADDR={address}", "-x", f"MASTER_PORT={port}"]
     # The options that carry variables to the other machines; values stay out of the command line.
-    names = {*ALWAYS, *job["environment"], *(name for name in EXPORTED if name in machine)}
+    names = {*ALWAYS, *job["environment"], *(name for name in machine if name in EXPORTED or name.startswith(NETWORK))}
     return [
         sys.executable,
         "-m",

@@ -110,7 +110,9 @@ def test_machines_that_may_be_taken_away_cost_the_spot_price(desk):
 
 def test_the_low_priority_tier_of_azure_ml_has_its_own_price(desk):
     workspace = {**{"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}, "size": H100}
-    azure = ClusterConfig(name="big", backend="azureml", azureml=workspace, ranks_per_node=8, gpus_per_node=8, nodes=4)
+    azure = ClusterConfig(
+        name="big", backend="azureml", azureml=workspace, image="own:1", ranks_per_node=8, gpus_per_node=8, nodes=4
+    )
     whole(desk, cluster=azure, preemptible=True)
     (desk.path / "prices").mkdir()
     (desk.path / "prices/own.yaml").write_text(

@@ -86,6 +86,7 @@ def test_placeholders_are_refused_by_name_before_anything_is_spent(fresh, corpus
     ran = fresh.run("retrain", *AZURE)
     names = ("subscription_id", "resource_group", "workspace", "compute")
     assert ran.code == 2 and all(f"cluster.azureml.{name}" in ran.said["error"]["message"] for name in names)
+    assert "cluster.image (my-registry" in ran.said["error"]["message"]
     assert fresh.ok("jobs", "--all").said["jobs"] == []
     finding = next(one for one in fresh.run("doctor", *AZURE).said["findings"] if one["name"] == "azureml settings")
     assert not finding["ok"] and "cluster.azureml.workspace (my-workspace)" in finding["said"]
@@ -94,7 +95,7 @@ def test_placeholders_are_refused_by_name_before_anything_is_spent(fresh, corpus
 @pytest.mark.parametrize("package", ["azure.mgmt", "azure.ai"])
 def test_a_missing_package_is_a_finding_with_the_extra_that_brings_it(fresh, tmp_path, package):
     own = tmp_path / "own.yaml"
-    own.write_text("cluster: {azureml: {subscription_id: s, resource_group: g, workspace: w, compute: c}}\n")
+    own.write_text("cluster: {image: i, azureml: {subscription_id: s, resource_group: g, workspace: w, compute: c}}\n")
     hide = f"""
 import sys
 class Hidden:

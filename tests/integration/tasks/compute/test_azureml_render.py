@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -20,7 +22,13 @@ from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.storage import open_files
 
 GOLDEN = Path(__file__).with_name("azureml_job.golden.json")
-WORKSPACE = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "gpus"}
+WORKSPACE = {
+    "subscription_id": "s",
+    "resource_group": "g",
+    "workspace": "w",
+    "compute": "gpus",
+    "environment": "azureml:own:1",
+}
 VERSION = "0123456789abcdef" * 4
 
 
@@ -55,6 +63,12 @@ def plain(rendered):
 def test_the_job_is_the_one_that_is_written_down(render):
     made = plain(render(azureml={"size": "Standard_ND96isr_H100_v5", "tags": {"team": "my-team"}}))
     assert made == json.loads(GOLDEN.read_text())
+
+
+def test_the_network_of_a_known_size_is_set_on_every_node(render):
+    made = render(size="Standard_ND96isr_H100_v5").request["properties"]["environmentVariables"]
+    assert made["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv5-topo.xml" and made["NCCL_IB_QPS_PER_CONNECTION"] == "4"
+    assert not [name for name in render().request["properties"]["environmentVariables"] if name.startswith("NCCL")]
 
 
 @pytest.mark.parametrize(
@@ -154,3 +168,18 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
     assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
     assert re.fullmatch(r"code/headway-[0-9a-f]{16}\.zip", code_name())
+
+
+def test_an_environment_with_an_old_python_says_so_at_once(render, tmp_path):
+    """The curated ones of Azure ML have Python 3.10."""
+    old = tmp_path / "python3.10"
+    told = "import sys; sys.version_info, sys.version = (3, 10, 14), '3.10.14 (main)'; exec(sys.argv.pop(1))"
+    old.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{told}" "$2"\nexit 3\n')
+    old.chmod(0o755)
+    command = render(python=str(old)).request["properties"]["command"]
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "Headway needs Python 3.11 or later, and this environment has 3.10.14: name another one in azureml.environment, "
+        "or an image in cluster.image\n"
+    )

@@ -44,7 +44,13 @@ def made(service, asked, tmp_path):
         return AccessToken(jwt() if scopes[0].startswith(AUDIENCE) else service.token, 4102444800)
 
     def do(image="", **azureml):
-        names = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "cpu"}
+        names = {
+            "subscription_id": "s",
+            "resource_group": "g",
+            "workspace": "w",
+            "compute": "cpu",
+            "environment": "azureml://registries/r/environments/own/versions/1",
+        }
         cluster = ClusterConfig(backend="azureml", azureml={**names, "endpoint": service.url, **azureml})
         what = {"name": "train", "token": "7" * 32, "program": "tasks.jobs.train", "settings": {}}
         job = Job(**what, inputs={"tokens": "/x"}, artifacts={"tokens": REF}, nodes=2, image=image, time_limit=3600.0)

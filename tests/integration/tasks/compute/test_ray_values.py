@@ -60,6 +60,14 @@ def test_what_is_sent_to_ray():
     assert (rendered.backend, rendered.command) == ("ray", ())
 
 
+def test_the_network_of_a_known_size_is_set_for_every_machine():
+    job = JOB.model_copy(update={"size": "Standard_ND96isr_H100_v5"})
+    rendered = open_backend(ClusterConfig(backend="ray", ray={"address": "http://ray:8265"})).render(job, Path("/job"))
+    environment = json.loads(rendered.files["ray.json"])["environment"]
+    assert environment["NCCL_TOPO_FILE"] == "/opt/microsoft/ndv5-topo.xml"
+    assert environment["NCCL_MIN_NCHANNELS"] == "32" and environment["PYTHONSAFEPATH"] == "1"
+
+
 def test_what_a_node_of_azure_ml_executes():
     rendered = ray_on_nodes(JOB.model_copy(update={"image": "acpt", "nodes": 3}), Path("/mnt/job"), RayConfig())
     assert rendered.command == ("python3", "-m", "tasks.jobs.ray.cluster", "/mnt/job")

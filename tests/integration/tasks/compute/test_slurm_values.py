@@ -67,8 +67,15 @@ def without_body(text):
         ("slurm_plain.golden", JOB, SECTION),
         (
             "slurm_container.golden",
-            JOB.model_copy(update={"image": "registry.example.com#team/headway:1", "python": "", "exclusive": False}),
-            SlurmConfig(partition="gpu", sku="Standard_ND96isr_H100_v5", mounts=("/data:/data:ro",)),
+            JOB.model_copy(
+                update={
+                    "image": "registry.example.com#team/headway:1",
+                    "python": "",
+                    "exclusive": False,
+                    "size": "Standard_ND96isr_H100_v5",
+                }
+            ),
+            SlurmConfig(partition="gpu", mounts=("/data:/data:ro",)),
         ),
         (
             "slurm_array.golden",
@@ -100,7 +107,7 @@ def test_whole_script_is_bash(tmp_path, beeond):
 
 def test_unknown_vm_size_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match=r"Standard_X1.*known are .*ND96isr_H100_v5"):
-        script(JOB, SlurmConfig(sku="Standard_X1"), Path("/shared/job"))
+        script(JOB.model_copy(update={"size": "Standard_X1"}), SlurmConfig(), Path("/shared/job"))
 
 
 def squeue(state, reason="None", code=0, restarts=0, nodes="n1", id="7"):

@@ -8,7 +8,13 @@ from pydantic import ValidationError
 from tasks.config.cluster import BACKENDS, ClusterConfig, elasticity_table
 from tasks.config.flows import RetrainConfig
 
-AZUREML = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}
+AZUREML = {
+    "subscription_id": "s",
+    "resource_group": "g",
+    "workspace": "w",
+    "compute": "c",
+    "environment": "azureml:own:1",
+}
 NEEDED = {"ssh": {"ssh": {"hosts": ["a", "b"]}}, "azureml": {"azureml": AZUREML}}
 RANGE = {"min_nodes": 1, "max_nodes": 3}
 

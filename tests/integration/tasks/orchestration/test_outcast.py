@@ -37,7 +37,7 @@ from tasks.registry.records import Record
 
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}
 AZURE = {
-    "backend": "azureml", "nodes": 2,
+    "backend": "azureml", "nodes": 2, "image": "own:1",
     "azureml": {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "nd"},
 }  # fmt: skip
 

@@ -14,7 +14,13 @@ from tasks.train import within_budget
 
 H100 = "Standard_ND96isr_H100_v5"
 TODAY = datetime.date.today().isoformat()
-WORKSPACE = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}
+WORKSPACE = {
+    "subscription_id": "s",
+    "resource_group": "g",
+    "workspace": "w",
+    "compute": "c",
+    "environment": "azureml:own:1",
+}
 USE = Use(seconds=36_000.0, goodput=0.8, checkpoint_bytes=0.0)
 
 

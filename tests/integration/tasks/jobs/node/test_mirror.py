@@ -1,6 +1,7 @@
 """Machines that share no folder: their mirrors keep a job folder in step through a real Azurite, whatever is killed meanwhile."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,8 +67,9 @@ def launcher(store, tmp_path):
     here = tmp_path / "launcher"
     side = BlobFolder(open_container(store), "jobs/one", here, theirs=True)
 
-    def send(submission=1, **code):
+    def send(submission=1, scratch=None, **code):
         job = {"submission": submission, "inputs": {}, "artifacts": {}, "program": "{folder}/x", "ranks_per_node": 1}
+        job["scratch"] = scratch
         write_json(here / "job.json", job)
         write_json(here / "config.json", {"inputs": {}, "settings": {"code": {k[1:]: v for k, v in code.items()}}})
         side.push(settled=True)
@@ -352,3 +354,28 @@ def test_the_way_to_the_store_is_measured_by_a_blob_that_is_gone_afterwards(stor
     assert moved.bytes == 24 << 20 and moved.write_rate > 0 and moved.read_rate > 0 and "blob" in moved.how
     assert [found.name for found in open_container(store).listing("")] == before
     assert list((tmp_path / "job").iterdir()) == []
+
+
+def test_the_folder_lies_on_the_disk_that_the_job_asks_for(launcher, start, tmp_path):
+    disk = tmp_path / "nvme"
+    disk.mkdir()
+    said = 'job = json.loads((folder / "job.json").read_text()); put("out/said.json", json.dumps([str(folder), job["scratch"]]))'
+    side = launcher(scratch={"path": str(disk), "size_gib": 0.01, "beeond": False}, n0=said)
+    assert start(0, "root").wait(limit(60)) == 0
+    side.pull()
+    assert read_json(side.local / "out/said.json") == [str(disk / "headway" / "one"), None]
+
+
+@pytest.mark.parametrize(
+    ("path", "gib", "message", "remedy"),
+    [
+        ("gone", 1, "there is no folder .*/gone on this machine", "Set cluster.scratch.path to a folder of a disk"),
+        ("", 1e9, "GiB free, the job needs 1e\\+09 GiB", "Set cluster.scratch.size_gib to less"),
+    ],
+)
+def test_a_disk_that_is_not_there_or_too_small_is_the_jobs_error(launcher, start, tmp_path, path, gib, message, remedy):
+    side = launcher(scratch={"path": str(tmp_path / path), "size_gib": gib, "beeond": False}, n0="")
+    assert start(0, "root").wait(limit(60)) == 1
+    side.pull()
+    error = read_json(side.local / "errors/rank-0.json")
+    assert error["class"] == "missing" and re.search(message, error["message"]) and error["remedy"].startswith(remedy)

@@ -60,11 +60,13 @@ def open_mpi():
 def test_command_of_two_machines(monkeypatch):
     monkeypatch.setenv("HEADWAY_MPI_HOSTS", "gpu-1,gpu-2")
     monkeypatch.setenv("PYTHONPATH", "/code")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     for name in ("HEADWAY_SUBMISSION", "HEADWAY_TOKEN", "PYTHONSAFEPATH"):
         monkeypatch.delenv(name, raising=False)
     job = make_job(nodes=2, environment={"NCCL_DEBUG": "INFO"}).model_dump(mode="json")
     command = launcher(job, Place(0, "10.0.0.4", 2000, 1))
-    exports = ["HEADWAY_ATTEMPT", "HEADWAY_JOB", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED"]
+    ours = ["HEADWAY_ATTEMPT", "HEADWAY_JOB", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED"]
+    exports = sorted([*ours, "NCCL_DEBUG", "NCCL_IB_DISABLE"])
     assert command == [
         *(sys.executable, "-m", "tasks.jobs.node.mpi", "mpirun", "--host", "gpu-1:2,gpu-2:2", "-np", "4"),
         *("--map-by", "ppr:2:node:oversubscribe", "--bind-to", "none"),

@@ -250,3 +250,19 @@ def test_leftovers_are_those_of_this_job_on_this_machine_only(machines):
     assert process_started(hidden) is not None
     assert hidden in end_leftovers(machines.folder, 0)
     assert read_json(machines.folder / "nodes" / "0" / "exit.json") is None or machines.ended(0)
+
+
+def test_a_topology_file_that_the_machine_lacks_is_not_named_to_nccl(machines, tmp_path):
+    """It lies in Azure's HPC images; a container may have none, and what the user names himself is left alone."""
+    body = (
+        'return {name: os.environ.get(name, "") for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_IB_DISABLE")}'
+    )
+    graph = tmp_path / "graph.xml"
+    graph.write_text("<graphs/>")
+    own = {"NCCL_TOPO_FILE": "/of/the/user.xml"}
+    network = {"NCCL_TOPO_FILE": "/opt/gone.xml", "NCCL_GRAPH_FILE": str(graph), "NCCL_IB_DISABLE": "1"}
+    for environment, topology in (({}, ""), (own, own["NCCL_TOPO_FILE"])):
+        job = machines.job(program(body), nodes=1, environment=environment)
+        machines.run(job, **network)
+        assert machines.file("result.json") == {**network, "NCCL_TOPO_FILE": topology}
+    assert "NCCL_TOPO_FILE is not set: /opt/gone.xml is not here" in (machines.folder / "nodes/0/node.log").read_text()
