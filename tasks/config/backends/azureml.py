@@ -56,7 +56,7 @@ class AzureMlConfig(BackendSettings):
     public_address: bool = Field(True, exclude_if=lambda wanted: wanted)
     """Whether that cluster's nodes have public addresses, there in the same file."""
     environment: str = Field("", pattern=r"^$|^azureml:[^:/]+:[^:/]+$|^azureml://registries/|^/subscriptions/")
-    """Environment of jobs without `cluster.image`: azureml:NAME:VERSION, azureml://registries/... or an id. Python 3.11 or later."""
+    """Environment of jobs without `cluster.image`: azureml:NAME:VERSION, azureml://registries/..., or an id. Python 3.11+."""
     experiment: str = "headway"
     """Experiment in the workspace's studio."""
     shm_size: str = "64g"
