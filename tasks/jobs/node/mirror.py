@@ -203,9 +203,9 @@ def scratch_folder(path: Path, size_gib: float) -> Path:
     """Our folder on the disk that a job asks for. Raises Missing when it is not there, or has too little room."""
     if not path.is_dir():
         disks = sorted({disk.mountpoint for disk in psutil.disk_partitions() if Path(disk.mountpoint).is_dir()})
-        found = "; ".join(f"{disk} has {shutil.disk_usage(disk).free / GIB:.0f} GiB free" for disk in disks)
+        room = "; ".join(f"{disk} has {shutil.disk_usage(disk).free / GIB:.0f} GiB free" for disk in disks)
         remedy = "Set cluster.scratch.path to a folder of a disk, or leave cluster.scratch empty."
-        raise Missing(f"scratch: there is no folder {path} on this machine: {found}", remedy=remedy)
+        raise Missing(f"scratch: there is no folder {path} on this machine: {room}", remedy=remedy)
     free = shutil.disk_usage(path).free / GIB
     if free < size_gib:
         remedy = "Set cluster.scratch.size_gib to less, or cluster.scratch.path to another disk."
