@@ -22,6 +22,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilterStartTime
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Scheduled
 
 from deployments.catalogue.flows import OURS, POOL, by_slug
@@ -152,7 +153,10 @@ class Schedules:
         if run.deployment_id is None or run.created_by is None or run.created_by.id is None:
             return None
         if run.deployment_id not in self._slugs:
-            existing = client.read_deployment_schedules(run.deployment_id)
+            try:
+                existing = client.read_deployment_schedules(run.deployment_id)
+            except ObjectNotFound:  # it was deleted since, and its runs go with it
+                existing = []
             self._slugs[run.deployment_id] = {schedule.id: schedule.slug for schedule in existing}
         slug = self._slugs[run.deployment_id].get(run.created_by.id)
         return slug if slug in self.schedules else None

@@ -87,6 +87,21 @@ def tended(platform, client, config, now=None):
     Schedules(platform.home, config).tick(client, now or time.time())
 
 
+def test_a_deployment_that_is_deleted_while_its_runs_are_looked_at_ends_no_look(platform, client, monkeypatch):
+    config = scheduled(platform, client, "deleted", missed="skip")
+    passed(platform, client, "deleted")
+    read = client.read_deployment_schedules
+
+    def read_too_late(deployment):
+        if deployment == platform.made["deleted"]:
+            client.delete_deployment(deployment)
+        return read(deployment)
+
+    monkeypatch.setattr(client, "read_deployment_schedules", read_too_late)
+    tended(platform, client, config)
+    assert runs(platform, client, "deleted") == []
+
+
 @pytest.mark.parametrize(("missed", "kept"), [("skip", 0), ("run_once", 1), ("run_all", 5)])
 def test_what_was_missed(platform, client, missed, kept):
     """None, the newest, or all remain; the next ones, whose time is to come, always do; another look changes nothing."""
