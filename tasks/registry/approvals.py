@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,6 @@ from pydantic import Field
 
 from tasks.artifacts import Value, parse_ref
 from tasks.common.errors import IntegrityError, Refused
-from tasks.common.process import locked, write_text
 from tasks.config.base import canonical_json, digest
 from tasks.config.flows import ApprovalConfig
 from tasks.registry.records import StoreJournal
@@ -28,9 +26,9 @@ from tasks.security import audit_chain
 from tasks.security.audit import DECISIONS, KEY, SPENT, audit, audited, noted
 from tasks.security.audit_chain import Link
 from tasks.security.policy import Policy, Right, load_policy
+from tasks.signing.keys import ensure_secret
 from tasks.storage.store import Store
 
-KEY_BYTES = 64
 DONE = "what it allowed was done, and it counts once"
 
 DEFAULT_HOURS = ApprovalConfig().valid_hours
@@ -248,14 +246,9 @@ def _mac(home: Path, output: Mapping[str, Any]) -> str:
 
 
 def _key(home: Path) -> bytes:
-    path = home / KEY
-    with locked(home / "locks" / "approvals"):
-        if not path.exists():
-            write_text(path, secrets.token_hex(KEY_BYTES // 2))
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise IntegrityError(
-            f"{path} holds {len(key)} bytes, and no key of {KEY_BYTES}: approvals cannot be told from forged ones",
-            remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
-        )
-    return key
+    return ensure_secret(
+        home / KEY,
+        lock=home / "locks" / "approvals",
+        lost="approvals cannot be told from forged ones",
+        remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
+    )

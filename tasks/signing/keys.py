@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tasks.common.errors import IntegrityError, Missing
-from tasks.common.process import private_folder, whole
+from tasks.common.process import locked, private_folder, whole, write_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 KEY_NAME = "signing.pem"
+SECRET_BYTES = 64
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 """NIST's P-256, P-384 and P-521, which model-signing knows; each with the digest of its size. secp256k1 is none of them."""
 
@@ -54,6 +56,21 @@ class LocalKey:
 
     def sign(self, data: bytes) -> bytes:
         return bytes(self._key.sign(data, _ecdsa(self._key.curve.key_size)))
+
+
+def ensure_secret(path: Path, *, lock: Path, lost: str, remedy: str) -> bytes:
+    """A secret that a home keeps in a file (64 hexadecimal digits, 0600), made on first use.
+
+    Raises IntegrityError for a file of another length; `lost` says what does not work without the secret.
+    """
+    with locked(lock):
+        if not path.exists():
+            private_folder(path.parent)
+            write_text(path, secrets.token_hex(SECRET_BYTES // 2))
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise IntegrityError(f"{path} holds {len(secret)} bytes, and no key of {SECRET_BYTES}: {lost}", remedy=remedy)
+    return secret
 
 
 def ensure_key(folder: Path) -> Path:

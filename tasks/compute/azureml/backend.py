@@ -14,11 +14,11 @@ from typing import Any
 
 from tasks.azure import arm_client
 from tasks.azure.arm_client import QUOTA
-from tasks.common.errors import HeadwayError, JobFailed, Missing
+from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
 from tasks.common.process import write_text
 from tasks.compute.azureml.client import Workspace
-from tasks.compute.azureml.folder import Files, Folders, code_name, prefix_of, write_code
-from tasks.compute.azureml.render import OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, prefix_of, write_code
+from tasks.compute.azureml.render import CODED, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.machines import Finding, Machines
 from tasks.compute.nodes import ended_state
@@ -170,7 +170,7 @@ class AzureMlBackend:
             if existing is None:
                 self._prepare(made, job, folder)
         if existing is None:
-            existing = self._workspace.put_job(made.name, made.request())
+            existing = self._workspace.put_job(made.name, made.request(key_of(folder)))
         elif existing["properties"].get("status") in OVER:
             raise JobFailed(
                 f"the workspace has an ended job of the name {made.name}, and Azure ML gives no name twice",
@@ -219,7 +219,14 @@ class AzureMlBackend:
         )  # the handle's lies in the store, which others may write to
         status = result["properties"].get("status") if result else None
         over = result is None or status in OVER
-        self._folders.pull(prefix, folder, ended=over)
+        # One that an earlier release submitted carries no codes, and the workspace says so: nobody reaches it through the store.
+        coded = result is None or CODED in (result["properties"].get("tags") or {})
+        try:
+            self._folders.pull(prefix, folder, ended=over, coded=coded)
+        except IntegrityError as error:
+            if not over:
+                raise
+            return JobState(state="ended", code=error.exit_code, reason=str(error), failure="integrity")
         state = state_of(result, self._why(name) if status == "Failed" else {}, folder)
         if state.code == 0 and (folder / "result.json").exists():
             self._folders.drop_checkpoints(prefix, folder)

@@ -10,15 +10,18 @@ zip file, named by its content. An image of one's own has Headway installed.
 from __future__ import annotations
 
 import hashlib
+import hmac
+import io
 import shutil
 import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.nodes import write_nodes
+from tasks.signing.keys import ensure_secret
 
 SEEN = Path("{folder}")
 """Stands in what is written for the folder as a machine has it; tasks/jobs/node/mirror.py puts that in its place."""
@@ -64,7 +67,7 @@ class Files(Protocol):
     @property
     def secret(self) -> str: ...
 
-    def folder(self, prefix: str, local: Path) -> Synced: ...
+    def folder(self, prefix: str, local: Path, key: bytes) -> Synced: ...
 
     def place(self, ref: str) -> str: ...
 
@@ -85,7 +88,7 @@ class Folders:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._known: dict[tuple[str, str], Synced] = {}
+        self._known: dict[tuple[str, str, bytes], Synced] = {}
 
     def push(self, job: Job, folder: Path) -> None:
         """Write the job folder and send it; how a submission before this one ended is forgotten there.
@@ -94,26 +97,39 @@ class Folders:
         from nothing.
         """
         write_nodes(_with_its_program(job, folder), folder, seen=SEEN)
-        existing = self._folder(prefix_of(folder), folder, new=True)
+        existing = self._folder(prefix_of(folder), folder, key_of(folder), new=True)
         ended = existing.has("result.json")
         existing.clear(lambda name: ended or name in MARKS or name.startswith(MARKED))
         existing.push(
             lambda name: not name.startswith((CHECKPOINTS, OUTPUT)) and not name.endswith(GROWING), settled=True
         )
 
-    def pull(self, prefix: str, folder: Path, *, ended: bool) -> None:
-        """Bring what the job changed; of its checkpoints only which there are."""
-        self._folder(prefix, folder).pull(lambda name: _is_read_here(name) and (ended or not name.startswith(OUTPUT)))
+    def pull(self, prefix: str, folder: Path, *, ended: bool, coded: bool) -> None:
+        """Bring what the job changed; of its checkpoints only which there are. `coded`: only files with the job's code."""
+        existing = self._folder(prefix, folder, key_of(folder) if coded else b"")
+        existing.pull(lambda name: _is_read_here(name) and (ended or not name.startswith(OUTPUT)))
 
     def drop_checkpoints(self, prefix: str, folder: Path) -> None:
         """After a job that ended well, whose output is here: nobody goes on from them."""
-        self._folder(prefix, folder).clear(lambda name: name.startswith(CHECKPOINTS))
+        self._folder(prefix, folder, b"").clear(lambda name: name.startswith(CHECKPOINTS))
 
-    def _folder(self, prefix: str, folder: Path, *, new: bool = False) -> Synced:
-        key = (prefix, str(folder))
+    def _folder(self, prefix: str, folder: Path, secret: bytes, *, new: bool = False) -> Synced:
+        key = (prefix, str(folder), secret)
         if new or key not in self._known:
-            self._known[key] = self._files.folder(prefix, folder)
+            self._known[key] = self._files.folder(prefix, folder, secret)
         return self._known[key]
+
+
+def key_of(folder: Path) -> bytes:
+    """The key of the folder HOME/jobs/ID of a job, derived from a secret of the home; it is never in the store."""
+    home = folder.parents[1]
+    secret = ensure_secret(
+        home / "keys" / "jobs.key",
+        lock=home / "locks" / "jobs-key",
+        lost="files of jobs cannot be told from those that others wrote",
+        remedy="Find out who changed it, and remove it: jobs that run now are then submitted again.",
+    )
+    return hmac.new(secret, prefix_of(folder).encode(), "sha256").hexdigest().encode()
 
 
 def _with_its_program(job: Job, folder: Path) -> Job:
@@ -137,14 +153,13 @@ def _is_read_here(name: str) -> bool:
 
 @cache
 def code_name() -> str:
-    """The name under which this code lies in the store."""
-    sha256 = hashlib.sha256()
-    for path in _code_files():
-        sha256.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
-    return f"code/headway-{sha256.hexdigest()[:16]}.zip"
+    """The name under which this code lies in the store: the sha256 of the zip file."""
+    made = io.BytesIO()
+    write_code(made)
+    return f"code/headway-{hashlib.sha256(made.getvalue()).hexdigest()}.zip"
 
 
-def write_code(target: Path) -> None:
+def write_code(target: Path | IO[bytes]) -> None:
     """Write the zip file."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _code_files():

@@ -34,13 +34,21 @@ SERVERLESS = "serverless"
 """Name of no cluster: Azure ML brings machines of `azureml.size` by itself."""
 LAST_FILES_SECONDS = 600.0
 """Azure ML's own time limit is longer than ours by this, so that ours ends the job and its last files arrive."""
-RECENT = (
-    'import sys; sys.version_info >= (3, 11) or sys.exit("Headway needs Python 3.11 or later, and this environment has "'
-    ' + sys.version.split()[0] + ": name another one in azureml.environment, or an image in cluster.image")'
-)
-"""What an environment's Python executes first: curated ones have 3.10."""
+CHECK = """import hashlib, sys
+if sys.version_info < (3, 11):
+    sys.exit("Headway needs Python 3.11 or later, this environment has " + sys.version.split()[0] +
+             ": name another one in azureml.environment, or an image in cluster.image")
+if hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest() != sys.argv[2]:
+    sys.exit("The code in the store is not the code that was sent there: see who may write to the container, "
+             "and delete code/headway-" + sys.argv[2] + ".zip")
+"""
+"""What an environment's Python executes first: curated ones have 3.10, and the code that it is about to run lies in the store."""
 OURS = "headway"
 """Tag of all jobs of Headway, by which they are listed."""
+CODED = "headway.codes"
+"""Tag of a job whose files carry the code of its folder's key."""
+FOLDER_KEY = "HEADWAY_FOLDER_KEY"
+"""Variable that hands that key to the nodes; as in tasks/jobs/node/mirror.py."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,12 @@ class Rendering:
         texts |= ray.files if (ray := self.ray()) else {}
         return Rendered(backend="azureml", files=texts, request=self.request())
 
-    def request(self) -> dict[str, Any]:
-        """Body of PUT .../jobs/NAME."""
-        return rest(self.command_job(by_id=True))
+    def request(self, key: bytes = b"") -> dict[str, Any]:
+        """Body of PUT .../jobs/NAME. The key of the job's folder is there only when it is sent, for who reads a request."""
+        body = rest(self.command_job(by_id=True))
+        if key:
+            body["properties"]["environmentVariables"][FOLDER_KEY] = key.decode()
+        return body
 
     def command_job(self, *, by_id: bool) -> CommandJob:
         """The job; the service takes other resources by their ids, the Azure CLI by their names."""
@@ -133,7 +144,7 @@ class Rendering:
         job = self.job
         output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
         output["folder"] = f"{self.files.uri}/{self.prefix}"
-        return {OURS: "job", **{f"{OURS}.{key}": value for key, value in output.items()}}
+        return {OURS: "job", CODED: "sha256", **{f"{OURS}.{key}": value for key, value in output.items()}}
 
     def command(self) -> str:
         """What each machine executes: the mirror of the job folder, and below it the node agent."""
@@ -143,7 +154,9 @@ class Rendering:
         if self.job.image:
             return f"exec {mirror}"
         unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
-        return f'{python} -c {shlex.quote(RECENT)} && {unpack} && PYTHONPATH="$code" exec {mirror}'
+        digest = code_name().removeprefix("code/headway-").removesuffix(".zip")
+        check = f'{python} -c {shlex.quote(CHECK)} "${{{{inputs.headway}}}}" {digest}'
+        return f'{check} && {unpack} && PYTHONPATH="$code" exec {mirror}'
 
     def _agent(self, python: str) -> str:
         ray = self.ray()

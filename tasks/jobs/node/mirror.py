@@ -11,6 +11,7 @@ exit marks. How files move is tasks/storage/blob/folder.py, which machine this i
 from __future__ import annotations
 
 import argparse
+import hmac
 import json
 import os
 import shutil
@@ -82,6 +83,8 @@ EVERY_SECONDS = 2.0
 POLL_SECONDS = 0.1
 LAST_TRIES = 8
 """Of the last push, with waits that double from one second: four minutes beside the store's own."""
+FOLDER_KEY = "HEADWAY_FOLDER_KEY"
+"""Variable with the key of the job's folder, as who submits sets it (tasks/compute/azureml/render.py); no program gets it."""
 FENCED = 76
 """Exit code, as the node agent's: a newer submission has the folder."""
 FOLDER = "{folder}"
@@ -95,8 +98,8 @@ OUTPUT = "out/"
 class Mirror:
     """State: the folder and its prefix, which submission this is, and whether somebody asked to stop."""
 
-    def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path) -> None:
-        self.where, self.prefix = where, prefix
+    def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path, key: str = "") -> None:
+        self.where, self.prefix, self.key = where, prefix, key.encode()
         self.container = open_container(store)
         self.inputs: dict[str, str] = {}
         self.submission = 0
@@ -109,7 +112,7 @@ class Mirror:
         for left in (self.local, *(job.parent for job in base.glob("*/job.json"))):
             shutil.rmtree(left, ignore_errors=True)
         self.local.mkdir(parents=True)
-        self.folder = BlobFolder(self.container, self.prefix, self.local)
+        self.folder = BlobFolder(self.container, self.prefix, self.local, key=self.key)
         self.folder.arriving = self._localized
 
     @property
@@ -118,10 +121,10 @@ class Mirror:
 
     def begin(self) -> None:
         """Bring the folder as it is there, and the inputs. Raises Missing, IntegrityError, ValueError."""
-        result = self.container.get(f"{self.folder.prefix}job.json")
-        if result is None:
+        text = self.folder.read("job.json")
+        if text is None:
             raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
-        job = json.loads(result.data)
+        job = json.loads(text)
         self.submission = int(job["submission"])
         if scratch := job.get("scratch"):
             self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
@@ -225,6 +228,9 @@ def run(mirror: Mirror, command: list[str]) -> int:
     """
     words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
     payload = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
+    if mirror.key and (mirror.local / "ray.json").exists():
+        token = hmac.new(mirror.key, b"ray", "sha256").hexdigest()
+        payload |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     child = subprocess.Popen(words, cwd=mirror.local, env=payload, preexec_fn=die_with_parent)
     while _attended(child, mirror):
         mirror.step()
@@ -260,7 +266,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if options.credential == "managed_identity" else ""
     store = StoreConfig(uri=options.store, credential=options.credential, secret=options.secret, client=client)
-    mirror = Mirror(store, options.prefix, where_we_are(), Path(tempfile.gettempdir()) / "headway")
+    base, key = Path(tempfile.gettempdir()) / "headway", os.environ.pop(FOLDER_KEY, "")
+    mirror = Mirror(store, options.prefix, where_we_are(), base, key)
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
         mirror.begin()

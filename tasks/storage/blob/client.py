@@ -63,6 +63,7 @@ class Small(NamedTuple):
 
     data: bytes
     etag: str
+    metadata: dict[str, str]
 
 
 class Container:
@@ -148,7 +149,7 @@ class Container:
             data = self.ask(stream.readall, name)
             written = (stream.properties.metadata or {}).get("sha256")
             if len(data) == stream.size and written in (None, hashlib.sha256(data).hexdigest()):
-                return Small(data, str(stream.properties.etag))
+                return Small(data, str(stream.properties.etag), stream.properties.metadata or {})
         raise IntegrityError(
             f"{self.uri}/{name} is not what was written: its sha256 is another",
             remedy="Restore an older version of this blob in the portal, or delete it and do again what wrote it.",

@@ -3,23 +3,29 @@
 What changed here since it last went or came goes up; what changed there comes down. Neither overwrites what the other side
 changed: what is newer here stays, and goes up. Files that only grow lie in segments, so that a long log is not sent again and
 again. What a job's folder holds, and who writes what of it, is for its users: tasks/jobs/node/mirror.py and tasks/compute.
+
+With a key, each file carries a code (HMAC-SHA256 of its name and content), and only files with a right code come. Whoever may
+write to the container, and does not have the key, cannot pass a file off as one of the job's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from azure.storage.blob import BlobProperties
 
 from tasks.artifacts import parse_ref
+from tasks.common.errors import IntegrityError
 from tasks.common.process import whole
 from tasks.storage.blob import layout
-from tasks.storage.blob.client import BLOCK, Container, open_container
+from tasks.storage.blob.client import BLOCK, Container, Small, open_container
 from tasks.storage.blob.credentials import token_credential
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.store import BlobStore
@@ -60,10 +66,12 @@ class _Changed(Exception):
 class BlobFolder:
     """State: what was last seen of each file here, and the etag of each blob there."""
 
-    def __init__(self, container: Container, prefix: str, local: Path, *, theirs: bool = False) -> None:
-        """`theirs`: nothing here is newer than what is there, whatever it looks like."""
+    def __init__(
+        self, container: Container, prefix: str, local: Path, *, theirs: bool = False, key: bytes = b""
+    ) -> None:
+        """`theirs`: nothing here is newer than what is there, whatever it looks like. Without a key, files carry no code."""
         self.container, self.prefix, self.local = container, prefix.rstrip("/") + "/", local
-        self.theirs = theirs
+        self.theirs, self._key = theirs, key
         self.arriving: Callable[[str, bytes], bytes] = lambda name, data: data
         """What is made of a small file before it is written here."""
         self._here: dict[str, Seen] = {}
@@ -113,6 +121,11 @@ class BlobFolder:
         """Whether a file lies there."""
         return self.container.head(self.prefix + name) is not None
 
+    def read(self, name: str) -> bytes | None:
+        """A small file that lies there; None when there is none. Raises IntegrityError, as `pull` does."""
+        small = self._small(name)
+        return small.data if small else None
+
     def clear(self, wanted: Wanted) -> None:
         """Remove what lies there."""
         names = [blob.name.removeprefix(self.prefix) for blob in self.container.listing(self.prefix)]
@@ -152,7 +165,7 @@ class BlobFolder:
     def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.name.endswith(GROWING):
-            result = self.container.get(self.prefix + name)
+            result = self._small(name)
             if result is None:
                 return None
             start = _number_of(name) * SEGMENT
@@ -166,19 +179,41 @@ class BlobFolder:
         return self._receive_large(path, name) if blob.size > BLOCK else self._receive_small(path, name)
 
     def _receive_small(self, path: Path, name: str) -> str | None:
-        result = self.container.get(self.prefix + name)
+        result = self._small(name)
         if result is None:
             return None
         with whole(path) as file:
             file.write(self.arriving(name, result.data))
         return result.etag
 
+    def _small(self, name: str) -> Small | None:
+        result = self.container.get(self.prefix + name)
+        if result:
+            self._require_ours(name, hashlib.sha256(result.data).hexdigest(), result.metadata)
+        return result
+
+    def _marks(self, name: str, sha256: str) -> dict[str, str]:
+        """Metadata of a file: the code by which who has the key knows it."""
+        made = hmac.new(self._key, f"{name}\0{sha256}".encode(), "sha256").hexdigest()
+        return {"code": made} if self._key else {}
+
+    def _require_ours(self, name: str, sha256: str, metadata: Mapping[str, str]) -> None:
+        expected = self._marks(name, sha256).get("code", "")
+        if not hmac.compare_digest(expected, metadata.get("code", "") if self._key else ""):
+            raise IntegrityError(
+                f"{self.container.uri}/{self.prefix}{name} is not from the job or from who submitted it: its code is "
+                f"{'wrong' if 'code' in metadata else 'missing'}",
+                remedy="See who may write to this container, delete the folder, and run the same command again.",
+            )
+
     def _receive_large(self, path: Path, name: str) -> str | None:
         """A file of many ranges, whole and with the sha256 that it was sent with; None when it changed on the way."""
         head = self.container.head(self.prefix + name)
         if head is None:
             return None
-        entry = FileEntry(path=name, size=head.size, sha256=(head.metadata or {}).get("sha256", ""))
+        metadata = head.metadata or {}
+        entry = FileEntry(path=name, size=head.size, sha256=metadata.get("sha256", ""))
+        self._require_ours(name, entry.sha256, metadata)
         try:
             with whole(path) as file:
                 if check_stored(self.container, self.prefix + name, entry, "", file.write):
@@ -199,13 +234,15 @@ class BlobFolder:
                         file.seek(number * SEGMENT)
                         data = file.read(min(SEGMENT, seen.size - number * SEGMENT))
                         hint = f"{name}@{number:06d}" if number else name
-                        if written := self.container.put(self.prefix + hint, data):
+                        marks = self._marks(hint, hashlib.sha256(data).hexdigest())
+                        if written := self.container.put(self.prefix + hint, data, metadata=marks):
                             self._there[hint] = written.etag
                 for hint in [known for known in self._there if _file_of(known) == name]:
                     if _number_of(hint) > seen.size // SEGMENT:
                         self._remove(hint)
             else:
-                self._there[name] = upload(self.container, self.prefix + name, path).written.etag
+                sent = upload(self.container, self.prefix + name, path, lambda sha256: self._marks(name, sha256))
+                self._there[name] = sent.written.etag
         except FileNotFoundError:  # deleted since we looked: the next look finds that
             return
         self._here[name] = seen
@@ -271,9 +308,9 @@ class BlobFiles:
         self.uri = config.uri.rstrip("/")
         self.credential, self.secret = str(config.credential), config.secret
 
-    def folder(self, prefix: str, local: Path) -> BlobFolder:
+    def folder(self, prefix: str, local: Path, key: bytes) -> BlobFolder:
         """A job's folder, of which this side only reads what the job changes."""
-        return BlobFolder(self._container, prefix, local, theirs=True)
+        return BlobFolder(self._container, prefix, local, theirs=True, key=key)
 
     def place(self, ref: str) -> str:
         """The folder of an artifact's version, where its manifest lies. Raises ValueError for a reference that is none."""

@@ -25,6 +25,7 @@ from tasks.storage.manifest import FileEntry, Problem
 
 A = TypeVar("A")
 R = TypeVar("R")
+Marks = Callable[[str], dict[str, str]]
 STREAMS = 6
 """Blocks or ranges of one file that move at once."""
 MOST_BLOCKS = 50_000
@@ -40,12 +41,15 @@ class Uploaded(NamedTuple):
     written: Written
 
 
-def upload(container: Container, name: str, path: Path) -> Uploaded:
-    """Upload a file over what lies under a name. Raises Missing, and OSError for a file that cannot be read."""
+def upload(container: Container, name: str, path: Path, marks: Marks = lambda _: {}) -> Uploaded:
+    """Upload a file over what lies under a name. Raises Missing, and OSError for a file that cannot be read.
+
+    `marks` makes further metadata of the file's sha256.
+    """
     if path.stat().st_size <= BLOCK:
-        return _upload_whole(container, name, path.read_bytes())
+        return _upload_whole(container, name, path.read_bytes(), marks)
     for _ in range(CONTESTED_TRIES):
-        done = container.ask(lambda: _upload_blocks(container.blob(name), path), name)
+        done = container.ask(lambda: _upload_blocks(container.blob(name), path, marks), name)
         if done:
             return done
     raise Missing(
@@ -53,20 +57,21 @@ def upload(container: Container, name: str, path: Path) -> Uploaded:
     )
 
 
-def _upload_whole(container: Container, name: str, data: bytes) -> Uploaded:
+def _upload_whole(container: Container, name: str, data: bytes, marks: Marks) -> Uploaded:
     sha256 = hashlib.sha256(data).hexdigest()
+    metadata = {"sha256": sha256, **marks(sha256)}
     blob, headers = container.blob(name), {"Content-MD5": base64.b64encode(md5(data)).decode()}
 
     def send() -> Written:
         done = blob.upload_blob(
-            io.BytesIO(data), length=len(data), overwrite=True, metadata={"sha256": sha256}, headers=dict(headers)
+            io.BytesIO(data), length=len(data), overwrite=True, metadata=metadata, headers=dict(headers)
         )
         return Written(str(done["etag"]), done.get("version_id"))
 
     return Uploaded(len(data), sha256, container.ask(lambda: until_whole(send), name))
 
 
-def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
+def _upload_blocks(blob: BlobClient, path: Path, marks: Marks) -> Uploaded | None:
     """None when another writer's commit threw our blocks away."""
     sha256, size, ids = hashlib.sha256(), 0, list[str]()
     # Blocks that an upload before this one left, by id.
@@ -103,7 +108,7 @@ def _upload_blocks(blob: BlobClient, path: Path) -> Uploaded | None:
         ids = list(in_order(send, blocks(), workers=STREAMS, ahead=STREAMS))
         done = blob.commit_block_list(
             [BlobBlock(key) for key in ids],
-            metadata={"sha256": sha256.hexdigest()},
+            metadata={"sha256": sha256.hexdigest(), **marks(sha256.hexdigest())},
             read_timeout=SLOW_READ_SECONDS,
         )
     except HttpResponseError as error:

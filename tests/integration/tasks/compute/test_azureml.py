@@ -110,6 +110,42 @@ def test_a_job_runs_there_and_its_folder_arrives_here(stand, service, job, tmp_p
     assert known["properties"]["credentials"] == {"credentialsType": "None"}, "who reads does so as itself"
 
 
+def test_an_output_that_somebody_else_wrote_into_the_store_is_refused(stand, service, job):
+    """Who may write to the container, and has no key, cannot have the home take weights for the job's, and sign them."""
+    work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
+    backend, folder = stand.backend(), folder_of(stand, work)
+    handle = backend.submit(work, folder)
+    began = time.monotonic()
+    while service.record(work.submission_id).history[-1] != "Completed":
+        assert time.monotonic() - began < limit(60), stand.said()
+        time.sleep(0.1)
+    made = next(blob for blob in stand.blobs().list_blobs() if blob.name.endswith(f"{folder.name}/out/made"))
+    stand.blobs().upload_blob(made.name, b"poison", overwrite=True)
+    state = backend.states([(handle, folder)])[0]
+    assert (state.state, state.failure, state.code) == ("ended", "integrity", 5)
+    assert "out/made is not from the job or from who submitted it: its code is missing" in state.reason
+    assert not (folder / "out" / "made").exists()
+    secret = (stand.home / "keys" / "jobs.key").read_text()
+    body = service.record(work.submission_id).body
+    key = body["properties"]["environmentVariables"]["HEADWAY_FOLDER_KEY"]
+    for blob in stand.blobs().list_blobs():
+        data = stand.blobs().download_blob(blob.name).readall()
+        assert key.encode() not in data and secret.encode() not in data, blob.name
+
+
+def test_a_job_of_an_earlier_release_whose_files_have_no_codes_ends_as_it_did(stand, service, job):
+    work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
+    backend, folder = stand.backend(), folder_of(stand, work)
+    service.holds.clear()
+    handle = backend.submit(work, folder)
+    sent = service.record(work.submission_id).body["properties"]
+    del sent["tags"]["headway.codes"], sent["environmentVariables"]["HEADWAY_FOLDER_KEY"]
+    service.holds.set()
+    state = stand.wait(backend, handle, folder)
+    assert (state.state, state.code) == ("ended", 0), stand.said()
+    assert (folder / "out" / "made").read_text() == "weights"
+
+
 def test_an_input_of_another_store_goes_along(stand, service, job, tmp_path):
     """A home that works in a folder, and names a store on Blob for its jobs alone."""
     other = tmp_path / "home"

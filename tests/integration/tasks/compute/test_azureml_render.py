@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def job(**fields):
 def plain(rendered):
     """Without what changes with every change of Headway's code."""
     told = {"request": rendered.request, "files": rendered.files}
-    text = re.sub(r"headway-[0-9a-f]{16}\.zip", "headway-CODE.zip", json.dumps(told))
+    text = re.sub(rf"\b{code_name()[len('code/headway-') : -len('.zip')]}\b", "CODE", json.dumps(told))
     return json.loads(re.sub(r'(headway\.spec(?:"|): "?)[0-9a-f]{64}', r"\1SPEC", text))
 
 
@@ -167,19 +168,41 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
     assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
-    assert re.fullmatch(r"code/headway-[0-9a-f]{16}\.zip", code_name())
+    assert re.fullmatch(r"code/headway-[0-9a-f]{64}\.zip", code_name())
 
 
 def test_an_environment_with_an_old_python_says_so_at_once(render, tmp_path):
     """The curated ones of Azure ML have Python 3.10."""
     old = tmp_path / "python3.10"
     told = "import sys; sys.version_info, sys.version = (3, 10, 14), '3.10.14 (main)'; exec(sys.argv.pop(1))"
-    old.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{told}" "$2"\nexit 3\n')
+    old.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "{told}" "$2" "$3" "$4"\nexit 3\n')
     old.chmod(0o755)
-    command = render(python=str(old)).request["properties"]["command"]
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert ran.returncode == 1
-    assert ran.stderr == (
-        "Headway needs Python 3.11 or later, and this environment has 3.10.14: name another one in azureml.environment, "
-        "or an image in cluster.image\n"
+    code, said = started(render(python=str(old)), tmp_path / "code.zip")
+    assert (code, said) == (
+        1,
+        "Headway needs Python 3.11 or later, this environment has 3.10.14: name another one in azureml.environment, "
+        "or an image in cluster.image\n",
     )
+
+
+def test_code_that_was_changed_in_the_store_is_not_run(render, tmp_path):
+    write_code(tmp_path / "code.zip")
+    made = render(python=sys.executable)
+    assert started(made, tmp_path / "code.zip") == (0, "")
+    with zipfile.ZipFile(tmp_path / "code.zip", "a") as archive:
+        archive.writestr("tasks/jobs/node/mirror.py", f"open({str(tmp_path / 'run')!r}, 'w')")
+    code, said = started(made, tmp_path / "code.zip")
+    assert code == 1 and said.startswith("The code in the store is not the code that was sent there"), said
+    assert not (tmp_path / "run").exists()
+
+
+def started(rendered, code):
+    """Exit code and words of a node's command as far as the mirror; the code lies there as Azure ML downloads it."""
+    command = rendered.request["properties"]["command"].partition(' && PYTHONPATH="$code" exec')[0]
+    ran = subprocess.run(
+        ["bash", "-c", command.replace("${{inputs.headway}}", str(code))],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(code.parent)},
+    )
+    return ran.returncode, ran.stderr

@@ -379,3 +379,69 @@ def test_a_disk_that_is_not_there_or_too_small_is_the_jobs_error(launcher, start
     side.pull()
     error = read_json(side.local / "errors/rank-0.json")
     assert error["class"] == "missing" and re.search(message, error["message"]) and error["remedy"].startswith(remedy)
+
+
+def test_with_a_key_only_files_of_who_has_it_come(store, tmp_path):
+    """Whoever may write to the container cannot have a file taken for one of the job's, new or changed."""
+    container = open_container(store)
+    ours = BlobFolder(container, "jobs/one", tmp_path / "ours", key=b"secret")
+    texts = {"out/model.bin": "weights", "metrics.jsonl": "{}\n" * (SEGMENT // 3 + 1), "large.bin": "x" * (9 << 20)}
+    for name, text in texts.items():
+        (tmp_path / "ours" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ours" / name).write_text(text)
+    ours.push(settled=True)
+    theirs = BlobFolder(container, "jobs/one", tmp_path / "theirs", theirs=True, key=b"secret")
+    theirs.pull()
+    assert {name: (tmp_path / "theirs" / name).read_text() for name in texts} == texts
+    known = container.head("jobs/one/out/model.bin").metadata
+    for name, data, metadata in (
+        ("out/model.bin", b"poison", {}),
+        ("out/model.bin", b"poison", {"code": known["code"]}),
+        ("out/another.bin", b"weights", {"code": known["code"]}),
+        ("large.bin", b"y" * (9 << 20), {}),
+        ("metrics.jsonl@000001", b"{}", {"code": known["code"]}),
+    ):
+        container.put(f"jobs/one/{name}", data, metadata=metadata)
+        with pytest.raises(IntegrityError, match=f"jobs/one/{name} is not from the job .*: its code is"):
+            theirs.pull(lambda each, name=name: each == name.partition("@")[0])
+        ours_again = tmp_path / "ours" / name.partition("@")[0]
+        container.remove(f"jobs/one/{name}")
+        if ours_again.exists():
+            ours_again.touch()
+            ours.push(settled=True)
+            theirs.pull()
+    assert {name: (tmp_path / "theirs" / name).read_text() for name in texts} == texts
+    assert not (tmp_path / "theirs/out/another.bin").exists()
+
+
+def test_a_node_begins_with_nothing_that_somebody_else_wrote(store, start, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_FOLDER_KEY", "secret")
+    here = tmp_path / "launcher"
+    job = {"submission": 1, "inputs": {}, "artifacts": {}, "program": "x", "ranks_per_node": 1, "scratch": None}
+    write_json(here / "job.json", job)
+    said = 'put("out/said.json", json.dumps(os.environ.get("HEADWAY_FOLDER_KEY")))'
+    write_json(here / "config.json", {"inputs": {}, "settings": {"code": {"0": said}}})
+    BlobFolder(open_container(store), "jobs/one", here).push(settled=True)
+    process = start(0, "a")
+    assert process.wait(limit(60)) == 1 and "jobs/one/job.json is not from the job" in process.stderr.read()
+    ours = BlobFolder(open_container(store), "jobs/one", here, theirs=True, key=b"secret")
+    ours.push(settled=True)
+    assert start(0, "a").wait(limit(60)) == 0
+    ours.pull(lambda name: name.startswith("out/"))
+    assert read_json(here / "out/said.json") is None, "no program has the key"
+
+
+def test_the_nodes_of_a_ray_cluster_have_a_token_of_the_job(store, start, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_FOLDER_KEY", "secret")
+    here = tmp_path / "launcher"
+    job = {"submission": 1, "inputs": {}, "artifacts": {}, "program": "x", "ranks_per_node": 1, "scratch": None}
+    told = "put('out/' + rank, json.dumps([os.environ['RAY_AUTH_MODE'], os.environ['RAY_AUTH_TOKEN']]))"
+    write_json(here / "job.json", job)
+    write_json(here / "config.json", {"inputs": {}, "settings": {"code": {"0": told, "1": told}}})
+    write_json(here / "ray.json", {})
+    side = BlobFolder(open_container(store), "jobs/one", here, theirs=True, key=b"secret")
+    side.push(settled=True)
+    assert [start(rank, f"d{rank}").wait(limit(60)) for rank in (0, 1)] == [0, 0]
+    side.pull(lambda name: name.startswith("out/"))
+    one, two = (read_json(here / "out" / rank) for rank in "01")
+    assert one == two and one[0] == "token" and len(one[1]) == 64

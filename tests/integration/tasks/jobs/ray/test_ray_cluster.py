@@ -26,8 +26,8 @@ if __name__ == "__main__":
 """
 
 
-def start_nodes(folder, *, ranks=(0, 1), join_seconds=100.0, **ray):
-    """What Azure ML does: the rendered command once a node, with the environment of its PyTorch distribution."""
+def start_nodes(folder, *, ranks=(0, 1), join_seconds=100.0, tokens=("a" * 64, "a" * 64), **ray):
+    """What Azure ML does: the rendered command once a node, with its distribution's environment and the token of the mirror."""
     (folder.parent / "program.py").write_text(PROGRAM)
     job = Job(
         name="t", token="f" * 32, program=str(folder.parent / "program.py"), module=False, settings={}, inputs={},
@@ -46,6 +46,8 @@ def start_nodes(folder, *, ranks=(0, 1), join_seconds=100.0, **ray):
                 **os.environ,
                 **rendered.environment,
                 **place,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": tokens[rank],
                 "NODE_RANK": str(rank),
                 "HEADWAY_NODE_NAME": f"az{rank}",
             },
@@ -72,6 +74,14 @@ def test_two_nodes_make_a_cluster_and_run_the_job(tmp_path):
     marks = [process.read_json(tmp_path / "job" / "nodes" / rank / "node.json") for rank in "01"]
     assert [mark["name"] for mark in marks] == ["az0", "az1"]  # each node rank where Azure ML counts it so
     assert using(tmp_path) == []
+
+
+@pytest.mark.long
+def test_a_machine_without_the_jobs_token_does_not_join(tmp_path):
+    first, second = start_nodes(tmp_path / "job", join_seconds=20.0, tokens=("a" * 64, "b" * 64))
+    code, text = said(first)
+    assert (code, text.rstrip().endswith("node rank 1")) == (1, True), text
+    assert said(second)[0] == 0  # how the job ended is the head's word
 
 
 @pytest.mark.long
