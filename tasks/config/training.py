@@ -206,6 +206,10 @@ class MegatronConfig(Settings):
     """Folder of Megatron-LM on the machines, as `/opt/megatron-lm`; needed by the engine `megatron`."""
     flavour: Literal["megatron-lm", "megatron-deepspeed"] = "megatron-lm"
     """NVIDIA's Megatron-LM, or Microsoft's Megatron-DeepSpeed (pipeline and tensor parallel with ZeRO)."""
+    transformer_impl: Literal["transformer_engine", "local"] = Field(
+        "transformer_engine", exclude_if=lambda named: named == "transformer_engine"
+    )
+    """What Megatron-LM's layers are built from: NVIDIA's Transformer Engine, which the machines must have, or its own modules."""
     sequence_parallel: bool = False
     """Whether norms and dropout are divided along the sequence over the tensor-parallel ranks."""
     distributed_optimizer: bool = True

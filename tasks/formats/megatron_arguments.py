@@ -18,6 +18,17 @@ LLAMA_EPSILON, GPT2_EPSILON = 1e-6, 1e-5
 """What LlamaConfig and GPT2Config of transformers have for `rms_norm_eps` and `layer_norm_epsilon`: the same network is meant."""
 
 
+LOCAL = {
+    "transformer-impl": "local",
+    "no-rope-fusion": True,
+    "no-persist-layer-norm": True,
+    "no-masked-softmax-fusion": True,
+    "no-gradient-accumulation-fusion": True,
+}
+"""Megatron-LM's own modules, without the kernels of Transformer Engine and Apex: each of these is on by default, and refused or
+imported when a layer is built (@d98e8a64: transformer_config.py, torch_norm.py, fused_softmax.py, tensor_parallel/layers.py)."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Where the program reads and writes."""
@@ -149,6 +160,7 @@ def _of_megatron_lm(training: TrainingConfig, execution: ExecutionConfig, places
         "ckpt-format": "torch_dist",
         "exit-on-missing-checkpoint": bool(places.load),
         "log-throughput": True,
+        **(LOCAL if execution.megatron.transformer_impl == "local" else {}),
     }
 
 

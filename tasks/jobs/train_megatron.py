@@ -30,7 +30,7 @@ from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import TRAIN, vocabulary
 from tasks.jobs.data.sources import corpora, open_source, shares_by_name, source_identity
-from tasks.jobs.megatron.child import Child, Following, Neighbours, convert, require_checkout
+from tasks.jobs.megatron.child import Child, Following, Neighbours, convert, require_megatron
 from tasks.jobs.megatron.commits import Committing, Saves, link_verified
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED
 from tasks.jobs.node.runtime import Rank, main
@@ -53,7 +53,7 @@ def run(rank: Rank) -> dict[str, Any]:
     """
     config = TrainingConfig.model_validate(rank.settings["training"])
     execution = ExecutionConfig.model_validate(rank.settings["execution"])
-    require_checkout(Path(execution.megatron.checkout))
+    require_megatron(execution.megatron)
     # Raises ValueError for a number of ranks, or a launcher, that Megatron cannot use.
     if rank.world_size % execution.ranks_a_copy:
         raise ValueError(

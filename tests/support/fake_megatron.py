@@ -14,7 +14,8 @@ FLAGS = """
 swiglu disable-bias-linear untie-embeddings-and-output-weights sequence-parallel bf16 group-query-attention
 use-distributed-optimizer exit-on-missing-checkpoint log-throughput reset-position-ids reset-attention-mask exit-signal-handler
 use-rotary-position-embeddings no-query-key-layer-scaling deepspeed-activation-checkpointing deepspeed no-pipeline-parallel
-overlap-grad-reduce override-opt_param-scheduler
+overlap-grad-reduce override-opt_param-scheduler no-rope-fusion no-persist-layer-norm no-masked-softmax-fusion
+no-gradient-accumulation-fusion
 """
 VALUES = """
 num-layers hidden-size ffn-hidden-size num-attention-heads seq-length max-position-embeddings attention-dropout hidden-dropout
@@ -24,7 +25,7 @@ tensor-model-parallel-size pipeline-model-parallel-size
 num-query-groups position-embedding-type normalization norm-epsilon lr-decay-style lr-wsd-decay-style lr-wsd-decay-iters
 context-parallel-size recompute-granularity recompute-method recompute-num-layers tokenizer-type dataloader-type ckpt-format
 data-path split data-cache-path tokenizer-model save save-interval load log-interval num-key-value-heads layernorm-epsilon
-ds-sequence-parallel-size deepspeed_config zero-stage
+ds-sequence-parallel-size deepspeed_config zero-stage transformer-impl
 """
 PROGRAM = """
 import argparse, json, os, signal, sys, time
@@ -36,6 +37,8 @@ for name in FLAGS.split():
 for name in VALUES.split():
     parser.add_argument(f"--{name}")
 args = parser.parse_args()
+if not args.deepspeed and args.transformer_impl != "local":
+    import transformer_engine  # what the real one builds its layers from by default
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 pace, die_at = float(os.environ.get("FAKE_PACE", 0)), int(os.environ.get("FAKE_DIE_AT", 0))
 assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and Path(args.data_path + ".bin").exists()

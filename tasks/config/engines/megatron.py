@@ -58,6 +58,7 @@ class MegatronEngine(Engine):
         if execution.megatron.sequence_parallel and execution.tensor_parallel == 1:
             raise ValueError("execution.megatron.sequence_parallel needs execution.tensor_parallel of 2 or more")
         _require_converter(training, execution)
+        _require_layers(execution)
         if execution.megatron.flavour == "megatron-deepspeed":
             stage = execution.deepspeed.zero_stage
             if execution.pipeline_parallel > 1 and stage > 1:
@@ -92,6 +93,23 @@ class MegatronEngine(Engine):
                 "arguments": [*([VIRTUAL_STAGES, str(virtual)] if virtual > 1 else []), *options],
             }
         }
+
+
+def _require_layers(execution: ExecutionConfig) -> None:
+    """What Megatron-LM divides with Transformer Engine alone (@d98e8a64: torch_norm.py, dot_product_attention.py)."""
+    if execution.megatron.transformer_impl == "transformer_engine":
+        return
+    if execution.megatron.flavour != "megatron-lm":
+        raise ValueError("execution.megatron.transformer_impl is of the flavour megatron-lm: leave it out")
+    for name, asked in (
+        ("execution.context_parallel", execution.context_parallel > 1),
+        ("execution.megatron.sequence_parallel", execution.megatron.sequence_parallel),
+    ):
+        if asked:
+            raise ValueError(
+                f"{name} needs Transformer Engine, and execution.megatron.transformer_impl is local: use transformer_engine, "
+                f"in an image that has it, or leave {name} out"
+            )
 
 
 def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) -> None:

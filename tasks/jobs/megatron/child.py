@@ -22,13 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import die_with_parent, process_started, read_json
-from tasks.config.training import TrainingConfig
+from tasks.config.training import MegatronConfig, TrainingConfig
 from tasks.formats.megatron_log import Iteration, iterations_of
 from tasks.jobs.node.elastic import process_age
 from tasks.jobs.node.runtime import Rank
@@ -95,13 +96,25 @@ _NO_NUMBER = re.compile(r"found NaN in|Unexpected result nan|found Inf in|Unexpe
 _NO_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate")
 
 
-def require_checkout(checkout: Path) -> None:
-    """Raises Missing when Megatron is not where the settings say."""
+def require_megatron(megatron: MegatronConfig) -> None:
+    """Raises Missing when Megatron is not where the settings say, or what it builds its layers from is not installed."""
+    checkout = Path(megatron.checkout)
     if not (checkout / PROGRAM).is_file():
         raise Missing(
             f"there is no {PROGRAM} in {checkout} (execution.megatron.checkout) on this machine",
             remedy="Use an image that has it (cluster.image), or clone https://github.com/NVIDIA/Megatron-LM there; "
             "for execution.megatron.flavour megatron-deepspeed, https://github.com/microsoft/Megatron-DeepSpeed.",
+        )
+    needed = megatron.flavour == "megatron-lm" and megatron.transformer_impl == "transformer_engine"
+    if (
+        needed
+        and not {"--transformer-impl", "--spec"} & set(megatron.arguments)
+        and not find_spec("transformer_engine")
+    ):
+        raise Missing(
+            "Megatron-LM builds its layers with Transformer Engine, which is not installed on this machine",
+            remedy="Use an image that has it (cluster.image), or set execution.megatron.transformer_impl to local: slower, and "
+            "without context and sequence parallelism.",
         )
 
 

@@ -40,6 +40,7 @@ CASES = {
         {"distributed_optimizer": False},
     ),
     "gpt2": ({"network": GPT2}, {}, {"converter": ("convert",)}),
+    "local": ({"precision": "bf16"}, {"tensor_parallel": 2}, {"transformer_impl": "local"}),
     "deepspeed_3d": (
         {"precision": "bf16"},
         {"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": "full", "deepspeed": {"zero_stage": 1}},
@@ -103,6 +104,19 @@ def test_megatron_deepspeed_gets_the_zero_of_the_engine_deepspeed():
         ({}, {}, {"flavour": "megatron-deepspeed"}, "reads no llama of megatron-deepspeed"),
         ({}, {"pipeline_parallel": 2}, DEEPSPEED, "ZeRO 1 only"),
         ({"schedule": "wsd"}, {}, DEEPSPEED, "no schedule wsd"),
+        (
+            {},
+            {"context_parallel": 2},
+            {"transformer_impl": "local"},
+            "execution.context_parallel needs Transformer Engine",
+        ),
+        (
+            {},
+            {"tensor_parallel": 2},
+            {"transformer_impl": "local", "sequence_parallel": True},
+            "execution.megatron.sequence_parallel needs Transformer Engine",
+        ),
+        ({}, {}, {**DEEPSPEED, "transformer_impl": "local"}, "of the flavour megatron-lm"),
         ({}, {"recompute": "selective"}, DEEPSPEED, "all or nothing"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_run_is_refused_above_the_share_and_told_below(two, capsys):
         require_apart(rank, MIXED, ExecutionConfig())
     assert read_json(rank.folder / FILE)[0]["crossed"] == 2
     checkout = write_checkout(two.folder / "megatron-lm")
-    execution = ExecutionConfig(megatron=MegatronConfig(checkout=str(checkout)))
+    execution = ExecutionConfig(megatron=MegatronConfig(checkout=str(checkout), transformer_impl="local"))
     settings = {"training": MIXED.model_dump(mode="json"), "execution": execution.model_dump(mode="json")}
     for engine in (train, train_megatron):
         with pytest.raises(ValueError, match="2 of"):

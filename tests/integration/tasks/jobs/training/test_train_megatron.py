@@ -107,7 +107,9 @@ def written(tokens, checkout, shapes):
     command = converter(checkout, shapes)
 
     def write(job, limits=None, **megatron):
-        execution = {"megatron": {"checkout": str(checkout), "converter": command, **megatron}, "limits": limits or {}}
+        local = {} if "flavour" in megatron else {"transformer_impl": "local"}
+        own = {"checkout": str(checkout), "converter": command, **local, **megatron}
+        execution = {"megatron": own, "limits": limits or {}}
         settings = {"training": CONFIG.model_dump(mode="json"), "execution": execution, "checkpoint_every_steps": 4}
         job.mkdir()
         spec = {"settings": {**settings, "keep_checkpoints": 2}, "inputs": {"tokens": str(tokens)}}
@@ -259,6 +261,7 @@ def test_megatron_deepspeed_writes_under_its_own_names_and_resumes(launch, writt
     [
         ({"checkout": "/nowhere/megatron"}, "missing", "there is no pretrain_gpt.py in /nowhere/megatron"),
         ({"converter": []}, "missing", "Megatron-Bridge is not installed"),
+        ({"transformer_impl": "transformer_engine"}, "missing", "Transformer Engine, which is not installed"),
         ({"arguments": ["--no-such-argument"]}, "infrastructure", "--no-such-argument"),
     ],
 )
