@@ -132,9 +132,10 @@ def render(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Print exactly what would be submitted for a stage, without submitting it. No server and no scheduler is asked.
+    """Print exactly what would be submitted for a stage, without submitting it. No scheduler is asked.
 
-    Inputs that are not made yet stand as placeholders, and are named.
+    The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that are not made yet stand as
+    placeholders, and are named. Keys of the job are added when it is submitted.
     """
     from flows.support.planned_jobs import on_which, planned_job
     from tasks.config.files import load
