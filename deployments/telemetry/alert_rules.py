@@ -291,7 +291,7 @@ RULES = (
     ),
     Rule(
         "flow_run_died",
-        "The process of a run is gone without a word, and the run was not taken up again.",
+        "The process of a run has ended without a result, and the run was not resumed.",
         "`headway status` shows whether it is resumed. If not: the same command continues after the last finished stage.",
         "critical",
         _ended("died", "died"),

@@ -255,7 +255,7 @@ def _key(home: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise IntegrityError(
-            f"{path} holds {len(key)} bytes, and no key of {KEY_BYTES}: approvals cannot be told from forged ones",
+            f"{path} holds {len(key)} bytes, not a key of {KEY_BYTES}: approvals cannot be distinguished from forged ones",
             remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
         )
     return key
