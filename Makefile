@@ -50,7 +50,7 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.structure
-	$(BIN)/python -m benchmarks.prose
+	$(BIN)/python -m benchmarks.prose --strings
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

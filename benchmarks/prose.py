@@ -1,7 +1,7 @@
 """Looks for phrases that this project writes differently, as `make check` does: `python -m benchmarks.prose [--strings]`.
 
 Of pages (README.md, CONTRIBUTING.md, CHANGELOG.md, docs/) it reads all but code; with `--strings`, of the product what users
-see: strings of deployments/cli, of errors that are raised, and of `help=` and `remedy=`. The phrases are in prose.yaml.
+may see: strings, docstrings of commands, and the sentences of tasks/compute/failures.json. The phrases are in prose.yaml.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ def in_page(text: str) -> Iterator[Finding]:
 
 
 def in_module(text: str, *, command: bool) -> Iterator[Finding]:
-    """Find each phrase in the strings of a module that users see: of a command all, else errors, `help=` and `remedy=`."""
-    tree = ast.parse(text)
-    shown: list[ast.AST] = [tree] if command else [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-    shown += [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("help", "remedy")]
-    strings = {
-        (node.lineno, node.col_offset): node.value
-        for root in shown
-        for node in ast.walk(root)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    for (line, _), string in strings.items():
-        yield from in_text(string, line)
+    """Find each phrase in the strings of a module, in docstrings only of a command's: `--help` shows those."""
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (command or node not in docstrings):
+            for line, phrase, better in in_text(node.value, node.lineno):
+                yield min(line, node.end_lineno or line), phrase, better  # a line break may be written as \n
+
+
+def in_failures(text: str) -> Iterator[Finding]:
+    """Find each phrase in the sentences and remedies of failures.json; its patterns are of other programs' words."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if shown := re.search(r'"(?:sentence|remedy)": "(.*?[^\\])"', line):
+            yield from in_text(shown[1], number)
 
 
 def main() -> int:
@@ -60,10 +62,14 @@ def main() -> int:
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if sys.argv[1:] == ["--strings"]:
         files += [path for top in ("flows", "tasks", "deployments") for path in (ROOT / top).rglob("*.py")]
+        files.append(ROOT / "tasks" / "compute" / "failures.json")
     wrong = 0
     for path in sorted(files):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
-        findings = in_page(text) if path.suffix == ".md" else in_module(text, command="deployments/cli/" in name)
+        if path.suffix == ".py":
+            findings = in_module(text, command="deployments/cli/" in name)
+        else:
+            findings = in_page(text) if path.suffix == ".md" else in_failures(text)
         for line, phrase, better in sorted(findings):
             print(f"{name}:{line}: {phrase!r}: write {better!r}")
             wrong += 1

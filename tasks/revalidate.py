@@ -179,7 +179,7 @@ def drift_part(payload: Mapping[str, Any] | None, result: Found, config: Revalid
         measured=payload["p_value"],
         limit=f"> {payload['false_alarm_rate']:.4g}",
         passed=not moved,
-        remedy="Look at what moved. Data that is broken is mended at its source, other data is learnt: `headway retrain`. "
+        remedy="Look at what moved. Fix broken data at its source; train on other new data: `headway retrain`. "
         "revalidation.drift.false_alarm_rate is the share of unchanged data that may be called drift; with "
         f"{config.windows_per_year} revalidations a year, {config.windows} in a row, that is "
         f"{config.drift_alarms_per_year():.1%} of unchanged champions a year: revalidation.false_alarms_per_year chooses it.",

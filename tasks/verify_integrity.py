@@ -120,6 +120,6 @@ def _remedy(ref: str, wrong: list[Finding]) -> str:
     if all(problem.problem == "signature" for finding in wrong for problem in finding.problems):
         return remedy_for(ref)
     try:
-        return f"It must not be served until it is mended. {remake(find(current().store, *parse_ref(ref)))}"
+        return f"It must not be served until it is repaired. {remake(find(current().store, *parse_ref(ref)))}"
     except (HeadwayError, ValueError):
-        return "It must not be served until it is mended. `headway restore` brings it back from a backup."
+        return "It must not be served until it is repaired. `headway restore` brings it back from a backup."

@@ -75,7 +75,7 @@ def main(home: Path) -> None:
     finally:
         for close in _open:
             close()
-    logging.info("the settings have changed: starting anew")
+    logging.info("the settings have changed: restarting")
     os.execv(sys.executable, [sys.executable, "-m", "deployments.bridge", str(home)])
 
 

@@ -158,7 +158,7 @@ def remember(db: sqlite3.Connection, signature: Signature) -> None:
     db.execute(TABLE)
     db.execute("DELETE FROM signatures WHERE until < ?", (time.time(),))
     if not db.execute("INSERT OR IGNORE INTO signatures VALUES (?, ?)", signature).rowcount:
-        raise NotTaken(401, "the signature was used before: sign each request anew")
+        raise NotTaken(401, "the signature was used before: sign each request by itself")
 
 
 class Entra:

@@ -38,7 +38,7 @@ PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
     "revalidate": "The model in production, verified and measured on the newest data. Stops only what serves changed files.",
     "validate": "A dataset, judged by itself; what breaks a rule is set aside.",
-    "qualify": "The cluster, measured anew and judged.",
+    "qualify": "The cluster, measured now and judged.",
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
     "watch": "What endpoints answered since the last look, against what is usual; what stands out becomes an event.",
 }

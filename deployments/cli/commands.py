@@ -34,13 +34,13 @@ COMMANDS = {
     ),
     "revalidate": Row(
         "revalidate:revalidate",
-        "Verify the champion of a model, every byte of it, hold new data against what it learnt, and measure it on that.",
+        "Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.",
     ),
     "drift": Row(
         "data.judging:drift", "Say whether new data has drifted from a reference, by what, and how sure that is."
     ),
     "qualify": Row(
-        "cluster.qualify:qualify", "Measure the cluster anew, and judge every machine by what its hardware must show."
+        "cluster.qualify:qualify", "Measure the cluster now, and judge every machine by the limits of its hardware."
     ),
     "hardware": Row(
         "planning.machines:hardware",
@@ -67,7 +67,7 @@ COMMANDS = {
     ),
     "rightsize": Row(
         "planning.cost:rightsize",
-        "Say of each stored training whether its machines were too small, too large or right, and what measured use says so.",
+        "Report for each stored training whether its machines were too small, too large or right, with the measured use.",
     ),
     "scaling": Row(
         "planning.trainings:scaling",
@@ -105,9 +105,7 @@ COMMANDS = {
         "registry.artifacts:verify",
         "Check every byte of an artifact against its manifest, and a checkpoint or model against its signature.",
     ),
-    "sign": Row(
-        "registry.trust:sign", "Sign an artifact anew with this home's key, after every byte of it was checked."
-    ),
+    "sign": Row("registry.trust:sign", "Sign an artifact again with this home's key, after checking every byte of it."),
     "diff": Row(
         "registry.history:diff",
         "Show what differs from A to B: files, configuration, metrics, and what they were made from.",
@@ -149,11 +147,11 @@ COMMANDS = {
     ),
     "reconcile": Row(
         "cluster.job:reconcile",
-        "Settle jobs that ended while nobody looked, and tell of those that go on without anybody.",
+        "Record the end of jobs that ended unsupervised, and list those that still run unsupervised.",
     ),
     "doctor": Row(
         "operations.doctor:doctor",
-        "Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names.",
+        "Report what is missing or broken and how to fix it; with -c, also for the backend that the configuration names.",
     ),
     "up": Row(
         "operations.platform:up", "Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments."
@@ -203,7 +201,7 @@ COMMANDS = {
     "endpoint key add": Row("operations.endpoint:add_key", "Make a key, and print it, this once."),
     "endpoint key list": Row("operations.endpoint:list_keys", "List the keys of an endpoint, without what they are."),
     "endpoint key revoke": Row("operations.endpoint:revoke_key", "End a key."),
-    "notify": Row("", "Who is told of failures, closed gates, approvals and alerts."),
+    "notify": Row("", "Channels for notifications of failures, closed gates, approvals and alerts."),
     "notify test": Row(
         "operations.platform:notify",
         "Send a test message through each channel of the platform's settings, and say what happened.",

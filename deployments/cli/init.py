@@ -75,7 +75,7 @@ def init(
 
 
 def answer(question: str, given: str, default: str, check: Callable[[str], str], *, ask: bool) -> str:
-    """What an option gives, or a person answers, or the default. A wrong option raises ValueError; a person is asked again."""
+    """What an option gives, or the user answers, or the default. A wrong option raises ValueError; a user is asked again."""
     if given or not ask:
         check(given or default)
         return given or default

@@ -25,8 +25,8 @@ from tasks.common.home import home
 # Errors of this machine's disk and rights, which are no bug of ours: what is wrong, where, and what to do.
 
 
-ANOTHER = "or set HEADWAY_HOME to a folder of yours; the same command goes on."
-FULL = "Free room on the disk, or set HEADWAY_HOME to a folder on a larger one; the same command goes on."
+ANOTHER = "or set HEADWAY_HOME to a folder of yours; then run the same command again."
+FULL = "Free space on the disk, or set HEADWAY_HOME to a folder on a larger one; then run the same command again."
 READ_ONLY = f"The disk is mounted for reading only: mount it for writing, {ANOTHER}"
 REMEDIES = {
     errno.ENOSPC: FULL,
@@ -152,7 +152,7 @@ def short_ref(ref: str) -> str:
 
 
 def say_error(raised: BaseException, *, as_json: bool) -> int:
-    """Print what went wrong and how to mend it; returns the exit code."""
+    """Print what went wrong and how to fix it; returns the exit code."""
     error = raised.error if isinstance(raised, CommandError) else raised
     fields = raised.fields if isinstance(raised, CommandError) else {}
     code, output = exit_code(error), describe(error)
@@ -205,7 +205,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:
-        remedy = "The same command goes on from where it stopped."
+        remedy = "Run the same command again to continue from where it stopped."
     return {
         "type": type(error).__name__,
         "stage": error.stage if isinstance(error, GateFailed) else None,

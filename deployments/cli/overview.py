@@ -44,7 +44,7 @@ def overview(home: Path, directory: Path) -> list[str]:
 def next_steps(
     home: Path, directory: Path, run: LoggedRun | None, endpoints: list[str], *, up: bool
 ) -> list[tuple[str, str]]:
-    """Commands to go on with, three at most, and what each is for."""
+    """Commands to run next, three at most, and what each is for."""
     mine = (directory / CONFIGURATION).is_file()
     configured = f" -c {CONFIGURATION}" if mine else ""
     steps: list[tuple[str, str]] = []
@@ -54,7 +54,7 @@ def next_steps(
         steps += [("headway status", "How far it is"), ("headway jobs", "Its jobs on their machines")]
     elif run and run.status != "completed":
         steps += [("headway doctor", "Whether anything is missing on this machine")]
-        steps += [(f"headway {run.handle.get('flow')}{configured}", "Go on where it stopped")]
+        steps += [(f"headway {run.handle.get('flow')}{configured}", "Continue where it stopped")]
     if not any(home.glob("store/artifacts/dataset/*")) and not elsewhere(home):
         steps += [] if mine else [("headway init", "Write a configuration, after three questions")]
         steps += [(publishing(STDLIB), "Make a dataset: the Python standard library, or NAME and PATH of your own")]

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: the running stage with its progress, its losses, and what is still to come.
+"""What the terminal shows during a run: the running stage with its progress, its losses, and what is still to come.
 
 Everything goes to stderr. On a terminal the last lines move, and each finished stage leaves one line. Elsewhere lines come: one
 a finished stage, and one whenever nothing else came for ten seconds. rich leaves colours out for NO_COLOR.

@@ -96,7 +96,7 @@ def retrain(
     reason: Annotated[
         str,
         typer.Option(
-            help="With --continue-from: why, for the audit log; needed with --force. Another reason chooses a checkpoint anew."
+            help="With --continue-from: why, for the audit log; needed with --force. Another reason chooses a checkpoint again."
         ),
     ] = "",
     yes: Annotated[
@@ -108,7 +108,7 @@ def retrain(
 ) -> None:
     """Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.
 
-    What was done before with the same inputs and settings is reused. A run that was stopped goes on where it stopped.
+    Results of earlier runs with the same inputs and settings are reused. A run that was stopped continues where it stopped.
     """
     from tasks.config.files import load
 
@@ -164,7 +164,7 @@ def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: 
 
 
 def _preflight(name: str, settings: Any, origin: Any) -> None:
-    """What can be known to be wrong before anything is spent: dataset, port, hardware and its proof, what is gone on from."""
+    """Refuse what is wrong before anything is spent: dataset, port, hardware and its proof, checkpoint to continue from."""
     from flows.support.continuing import require_possible
     from tasks.benchmark import hardware_of
     from tasks.orchestration.node_exclusion import require_proof

@@ -49,7 +49,7 @@ def revalidate(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Verify the champion of a model, every byte of it, hold new data against what it learnt, and measure it on that.
+    """Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.
 
     The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
     but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
@@ -128,7 +128,7 @@ def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:
         with suppress(IntegrityError, ValueError):
             learnt = learnt_from(store, ref)
         if learnt is None:
-            raise Unknown(f"nobody knows what {ref} learnt from", remedy="Name the dataset: --data NAME.")
+            raise Unknown(f"no record says which dataset {ref} was trained on", remedy="Name the dataset: --data NAME.")
         data = parse_ref(learnt)[1]  # a name means its newest version
     payload = {"dataset": data, "config": config.model_dump(mode="json")}
     require_no_secrets(payload)

@@ -1,4 +1,4 @@
-"""A flow run from the command line: start the server, run the flow in this process, tell what came of it. For all flows.
+"""A flow run from the command line: start the server, run the flow in this process, print the result. For all flows.
 
 Imports Prefect, so a command imports this when it is needed.
 """
@@ -35,7 +35,7 @@ class Running:
         self.progress = Progress(out)
 
     def start(self, preflight: Callable[[], None]) -> BaseException | None:
-        """Run to the end; what ended it early is returned, so that the fields can be told all the same."""
+        """Run to the end; what ended it early is returned, so that the fields can be printed all the same."""
         try:
             preflight()
             make_home()
@@ -78,7 +78,7 @@ class Running:
         }
 
     def words(self) -> str:
-        """What a person reads at the end."""
+        """What the terminal shows at the end."""
         result = self.run.result if self.run else RunResult()
         page = (self.run.flow_run or {}).get("url") if self.run else None
         login = "" if prefect_server.named_server(home()) else f"   (login: {home() / 'prefect' / 'credentials'})"
@@ -104,7 +104,7 @@ class Running:
             return None
         known = run.spool.published(timeout=PUBLISH_SECONDS).get(run.run)
         if not known:
-            self.console.print("MLflow is behind; what it misses is kept, `headway lineage --sync` tells it.")
+            self.console.print("MLflow is behind; what it lacks is kept, and `headway lineage --sync` publishes it.")
             return None
         return {"id": known["id"], "url": run_page(run.home, run.spool.folder, run.run)}
 
@@ -114,7 +114,7 @@ def job_may_stop(progress: Progress, *, ask: bool) -> bool:
     progress.quiet()
     if not ask or type(sys.exception()) is not KeyboardInterrupt:
         return True
-    question = "\nStop the running job too? If it goes on, the same command adopts it later. [y/N] "
+    question = "\nStop the running job too? If you leave it running, the same command adopts it later. [y/N] "
     progress.console.print(question, end="", markup=False)
     try:
         return input().strip().lower() in ("y", "yes")

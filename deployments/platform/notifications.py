@@ -59,8 +59,8 @@ FAILED = Notice(
     subject=f"Headway: {RUN} {STATE}",
     body=(
         f"The flow run {RUN} {STATE}.\n\n{WHY}\n\n{PAGE}\n\n"
-        "What to do: the summary on that page says what failed and how to mend it; Retry there goes on from the last finished "
-        "stage."
+        "What to do: the summary on that page says what failed and how to fix it; Retry there continues after the last "
+        "finished stage."
     ),
 )
 GATE_CLOSED = Notice(

@@ -185,7 +185,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
                     reason = "ended" if ended else f"has not reached Prefect's server in {WORKER_SECONDS:.0f} s"
                     raise Missing(
                         f"the worker does not come up: it {reason}; the end of {log}:\n{log.read_text()[-1000:]}",
-                        remedy="`headway doctor` tells what is missing; then `headway up` again.",
+                        remedy="`headway doctor` reports what is missing; then `headway up` again.",
                     )
                 time.sleep(0.2)
         return bridge.first_problems(home, config.events)

@@ -137,7 +137,7 @@ def words(fields: dict[str, Any]) -> list[str]:
     lines += [f"login of the pages: {fields['login']}"] if fields["login"] else []
     lines += [f"versions: {', '.join(f'{name} {value}' for name, value in fields['versions'].items())}"]
     lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
-    lines += _section("waiting for a person", [f"{w['name']}  {w['question']}  {w['url']}" for w in fields["waiting"]])
+    lines += _section("waiting for an answer", [f"{w['name']}  {w['question']}  {w['url']}" for w in fields["waiting"]])
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
     lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])
     runs = []

@@ -65,7 +65,7 @@ def not_locked(database: Path) -> None:
     except sqlite3.OperationalError as error:
         raise Missing(
             f"the database {database} cannot be written: {error}",
-            remedy="End the program that holds it (`fuser` names it), or free room on its disk; then the same command goes on.",
+            remedy="Stop the program that holds it (`fuser` names it), or free space on its disk; then run the command again.",
         ) from error
     finally:
         connection.close()

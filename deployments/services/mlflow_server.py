@@ -54,7 +54,7 @@ def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
             end = log.read_text(errors="replace")[-1000:] if log.exists() else ""
             raise Missing(
                 f"the MLflow server at {server['url']} does not answer; the end of {log}:\n{end}",
-                remedy="Runs go on without it. `headway doctor` tells more; `headway up` starts it again.",
+                remedy="Runs continue without it. `headway doctor` reports more; `headway up` starts it again.",
             )
         time.sleep(0.1)
 

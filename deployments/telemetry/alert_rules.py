@@ -291,7 +291,7 @@ RULES = (
     ),
     Rule(
         "flow_run_died",
-        "The process of a run is gone without a word, and the run was not taken up again.",
+        "The process of a run has ended without a result, and the run was not resumed.",
         "`headway status` shows whether it is resumed. If not: the same command continues after the last finished stage.",
         "critical",
         _ended("died", "died"),
@@ -299,7 +299,7 @@ RULES = (
     ),
     Rule(
         "job_without_progress",
-        "A running stage did nothing new for `job_without_progress_minutes`.",
+        "A running stage made no progress for `job_without_progress_minutes`.",
         "Read the log of its job under jobs/. If it hangs, cancel the run; a new one continues from the last checkpoint.",
         "warning",
         _standing,
@@ -308,7 +308,7 @@ RULES = (
     Rule(
         "schedule_missed",
         "A scheduled run has not started `schedule_missed_minutes` after its time.",
-        "`headway status` shows whether the worker runs and what occupies it; `headway up` starts what is missing.",
+        "`headway status` shows whether the worker runs and what it is doing; `headway up` starts what is missing.",
         "warning",
         _missed,
         _fires("schedule_missed"),
@@ -316,7 +316,7 @@ RULES = (
     Rule(
         "disk_nearly_full",
         "Less than `disk_free_gb` is free on the disk that holds the state.",
-        "Free room: old folders under jobs/ and reports/, datasets that are not needed. Training stops when nothing is left.",
+        "Free space: old folders under jobs/ and reports/, datasets that are not needed. Training stops when the disk is full.",
         "critical",
         _full,
         lambda limits: f'{of.DISK.prometheus}{{state="free"}} < {limits.disk_free_gb * 1e9:.0f}',
@@ -324,56 +324,61 @@ RULES = (
     Rule(
         "champion_not_revalidated",
         "A champion was neither deployed nor revalidated for `champion_revalidated_days`.",
-        "Run the deployment revalidate, or see why its schedule does not.",
+        "Run the deployment revalidate, or find out why its schedule does not.",
         "warning",
         stale,
         _fires("champion_not_revalidated"),
     ),
     Rule(
         "model_degraded",
-        "The newest revalidation of a champion says degraded or invalid; ends when one says valid, or with another champion.",
-        "The page of its evidence says what moved. Fix the data, or `headway retrain`; `headway rollback` goes back.",
+        "The newest revalidation of a champion found it degraded or invalid; ends when one finds it valid, or with "
+        "another champion.",
+        "The page of its evidence shows what changed. Fix the data, or `headway retrain`; `headway rollback` restores "
+        "the champion before.",
         "warning",
         degraded,
         _fires("model_degraded"),
     ),
     Rule(
         "endpoint_anomaly",
-        "An endpoint does not answer as it did before: two windows in a row stood out, too many requests fail, or callers call "
+        "An endpoint does not answer as before: two windows in a row stood out, too many requests fail, or callers call "
         "fewer answers right.",
-        "See what it is asked, and its log. `headway revalidate` judges the model, `headway rollback` goes back.",
+        "Look at its requests and its log. `headway revalidate` judges the model, `headway rollback` restores the "
+        "champion before.",
         "warning",
         unusual_answers,
         _fires("endpoint_anomaly"),
     ),
     Rule(
         "model_tampered",
-        "Files of a champion, or of what an endpoint serves, are not what was signed; ends when the bytes are right again.",
-        "Find out who changed them: `headway audit-log`. Make it again with `headway retrain`, or `headway rollback`.",
+        "Files of a champion, or of what an endpoint serves, differ from what was signed; ends when the bytes are right again.",
+        "Find out who changed them: `headway audit-log`. Train it again with `headway retrain`, or `headway rollback`.",
         "critical",
         tampered,
         _fires("model_tampered"),
     ),
     Rule(
         "endpoint_untrusted",
-        "An endpoint serves a model whose key was revoked, is not known or may not sign it; ends when that is so no more.",
-        "Deploy another model, or `headway endpoint stop`. If you stand by the model: `headway sign REF --reason TEXT`.",
+        "An endpoint serves a model whose key was revoked, is not known or may not sign it; ends when that is no longer so.",
+        "Deploy another model, or `headway endpoint stop`. If you vouch for the model: `headway sign REF --reason TEXT`.",
         "critical",
         untrusted,
         _fires("endpoint_untrusted"),
     ),
     Rule(
         "platform_part_down",
-        "A part of the platform does not run, and could not be started again.",
-        "`headway doctor` names what is missing; its log lies in its folder under platform/ or prefect/. Then `headway up`.",
+        "A part of the platform does not run, and could not be restarted.",
+        "`headway doctor` names what is missing; the part's log is in its folder under platform/ or prefect/. Then `headway up`.",
         "critical",
         _down,
         _fires("platform_part_down"),
     ),
     Rule(
         "event_source_broken",
-        "A source of events does not work: a watched folder is missing, a port is taken, a secret is not set, a queue is away.",
-        "`headway status` and `headway doctor` name each, and why. What came meanwhile is taken in when it works again.",
+        "A source of events does not work: a watched folder is missing, a port is taken, a secret is not set, a queue is "
+        "unreachable.",
+        "`headway status` and `headway doctor` name each source and the reason. What arrived meanwhile is processed when "
+        "it works again.",
         "warning",
         _broken,
         _fires("event_source_broken"),
@@ -381,7 +386,7 @@ RULES = (
     Rule(
         "many_denials",
         "A name, or several from one place, was refused `denials` times within `denials_minutes`.",
-        "`headway audit-log --person NAME` says what was tried and from where. `headway person renew NAME` ends a token.",
+        "`headway audit-log --person NAME` shows what was tried and from where. `headway person renew NAME` ends a token.",
         "warning",
         _habit(
             lambda habits, now, limits: access_anomalies.many_denials(
@@ -392,7 +397,8 @@ RULES = (
     ),
     Rule(
         "bulk_download",
-        "A name read more of artifacts within an hour than `download_gb`, `download_artifacts` or `download_times_usual` allow.",
+        "A name read more from artifacts within an hour than `download_gb`, `download_artifacts` or "
+        "`download_times_usual` allow.",
         "`headway audit-log --access --person NAME` lists what was read. `headway person remove NAME` ends their token.",
         "warning",
         _habit(
@@ -408,8 +414,9 @@ RULES = (
     ),
     Rule(
         "new_place",
-        "A name was seen at a host or account where it never was before; ends by itself after `new_place_hours`.",
-        "Ask them. If it was not they: `headway person renew NAME` ends the token, and the audit log says what was done.",
+        "A name was seen on a host or account for the first time; ends by itself after `new_place_hours`.",
+        "Ask that person. If it was somebody else, `headway person renew NAME` ends the token, and the audit log shows "
+        "what was done.",
         "warning",
         _habit(lambda habits, now, limits: access_anomalies.new_places(habits, now, hours=limits.new_place_hours)),
         _fires("new_place"),

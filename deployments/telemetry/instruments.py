@@ -59,7 +59,7 @@ GATES = Instrument(
 STAGES = Instrument("headway.stage.duration", "histogram", "s", "Time that a stage took", ("flow", "stage", "status"))
 RESTARTS = Instrument("headway.job.restarts", "counter", "{restart}", "Starts of a job after its first", ("stage",))
 
-RUNNING = Instrument("headway.runs.running", "gauge", "{run}", "Flow runs at work", ("flow", "subject"))
+RUNNING = Instrument("headway.runs.running", "gauge", "{run}", "Running flow runs", ("flow", "subject"))
 FAILING = Instrument(
     "headway.run.failing.time",
     "gauge",
@@ -74,17 +74,17 @@ MOVED = Instrument(
     "headway.stage.progress.time",
     "gauge",
     "s",
-    "When the running stage last did something new, since the epoch",
+    "When the running stage last made progress, since the epoch",
     ("flow", "subject", "stage"),
 )
 LOSS = Instrument("headway.training.loss", "gauge", "{nat}", "Training loss of the last step", ("model",))
-SPEED = Instrument("headway.training.tokens", "gauge", "{token}/s", "Training tokens a second", ("model",))
+SPEED = Instrument("headway.training.tokens", "gauge", "{token}/s", "Training tokens per second", ("model",))
 STEP = Instrument("headway.training.step", "gauge", "{step}", "Last step of training", ("model",))
 ALERT = Instrument(
     "headway.alert.firing", "gauge", "{alert}", "1 for every alert that fires", ("alert", "severity", "instance")
 )
-TICK = Instrument("headway.telemetry.tick", "gauge", "s", "Time that the last look at everything took")
-TIME = Instrument("headway.telemetry.time", "gauge", "s", "When everything was last looked at, since the epoch")
+TICK = Instrument("headway.telemetry.tick", "gauge", "s", "Duration of the last check of everything")
+TIME = Instrument("headway.telemetry.time", "gauge", "s", "When everything was last checked, since the epoch")
 BEHIND = Instrument(
     "headway.telemetry.behind", "gauge", "By", "Events of run logs that an exporter has not sent yet", ("exporter",)
 )
@@ -93,9 +93,9 @@ CPU = Instrument("system.cpu.utilization", "gauge", "1", "Share of all CPU time 
 LOAD = Instrument("system.cpu.load_average.1m", "gauge", "{thread}", "Threads that run or wait, over a minute")
 CORES = Instrument("system.cpu.logical.count", "gauge", "{cpu}", "Logical CPUs")
 MEMORY = Instrument("system.memory.usage", "gauge", "By", "Memory by state", ("state",))
-DISK = Instrument("system.filesystem.usage", "gauge", "By", "Room on the disk that holds the state", ("state",))
+DISK = Instrument("system.filesystem.usage", "gauge", "By", "Space on the disk that holds the state", ("state",))
 DISK_IO = Instrument("system.disk.io", "counter", "By", "Bytes read from and written to disks", ("direction",))
-NETWORK = Instrument("system.network.io", "counter", "By", "Bytes over the network, loopback left out", ("direction",))
+NETWORK = Instrument("system.network.io", "counter", "By", "Bytes over the network, without loopback", ("direction",))
 GPU = Instrument("hw.gpu.utilization", "gauge", "1", "Share of time in which the GPU worked", ("gpu", "name"))
 GPU_MEMORY = Instrument("hw.gpu.memory.usage", "gauge", "By", "Memory of the GPU in use", ("gpu", "name"))
 GPU_LIMIT = Instrument("hw.gpu.memory.limit", "gauge", "By", "Memory of the GPU", ("gpu", "name"))

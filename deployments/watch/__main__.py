@@ -79,7 +79,7 @@ def main(home: Path) -> None:
         for name, duty in todo.items():
             failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)
-    logging.info("the settings have changed: starting anew")
+    logging.info("the settings have changed: restarting")
     os.execv(sys.executable, [sys.executable, "-m", "deployments.watch", str(home)])
 
 

@@ -234,7 +234,7 @@ class DeadRuns:
         queued = self._resumes(client, run)
         never_began = run.deployment_id is not None and run.state is not None and run.state.is_pending()
         if run.deployment_id is not None and _planned(seen) and not (run.state and run.state.is_cancelling()):
-            state = AwaitingRetry(message=f"{STOPPED}: goes on after the last finished stage")
+            state = AwaitingRetry(message=f"{STOPPED}: continues after the last finished stage")
         elif never_began and run.state is not None and run.state.timestamp.timestamp() < self._began:
             state = AwaitingRetry(message=f"Nothing had begun when the platform stopped: {seen.words}")
         elif never_began and queued < max(self.config.max_resumes, 1):
@@ -256,15 +256,15 @@ class DeadRuns:
             error = (seen.log.last("closed") or {}).get("error") or {}
             return Failed(message=f"{status}: {error.get('message', '')} (it could not tell Prefect; found {at(now)})")
         if run.deployment_id is None:
-            goes_on = "The same command goes on after the last finished stage."
+            advice = "The same command continues after the last finished stage."
         elif self.config.on_crash == "mark":
-            goes_on = "Retry goes on after the last finished stage."
+            advice = "Retry continues after the last finished stage."
         elif queued >= self.config.max_resumes:
-            again = "See its logs; Retry goes on after the last finished stage."
-            goes_on = f"It was taken up again {queued} times already. {again}"
+            again = "See its logs; Retry continues after the last finished stage."
+            advice = f"It was resumed {queued} times already. {again}"
         else:
-            goes_on = "It is taken up again."
-        return Crashed(message=f"Crashed: {seen.words}; found {at(now)}. {goes_on}")
+            advice = "It is resumed."
+        return Crashed(message=f"Crashed: {seen.words}; found {at(now)}. {advice}")
 
     def _ended(self, client: SyncPrefectClient, how: StateType, now: float, since: float) -> list[FlowRun]:
         """Runs that ended so, as others said: a worker tells twice, so the first seconds are left to it."""
@@ -289,7 +289,7 @@ class DeadRuns:
             self._settled.add(run.state_id)
         elif seen.verdict not in ("alive", "elsewhere") and claim(client, run.id, run.state_id, now):
             _end_tasks(client, run)
-            _set(client, run, AwaitingRetry(message=f"{how}: goes on after the last finished stage"))
+            _set(client, run, AwaitingRetry(message=f"{how}: continues after the last finished stage"))
 
     def _keep(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
         """Have a run that was at work before, and that a limit cancelled when it was to go on, wait for its slot instead."""
@@ -298,7 +298,7 @@ class DeadRuns:
         if not refused or not any(_began(state) for state in history(client, run.id)):
             self._settled.add(run.state_id)
         elif claim(client, run.id, run.state_id, now):
-            waits = "another run of its deployment is at work; goes on when that one has ended"
+            waits = "another run of its deployment is active; this one continues when that one has ended"
             when = datetime.fromtimestamp(now, UTC) + SOME_DAY
             _set(client, run, Scheduled(name=WAITS, scheduled_time=when, message=f"It waits: {waits}"))
 
@@ -309,7 +309,7 @@ class DeadRuns:
             return
         limit = client.read_deployment(run.deployment_id).global_concurrency_limit
         if (limit is None or limit.active_slots < limit.limit) and claim(client, run.id, run.state_id, now):
-            _set(client, run, AwaitingRetry(message="The slot of its deployment is free: it goes on"))
+            _set(client, run, AwaitingRetry(message="The slot of its deployment is free: it continues"))
 
     def _hasten(self, client: SyncPrefectClient, run: FlowRun, now: float) -> None:
         """A run that `headway down` put off until its worker is gone: we are there again, so it need not wait any longer."""

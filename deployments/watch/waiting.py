@@ -82,11 +82,15 @@ class Waiting:
         try:
             question = Question.model_validate(read_question(folder))
         except ValidationError:
-            self._put_back(client, folder, state, now, "Its question is of another release: it asks anew")
+            self._put_back(client, folder, state, now, "Its question is of another release: it asks again")
             return
         if now >= question.expires:
             self._put_back(
-                client, folder, state, now, f"Nobody answered until {at(question.expires)}: it goes on to its end"
+                client,
+                folder,
+                state,
+                now,
+                f"Nobody answered until {at(question.expires)}: it resumes, and its gate closes",
             )
         elif now >= question.reminded + question.remind_seconds:
             payload = {"id": str(uuid4()), "occurred": datetime.fromtimestamp(now, UTC).isoformat(), "related": []}

@@ -122,7 +122,7 @@ def start_of(
     if chosen := _chosen(run.home, run.store, place):
         if not dry:
             run.observer.happened(
-                "train", "adopted", f"training goes on from {_words(chosen.origin)}, as chosen before"
+                "train", "adopted", f"training continues from {_words(chosen.origin)}, as chosen before"
             )
         return chosen.origin, chosen.taking
     seen = _look(run.home, run.store, ask.job)
@@ -204,7 +204,7 @@ def _look(home: Path, store: Store, name: str) -> _Seen:
     if not output["found"]:
         why = "; ".join(output["passed_over"]) or "none was committed yet"
         raise IntegrityError(
-            f"{job.id} has no checkpoint to go on from: {why}", remedy="Name another job: `headway jobs --all`."
+            f"{job.id} has no checkpoint to continue from: {why}", remedy="Name another job: `headway jobs --all`."
         )
     return _Seen(job, root, output["found"], output["sha256"], tuple(output["passed_over"]))
 
@@ -255,10 +255,10 @@ def _require(differences: list[Difference], seen: _Seen, ask: ContinueFrom, conf
     if not cluster.section.jobs_see_home:
         never.append(f"machines of the backend {cluster.backend} do not see {seen.root}")
     if never:
-        raise ValueError(f"cannot go on from {seen}, also not with --force: {'; '.join(never)}")
+        raise ValueError(f"cannot continue from {seen}, not even with --force: {'; '.join(never)}")
     if differences and not ask.force:
         raise ValueError(
-            f"cannot go on from {seen}: {'; '.join(map(str, differences))}. Take back the change, or go on all the same with "
+            f"cannot continue from {seen}: {'; '.join(map(str, differences))}. Undo the change, or continue anyway with "
             "--force --reason TEXT, which goes into the audit log"
         )
 
@@ -272,13 +272,14 @@ def _require_same_tokenizer(store: Store, seen: _Seen, tokens: Artifact) -> None
         remote, local = _tokenizer(store, theirs), _tokenizer(store, tokens.ref)
     except Unknown as error:
         raise ValueError(
-            f"cannot go on from {seen}, also not with --force: its {theirs} is not in this store, so nobody can tell whether it "
-            "has the same tokenizer"
+            f"cannot continue from {seen}, not even with --force: its {theirs} is not in this store, so it is not known whether "
+            "it has the same tokenizer"
         ) from error
     if remote != local:
         raise ValueError(
-            f"cannot go on from {seen}, also not with --force: {tokens.ref} has another tokenizer than its {theirs}. Preprocess "
-            "with that one: --set preprocessing.tokenizer.ref=tokenizer/NAME@VERSION, which `headway lineage` shows of the tokens"
+            f"cannot continue from {seen}, not even with --force: {tokens.ref} has another tokenizer than its {theirs}. "
+            "Preprocess with that one, which `headway lineage` shows of the tokens: "
+            "--set preprocessing.tokenizer.ref=tokenizer/NAME@VERSION"
         )
 
 
@@ -300,4 +301,4 @@ def _tell(run: Lifecycle, seen: _Seen, ask: ContinueFrom, differences: list[Diff
         )
     for reason in seen.passed_over:
         run.observer.happened("train", "retrying", f"a newer checkpoint of {seen.job.id} is passed over: {reason}")
-    run.observer.happened("train", "adopted", f"training goes on from {seen}: {position}")
+    run.observer.happened("train", "adopted", f"training continues from {seen}: {position}")

@@ -167,10 +167,10 @@ def _leave_for_later(error: BaseException) -> None:
     identity = UUID(running)
     if deployment.get_id():
         state = AwaitingRetry(
-            scheduled_time=datetime.now(UTC) + LATER, message=f"{STOPPED}: goes on at the next `headway up`"
+            scheduled_time=datetime.now(UTC) + LATER, message=f"{STOPPED}: resumes at the next `headway up`"
         )
     else:
-        state = Cancelled(message=f"{STOPPED}: the same command goes on after the last finished stage")
+        state = Cancelled(message=f"{STOPPED}: the same command continues after the last finished stage")
     for _ in range(TRIES):
         try:
             answer = ask(lambda client: client.set_flow_run_state(identity, state))

@@ -91,5 +91,5 @@ class Suspended(BaseException):
     """
 
     def __init__(self, suspend: Callable[[], NoReturn]) -> None:
-        super().__init__("the run waits for a person")
+        super().__init__("the run waits for an answer")
         self.suspend = suspend

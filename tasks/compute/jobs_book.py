@@ -322,9 +322,9 @@ def _words(entry: JobEntry, verdict: Verdict, state: JobState | None, *, asked: 
     else:
         why = "its scheduler was not asked. To ask it: headway reconcile"
     return {
-        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To go on, {again}.",
+        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To continue, {again}.",
         "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
-        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To go on with it, {again}; "
+        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To continue with it, {again}; "
         f"to end it: headway job cancel {entry.id}",
         "unknown": f"{entry.id} is open and nobody supervises it; {why}",
         "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",

@@ -146,7 +146,7 @@ class Submitter:
                     f"the job of {self.job.name} was cancelled by hand while it waited to be submitted again",
                     failure="cancelled",
                     folder=str(self.folder),
-                    remedy="The same command goes on from where it stopped.",
+                    remedy="Run the same command again to continue from where it stopped.",
                 )
             left = until - self.clock.now()
             if left <= 0:

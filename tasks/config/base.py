@@ -133,7 +133,7 @@ def own_or_named(home: Path, own: str, variable: str) -> tuple[Path, bool]:
         if os.path.lexists(binding):
             raise Refused(
                 f"{variable} names {chosen}, and the home has its own {binding}: nothing is done by another file",
-                remedy=f"Unset {variable}. What is to hold for this home belongs into {path}.",
+                remedy=f"Unset {variable}. The settings of this home belong in {path}.",
             )
     return chosen, True
 

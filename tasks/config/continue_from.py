@@ -120,8 +120,8 @@ def position(consumed: int, differences: Iterable[Difference]) -> tuple[int, str
     """Samples of the new order that count as used, and why: all that the other run used, unless the order is another one."""
     others = sorted({name_of(each.key) for each in differences if each.key.startswith(ORDER)})
     if others:
-        return 0, f"the data begins anew, at sample 0, because {', '.join(others)} changed"
-    return consumed, f"the data goes on after its first {consumed} samples"
+        return 0, f"the data starts again at sample 0, because {', '.join(others)} changed"
+    return consumed, f"the data continues after its first {consumed} samples"
 
 
 def tokens_until(identity: Mapping[str, Any], step: int) -> int:

@@ -119,7 +119,7 @@ def of_unreadable(config: ValidationConfig, count: int, documents: int, samples:
     """The share of lines that are no documents."""
     most = config.max_unreadable_share
     remedy = (
-        "Mend the lines that are named, set validation.text_field to the field that holds the text, or raise "
+        "Correct the lines that are named, set validation.text_field to the field that holds the text, or raise "
         "validation.max_unreadable_share."
     )
     share = count / max(count + documents, 1)

@@ -279,7 +279,7 @@ def loss_checks(payload: Mapping[str, Any], config: PerformanceConfig, limits: C
         f"The interval is too wide to judge by: hold out more documents, or raise revalidation.performance.max_loss_interval = "
         f"{config.max_loss_interval:.4g}. "
         if status == "insufficient"
-        else "The data has moved away from what the champion learnt: retrain on it. It goes on serving; "
+        else "The data has moved away from the champion's training data: retrain on it. The champion stays in service; "
         "comparison.max_loss_since_promotion is the limit. "
     )
     since = Check(

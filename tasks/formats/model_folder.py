@@ -178,7 +178,7 @@ def require_positions(folder: Path, context: int | None) -> None:
     known = declared_positions(folder)
     if context and known and context > known and _json(folder / "config.json").get("model_type") == "gpt2":
         raise ValueError(
-            f"export.context_length is {context}, and the model has learnt positions for {known} tokens: lower it, or leave "
+            f"export.context_length is {context}, and the model has learned positions for {known} tokens: lower it, or leave "
             "it empty"
         )
 
@@ -247,7 +247,7 @@ def _first(config: dict[str, Any], *names: str) -> Any:
 def _number(config: dict[str, Any], *names: str) -> int:
     result = _first(config, *names)
     if not isinstance(result, int):
-        raise ValueError(f"config.json of the model has no {names[0]}: its size cannot be told")
+        raise ValueError(f"config.json of the model has no {names[0]}, which its size depends on: add it")
     return result
 
 

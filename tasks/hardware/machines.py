@@ -141,7 +141,7 @@ def _machine(sku: Sku, specs: Mapping[str, Number], name: str, *, generic: bool 
     memory = read.get("gpu_memory_gb", "memory_bytes", GIB)
     if not gpus or not memory:
         raise ValueError(
-            f"{name} has no GPUs that its file tells of: a plan of a case needs them; `headway hardware` lists sizes"
+            f"the hardware file of {name} describes no GPUs, which a plan of a case needs; `headway hardware` lists sizes"
         )
     # Peak and achievable by precision; a precision that the GPU has no rate for is left out of both.
     peak = {dtype: read.get(f"peak_{dtype}_tflops", "peak_flops", TERA) for dtype in DTYPES}

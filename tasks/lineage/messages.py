@@ -67,11 +67,11 @@ MODEL_NOTE = """Versions that were exported. Alias `champion`: promoted, the one
 to go back to; `challenger`: exported last, and not promoted.
 
 A version's files are in Headway's store, under the reference in its tag `headway.ref`: `headway verify REF` checks them,
-`headway lineage REF` tells what they were made from.
+`headway lineage REF` shows what they were made from.
 """
 BACK = (
     "`headway rollback model/NAME --reason TEXT` makes the version before the champion again. To serve it, run its dataset with "
-    "its configuration and commit: recorded stages are reused, so only the deployment is done anew. "
+    "its configuration and commit: recorded stages are reused, so only the deployment runs again. "
     "`headway lineage` names all three."
 )
 CLUSTER_NOTE = (

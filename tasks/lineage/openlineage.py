@@ -226,6 +226,6 @@ def _send(events: Sequence[ol.RunEvent], url: str, key: str) -> None:
 def _refused(url: str, what: str, payload: int, count: int) -> Missing:
     return Missing(
         f"the OpenLineage server at {url} {what}; it took {payload} of {count} events",
-        remedy="See whether it runs, whether the address is right, and whether OPENLINEAGE_API_KEY is the key that it asks for. "
-        "The same command tells everything again, and what was told before counts once.",
+        remedy="Check whether it runs, whether the address is right, and whether OPENLINEAGE_API_KEY is the key that it expects. "
+        "The same command sends every event again; those that it already has count once.",
     )

@@ -86,7 +86,7 @@ class Publisher:
                 if not self.folder.is_dir():
                     return
                 if time.monotonic() - since > PATIENCE_SECONDS:
-                    print(f"no answer: {error}; `headway lineage --sync` goes on later", file=sys.stderr)
+                    print(f"no answer: {error}; run `headway lineage --sync` again later", file=sys.stderr)
                     return
                 time.sleep(RETRY_SECONDS)
                 continue

@@ -54,7 +54,7 @@ def require_proof(cluster: ClusterConfig, config: BenchmarkConfig) -> None:
     missing = [name for name in ("compute", "collectives") if name not in config.groups]
     if missing:
         raise ValueError(
-            f"benchmark.checks lacks {', '.join(missing)}: the plan of a training run reckons with what they measure"
+            f"benchmark.checks lacks {', '.join(missing)}: the plan of a training run is computed from what they measure"
         )
 
 
@@ -150,7 +150,7 @@ def _drained(
     reasons = {node.name: why(node).removeprefix(f"{node.name}: ") for node in bad}
     if not cluster.capabilities.cannot_drain and len(reasons) > max(1, int(config.act.drain_share * of)):
         share = f"benchmark.act.drain_share is {config.act.drain_share:g}"
-        text = f"a person decides: {len(reasons)} of {of} machines failed at once, and {share}"
+        text = f"left for you to decide: {len(reasons)} of {of} machines failed at once, and {share}"
         return tuple(Drained(node=name, done=False, said=text) for name in reasons)
     for name, reason in reasons.items():
         audit(at_work().lifecycle.store, "drain", what=f"{cluster.name} {name}", reason=reason)

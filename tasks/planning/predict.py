@@ -94,7 +94,7 @@ def warnings_of(case: Case, division: Division, machine: Machine) -> tuple[str, 
     if division.tp > machine.gpus:
         messages.append(f"tp {division.tp} goes over machines of {machine.gpus} GPUs: its traffic takes the network")
     if division.gpus > machine.gpus and machine.network_bandwidth <= 0:
-        messages.append(f"{machine.name} has no network between machines for GPUs: its Ethernet was reckoned with")
+        messages.append(f"{machine.name} has no network between machines for GPUs: the plan assumes its Ethernet")
     if case.network.vocab % division.tp:
         messages.append(f"vocab {case.network.vocab} does not divide by tp {division.tp}: the engine pads it")
     if case.network.layers % (division.pp * division.virtual) and (case.network.layers + 2) % (

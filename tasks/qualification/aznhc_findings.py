@@ -60,7 +60,9 @@ def _of_result(result: NhcResult) -> list[Probe]:
     if result.code == _dictionary()["setup"]:
         return [
             _probe(
-                result, status="failed", remedy="This is a fault of the check's set-up, not of the machine: mend it."
+                result,
+                status="failed",
+                remedy="This is a fault of the check's setup, not of the machine: fix the setup.",
             )
         ]
     if result.level == "failed" and _TIMED_OUT.search(result.said):

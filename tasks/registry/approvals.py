@@ -249,6 +249,6 @@ def _key(home: Path) -> bytes:
     return ensure_secret(
         home / KEY,
         lock=home / "locks" / "approvals",
-        lost="approvals cannot be told from forged ones",
+        lost="approvals cannot be distinguished from forged ones",
         remedy="Find out who changed it, and remove it: approvals that were given until now are then asked for once more.",
     )

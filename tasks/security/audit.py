@@ -202,8 +202,8 @@ def _without_secrets(details: dict[str, Any]) -> dict[str, Any]:
     for name, value in details.items():
         if name not in WRITTEN and has_form_of_secret(json.dumps(value, ensure_ascii=False)):
             raise ValueError(
-                f"{redact(str(value))}: what is to be done holds what has the form of a secret, and the audit log can neither "
-                "keep it nor leave it out. Choose another name, or hand the secret over by the environment"
+                f"{redact(str(value))}: the action to record contains what looks like a secret, which the audit log can neither "
+                "keep nor leave out. Choose another name, or pass the secret in the environment"
             )
     return {name: redact_value(value) if name in WRITTEN else value for name, value in details.items()}
 

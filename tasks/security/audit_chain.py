@@ -196,7 +196,7 @@ def _anchored(links: Sequence[Link], contains: Sequence[str], head: Link | None,
             return Break(known.number, "changed", f"entry {known.number} is not the one that the {name} knows")
     for given in contains:
         if not any(link.hash.startswith(given.lower()) for link in links):
-            words = f"no entry has the hash {given}: the log was written anew, or the hash is another log's"
+            words = f"no entry has the hash {given}: the log was rewritten, or the hash is another log's"
             return Break(len(links), "forgotten", words)
     return None
 

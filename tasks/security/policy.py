@@ -202,7 +202,7 @@ def require_of(home: Path, names: frozenset[str] | None, right: Right, *, what: 
         _without_right(lacking[0], right)
         if lacking
         else Refused(
-            f"nobody can tell who handed this run to the platform, and it would {right}",
+            f"it is not known who handed this run to the platform, and it would {right}",
             remedy=f"Have somebody who may {right} approve it (approval.before_deploy), or run it.",
         )
     )
@@ -283,7 +283,7 @@ def _parse(path: Path, data: bytes) -> Policy:
         text = f"it is not YAML{f', at line {mark.line + 1}' if mark else ''}"
     raise Refused(
         f"the policy {path} is damaged, so nothing is allowed: {text}",
-        remedy="Mend the file, or restore it from a backup; its form is in docs/access.md.",
+        remedy="Correct the file, or restore it from a backup; its format is in docs/access.md.",
     )
 
 

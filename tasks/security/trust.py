@@ -111,7 +111,7 @@ def trusted_key(home: Path, wanted: str, artifact: str) -> ec.EllipticCurvePubli
         if one.revoked:
             raise Untrusted(
                 f"the key {one.name} ({wanted[:16]}) is revoked {one.revoked}",
-                remedy="What you stand by is signed anew with another key: see sign_with in docs/trust.md.",
+                remedy="Sign what you vouch for again with another key: see sign_with in docs/trust.md.",
             )
     if not any(fnmatch.fnmatchcase(artifact, pattern) for one in held for pattern in one.may_sign):
         allowed = ", ".join(pattern for one in held for pattern in one.may_sign)
@@ -228,7 +228,7 @@ def _parse(path: Path, data: bytes) -> TrustFile:
         return file
     raise Refused(
         f"the trust policy {path} is damaged, so no signature counts: {output}",
-        remedy="Mend the file, or restore it from a backup; its form is in docs/trust.md.",
+        remedy="Correct the file, or restore it from a backup; its format is in docs/trust.md.",
     )
 
 

@@ -36,7 +36,9 @@ def read_keys(folder: Path) -> Keys:
     except FileNotFoundError:
         return Keys()
     except ValueError as error:
-        raise ValueError(f"{keys_file(folder)} cannot be read: {error}; mend it, or take it from a backup") from error
+        raise ValueError(
+            f"{keys_file(folder)} cannot be read: {error}; correct it, or restore it from a backup"
+        ) from error
 
 
 def add_key(folder: Path, caller: str) -> tuple[Key, str]:

@@ -129,7 +129,7 @@ def require_accepted(home: Path, name: str, model_ref: str) -> None:
         raise GateFailed(
             f"{model_ref} was rolled back on endpoint/{name}: {output['reason']}",
             stage="deploy",
-            checks=[{"name": "rolled back", "measured": output["reason"], "limit": "promoted again by a person"}],
+            checks=[{"name": "rolled back", "measured": output["reason"], "limit": "promoted again by someone"}],
             remedy=f"If it is to serve again: `headway promote {model_ref} --reason TEXT`, then the same run again.",
         )
 

@@ -69,7 +69,7 @@ def ensure_secret(path: Path, *, lock: Path, lost: str, remedy: str) -> bytes:
             write_text(path, secrets.token_hex(SECRET_BYTES // 2))
     secret = path.read_bytes()
     if len(secret) != SECRET_BYTES:
-        raise IntegrityError(f"{path} holds {len(secret)} bytes, and no key of {SECRET_BYTES}: {lost}", remedy=remedy)
+        raise IntegrityError(f"{path} holds {len(secret)} bytes, not a key of {SECRET_BYTES}: {lost}", remedy=remedy)
     return secret
 
 

@@ -93,7 +93,7 @@ def _said_plainly(identifier: str) -> Iterator[None]:
         remedy = "It must be enabled, not expired, and allow us get and sign (role: Key Vault Crypto User)."
         raise Missing(f"the vault refuses to use {identifier}: {_first(error)}", remedy=remedy) from error
     except AzureError as error:
-        remedy = "Look at the network and the vault's firewall; the same command goes on."
+        remedy = "Check the network and the vault's firewall; then run the same command again."
         raise Missing(f"the vault of {identifier} does not answer: {_first(error)}", remedy=remedy) from error
 
 

@@ -28,7 +28,9 @@ from tasks.storage import open_files, open_store
 if TYPE_CHECKING:
     from tasks.compute.jobs_book import JobEntry, Opener
 
-Ask = Annotated[bool, typer.Option("--ask", help="Ask the schedulers now; without it, what was seen last is told.")]
+Ask = Annotated[
+    bool, typer.Option("--ask", help="Ask the schedulers now; without it, show the state that was seen last.")
+]
 
 
 def jobs(
@@ -60,10 +62,10 @@ def jobs(
 
 
 def reconcile(
-    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask the schedulers of other machines too.")] = True,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Also ask the schedulers of other machines.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Settle jobs that ended while nobody looked, and tell of those that go on without anybody. Ends none, submits none."""
+    """Record the end of jobs that ended unsupervised, and list those that still run unsupervised. Ends none, submits none."""
     from tasks.compute.jobs_book import reconcile as settle
 
     result = settle(home(), journal(), ask=ask, opener=opener())
@@ -110,7 +112,9 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `headway jobs` tells it, or the beginning of it.")]
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The job's ID as `headway jobs` prints it, or its first characters.")
+]
 
 LOOK_SECONDS = 2.0
 
@@ -235,7 +239,7 @@ def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) ->
 def logs(
     id_: Id,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the job is over.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until the job is over.")
     ] = False,
     rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be given often.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="The last so many lines of each log.")] = 20,

@@ -106,7 +106,7 @@ def qualify(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Measure the cluster anew, and judge every machine by what its hardware must show.
+    """Measure the cluster now, and judge every machine by the limits of its hardware.
 
     The verdict is healthy, degraded, failed or unknown; only the first two leave with exit code 0, the others with 3.
     """

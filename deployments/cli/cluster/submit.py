@@ -1,6 +1,6 @@
 """`headway submit`: the supervisor for a program of the user's own: retries, bad nodes left out, logs, progress, metrics.
 
-Its inputs are fetched, its progress is shown, its metrics go to MLflow. The program is told nothing of Headway but its job folder
+Its inputs are fetched, its progress is shown, its metrics go to MLflow. The program learns nothing of Headway but its job folder
 (HEADWAY_JOB); what it may write there is docs/compute.md, "A program of your own". What stages submit is
 tasks/orchestration/stage_context.py."""
 
@@ -72,7 +72,7 @@ def submit(
         typer.Option("--driver", help="It starts Ray's tasks and actors itself, by ray.init(); backend ray only."),
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="A new job, although the same one is at work or was cut off.")
+        bool, typer.Option("--again", help="Submit a new job even if the same one is running or was cut off.")
     ] = False,
     set_: Set = None,
     as_: As = "",
@@ -80,7 +80,7 @@ def submit(
 ) -> None:
     """Run a program of your own on a backend, to its end: submitted once, retried when machines fail, adopted after a crash.
 
-    The same program with the same arguments and settings, while one is at work, adopts that one.
+    While the same program runs with the same arguments and settings, the command adopts that job.
     """
     from tasks.config.files import load_cluster
 
@@ -172,7 +172,7 @@ def run_and_tell(
     folder = home() / "jobs" / job.id
     if is_supervised(folder):
         raise Conflict(
-            f"the same job is at work: {job.id}, in {folder}",
+            f"the same job is running: {job.id}, in {folder}",
             remedy=f"`headway job logs -f {job.id}` follows it; --again makes another one.",
         )
     out = console()
@@ -235,7 +235,7 @@ def _told(job: Job, cluster: ClusterConfig, fields: dict[str, Any]) -> Iterator[
 
 
 def _rows(records: list[dict[str, Any]]) -> list[tuple[str, float, int]]:
-    """What MLflow is told of records: every number but those that place it."""
+    """What MLflow gets of records: every number but those that say where and when."""
     return [
         (name, float(value), int(record.get("step", 0)))
         for record in records

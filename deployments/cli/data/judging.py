@@ -1,4 +1,4 @@
-"""`headway validate` and `drift`: data judged by itself, and held against other data.
+"""`headway validate` and `drift`: data judged by itself, and compared with other data.
 
 What breaks a rule is set aside. Drift is between any two datasets, files or folders, compared in this process; nothing is
 published or started. See docs/data.md and docs/drift.md.

@@ -78,7 +78,7 @@ def make_version(
     signatures: Sequence[Path] = (),
     as_: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Publish files as a dataset version; what is told of it, and the files that were left out with the reason."""
+    """Publish files as a dataset version; returns the fields to print, and the files that were left out with the reason."""
     from deployments.publishing.datasets import make_dataset
 
     _, name, _ = parse_ref(name, kind="dataset")

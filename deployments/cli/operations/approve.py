@@ -1,4 +1,4 @@
-"""`headway approve`: what waits for a person, and the answer, from a terminal. The form in Prefect's page does the same."""
+"""`headway approve`: list what waits for an approval, and answer from a terminal. The form in Prefect's page does the same."""
 
 from __future__ import annotations
 

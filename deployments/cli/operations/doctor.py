@@ -1,4 +1,4 @@
-"""`headway doctor`: what is missing or broken, and how to mend it."""
+"""`headway doctor`: what is missing or broken, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def store_findings(home: Path) -> Iterator[Finding]:
-    """Findings of all stores. A store in Azure is written to, because only a write tells whether it keeps versions."""
+    """Findings of all stores. A store in Azure is written to, because only a write shows whether it keeps versions."""
     try:
         stores = load_stores(home)
     except (HeadwayError, ValueError) as error:
@@ -73,7 +73,7 @@ class Finding:
 
 
 def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
-    """Name what is missing or broken, and how to mend it; with -c, also of the backend that the configuration names."""
+    """Report what is missing or broken and how to fix it; with -c, also for the backend that the configuration names."""
     findings = list(examine(home()))
     if config or set_:
         from tasks.config.files import load_cluster
@@ -162,7 +162,7 @@ def _services(home: Path) -> Iterator[Finding]:
     server = prefect_server.status(home)
     yield Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
     for name, why in bridge.problems(home).items():
-        yield Finding(f"events, {name}", False, why, "docs/events.md tells how each source is set up.")
+        yield Finding(f"events, {name}", False, why, "See docs/events.md for how to set up each source.")
     try:
         place = worker.temporary(home)
     except OSError as error:

@@ -40,7 +40,7 @@ ALL = -1
 def events(
     context: typer.Context,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on: tell what comes, and again when it changes.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new events, and each again when it changes.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
     as_json: EventsJson = False,
@@ -60,7 +60,7 @@ def send(
     name: Annotated[str, typer.Argument(help="What happened, for example dataset.published or model.degraded.")],
     subject: Annotated[str, typer.Argument(help="To what: dataset/NAME, model/NAME or endpoint/NAME.")],
     object_: Annotated[
-        str, typer.Option("--object", metavar="REF", help="Which version of it. Each is told of once.")
+        str, typer.Option("--object", metavar="REF", help="Which version of it. Each version is reported once.")
     ] = "",
     data: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="What else is known; may be given often.")
@@ -77,7 +77,7 @@ def send(
             receipt = Ledger(home()).receive(event)
     fields = {key: getattr(event, key) for key in ("name", "subject", "object", "identity")}
     fields |= {"number": receipt.number, "status": receipt.status, "duplicate_of": receipt.of}
-    repeats = f"It repeats event {receipt.of}: each version is told of once." if receipt.of else ""
+    repeats = f"It repeats event {receipt.of}: each version is reported once." if receipt.of else ""
     say({"event": fields}, repeats or f"Event {receipt.number}: {what}", as_json=as_json)
 
 
@@ -125,7 +125,7 @@ def line(event: dict[str, Any]) -> str:
 
 
 def _follow(home: Path, limit: int, as_json: bool) -> None:
-    """Tell what comes and what changes until somebody presses Ctrl-C."""
+    """Print new and changed events until the user presses Ctrl-C."""
     shown: dict[int, str] = {}
     first, newest = True, 0
     try:

@@ -101,7 +101,9 @@ def up(
         Path | None,
         typer.Option("--config", "-c", help="Settings of the platform, a YAML file; kept for later starts."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything answers; it goes on.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once everything answers, and leave it running.")
+    ] = False,
     port: Annotated[int | None, typer.Option(help="Port of Prefect's page; without it, a free one.")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="Port of MLflow's page; without it, a free one.")] = None,
     as_: As = "",
@@ -156,23 +158,23 @@ def up(
         if detach:
             raise
         if adopted:
-            print("The platform ran before, and goes on: `headway down` asks who may stop it.", file=sys.stderr)
+            print("The platform ran before, so it stays up; `headway down` stops it.", file=sys.stderr)
             return
         _note_stop("Ctrl-C, where it was started")
         _stop(home())
 
 
 def down(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask when flow runs are at work.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before stopping flow runs.")] = False,
     endpoints: Annotated[bool, typer.Option("--endpoints", help="Stop all endpoints as well.")] = False,
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Stop the platform: no process of it is left. Endpoints go on serving, unless --endpoints is given.
+    """Stop the platform: no process of it is left. Endpoints keep serving, unless --endpoints is given.
 
-    Flow runs that are at work stop too; the next `headway up` resumes those that it started. Jobs on other machines go on, and
-    are told: `headway job cancel` ends them.
+    Running flows stop too; the next `headway up` resumes those that the platform started. Jobs on other machines keep running,
+    and are listed: `headway job cancel` ends them.
     """
     from deployments.platform import start_stop as platform
 
@@ -181,7 +183,7 @@ def down(
         runs = platform.runs_at_work(home())
         if runs and not yes:
             names = ", ".join(f"{run.handle['flow']} of {run.handle['subject']}" for run in runs)
-            text = f"{len(runs)} flow run(s) at work: {names}"
+            text = f"{len(runs)} running flow run(s): {names}"
             if not sys.stdin.isatty():
                 remedy = "`headway down --yes` stops them too; the next `headway up` resumes what it can"
                 raise ValueError(f"{text}. {remedy}")
@@ -193,9 +195,9 @@ def down(
             stop_all(reason)
         stopped = platform.down(home())
     words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
-    goes_on = platform.going_on(home())
-    words += "".join(f"\n  goes on: {each}" for each in goes_on)
-    say({"stopped": stopped, "going_on": goes_on}, words, as_json=as_json)
+    running = platform.going_on(home())
+    words += "".join(f"\n  still running: {each}" for each in running)
+    say({"stopped": stopped, "going_on": running}, words, as_json=as_json)
 
 
 def status(as_json: Json = False) -> None:
@@ -264,13 +266,13 @@ def notify(
         raise Unknown(f"there is no channel {channel!r}; there are: {', '.join(names) or 'none'}")
     if not channels:
         raise Missing(
-            "nobody is told of anything: the platform's settings name no channel",
+            "no notifications are sent: the platform's settings name no channel",
             remedy="Name one under `notifications` in a file, and give it to `headway up --config FILE`.",
         )
     tried = []
     for one in channels:
         if channel in ("", one.name):
-            body = f"This is a test of the channel {one.name}. It is told of: {', '.join(one.occasions)}."
+            body = f"This is a test of the channel {one.name}. It is notified of: {', '.join(one.occasions)}."
             try:
                 why = send(one, "Headway: a test", body)
             except ValueError as error:
@@ -284,5 +286,7 @@ def notify(
     if not as_json:
         print(words)
     text = "; ".join(f"{one['channel']}: {one['why']}" for one in bad)
-    remedy = "Mend the address in the platform's settings, or what listens there; docs/notifications.md has examples."
+    remedy = (
+        "Correct the address in the platform's settings, or fix what listens there; docs/notifications.md has examples."
+    )
     raise CommandError(Missing(text, remedy=remedy), {"channels": tried})

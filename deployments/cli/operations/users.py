@@ -107,7 +107,7 @@ def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = 
 
 
 def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
-    """Take somebody out. Their token ends, also for runs of theirs that are at work."""
+    """Remove someone. Their token stops working at once, also for their running flows."""
     with asked("override", as_, what=f"remove person {name}"), _noted("remove person", name):
         remove_person(home(), name)
     say({"person": name, "removed": True}, f"{name} is out", as_json=as_json)
@@ -140,7 +140,7 @@ def _noted(action: str, what: str) -> Iterator[None]:
 
 
 def _say_token(name: str, may: Rights, token: str, as_json: bool) -> None:
-    """The token alone on stdout, so that it can go into a file; what is to be said about it on stderr."""
+    """The token alone on stdout, so that it can go into a file; the words about it on stderr."""
     _tell(f"{name} may {', '.join(may)}. The token, shown this once (only a hash of it is kept):")
     say({"person": name, "may": list(may), "token": token}, token, as_json=as_json)
 

@@ -100,7 +100,7 @@ def rightsize(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Say of each stored training whether its machines were too small, too large or right, and what measured use says so."""
+    """Report for each stored training whether its machines were too small, too large or right, with the measured use."""
     from tasks.common.home import home
     from tasks.orchestration.run_log import logged_runs
 

@@ -78,7 +78,7 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
     for other in payload["others"][:3]:
         needs = f"{other['step_seconds']:.4g} s a step, {other['memory_gib']:.1f} GiB, {other['fit']}"
         yield f"  instead     {_division(other['parallel'])}: {needs}"
-    yield from (f"  mind        {value}" for value in payload["warnings"])
+    yield from (f"  warning     {value}" for value in payload["warnings"])
 
 
 def _division(parallel: dict[str, Any]) -> str:
@@ -134,7 +134,7 @@ def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
     ]
     say(
         payload,
-        "\n".join([*lines, *([f"  mind        {payload['reason']}"] if payload["reason"] else [])]),
+        "\n".join([*lines, *([f"  warning     {payload['reason']}"] if payload["reason"] else [])]),
         as_json=as_json,
     )
     return True

@@ -221,14 +221,14 @@ CAUSES = {
     "shrunk": "fewer machines",
 }
 WAITED = 0.01
-"""Of all time; more is told with what would mend it."""
+"""Of all time; more than this is printed with what would reduce it."""
 Swept = Sequence[tuple[float, "Band"]]
 
 
 def simulate(
     gpus: Annotated[int | None, typer.Option(help="GPUs that train together.")] = None,
     days: Annotated[float, typer.Option(help="Of the clock.")] = 30.0,
-    gpu: Annotated[str, typer.Option(help="As H100; tells how fast a checkpoint leaves it.")] = "",
+    gpu: Annotated[str, typer.Option(help="Such as H100; sets how fast a checkpoint leaves it.")] = "",
     sku: Annotated[str, typer.Option(help="A size of Azure in place of --gpu.")] = "",
     case: Annotated[
         Path | None, typer.Option(help="A case as `headway plan --case` takes it: network and GPUs.")
@@ -250,11 +250,11 @@ def simulate(
         str | None, typer.Option(help="Spot machines: their eviction class, as 5-10 (percent an hour), or unknown.")
     ] = None,
     spares: Annotated[int | None, typer.Option(help="Machines that stand by; empty: enough, elastic none.")] = None,
-    elastic: Annotated[bool, typer.Option(help="Go on with fewer machines and do not wait.")] = False,
+    elastic: Annotated[bool, typer.Option(help="Continue with fewer machines instead of waiting.")] = False,
     fewest: Annotated[int, typer.Option(help="Machines that an elastic training needs.")] = 1,
     unit: Annotated[int, typer.Option(help="Machines of one copy of the network: it shrinks by so many.")] = 1,
     detection_seconds: Annotated[float | None, typer.Option(help="Until a failure is noticed.")] = None,
-    restart_seconds: Annotated[float | None, typer.Option(help="From then until training goes on.")] = None,
+    restart_seconds: Annotated[float | None, typer.Option(help="From then until training continues.")] = None,
     repair_hours: Annotated[float, typer.Option(help="Until a failed machine is back, on average.")] = 24.0,
     shape: Annotated[float, typer.Option(help="Weibull's: below 1, new machines fail most.")] = 1.0,
     lemons: Annotated[bool, typer.Option(help="A few machines fail again and again.")] = False,
@@ -373,7 +373,7 @@ def _page(
     yield from aligned(rows)
     yield ""
     low, mid, high = result["low"].goodput.p5, result["mid"].goodput.p50, result["high"].goodput.p95
-    days = f"{played.days / mid:,.1f}" if mid > 0 else "for ever"
+    days = f"{played.days / mid:,.1f}" if mid > 0 else "forever"
     yield f"goodput {low:.1%} to {high:.1%}, {mid:.1%} as expected: {played.days:g} days of work take {days}"
     best = best_interval(sweep)
     yield f"best interval of {len(sweep)} tried: {_time(best)}, goodput {dict(sweep)[best].goodput.p50:.1%}"

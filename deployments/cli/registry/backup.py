@@ -91,7 +91,7 @@ def restore(
 
 
 def _tell_made(made: Any, to: str, as_json: bool) -> None:
-    """What is damaged here is in no backup: that is told with exit code 5, after all the rest is safe."""
+    """What is damaged here is in no backup: the command reports it with exit code 5, after all the rest is safe."""
     output = made.contents
     fields = {
         "to": to,

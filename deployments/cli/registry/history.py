@@ -123,7 +123,7 @@ def prune(
         if run.status == "running" or not (run.here or run.last("closed")):
             ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
             refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]
-            result |= {ref: f"the run {run.identity[:8]} is at work" for ref in refs}
+            result |= {ref: f"the run {run.identity[:8]} uses it" for ref in refs}
     result |= {ref: f"endpoint/{name} would go back to it" for ref, name in models_before(home()).items()}
     verdicts = judge(
         store,
@@ -152,7 +152,7 @@ def _apply(store: Store, verdicts: list[Verdict], reason: str, as_json: bool) ->
     fields["failed"] = [{"ref": d.manifest.ref, "error": d.error} for d in failed]
     if failed:
         text = "; ".join(f"{short_ref(d.manifest.ref)}: {d.error}" for d in failed[:5])
-        remedy = "The others are gone. Mend what is said, and run the same command again."
+        remedy = "The others are gone. Fix what the message names, and run the same command again."
         error = Missing(f"{len(failed)} of {len(done)} version(s) could not be deleted: {text}", remedy=remedy)
         raise CommandError(error, fields)
     say(fields, f"{len(gone)} version(s) deleted, {_megabytes(fields['bytes'])}", as_json=as_json)

@@ -86,7 +86,7 @@ def lineage(
 
 
 def _answer(result: dict[str, Any]) -> list[str]:
-    """What stands on it, endpoints first: after a poisoning, they are what has to stop."""
+    """What was made from it, endpoints first: when it is poisoned, they are what has to stop."""
     stand = [*result["endpoints"], *result["models"]]
     if not stand:
         return [f"No model and no endpoint stands on {short_ref(result['root'])}.", ""]
@@ -134,8 +134,8 @@ def _more(count: int, shown: int = LINES_SHOWN) -> list[str]:
 def _sync(as_json: bool) -> None:
     """Publish every spool that MLflow does not know whole, and wait for it."""
     behind, aside = spool.sync(home()), spool.refused(home())
-    unpublished = f"{len(behind)} run(s) could not be told; is the server up?"
-    words = [unpublished if behind else "MLflow knows everything."]
+    unpublished = f"{len(behind)} run(s) could not be published; is the server up?"
+    words = [unpublished if behind else "MLflow is up to date."]
     for path, count in aside.items():
         words.append(f"MLflow refused {count} event(s) for good; {path} holds them and says why.")
     fields: dict[str, Any] = {"synced": not behind, "behind": [str(folder) for folder in behind]}

@@ -1,4 +1,4 @@
-"""`headway trust`, `headway sign`: whose signatures count, and signing an artifact anew. See docs/trust.md."""
+"""`headway trust`, `headway sign`: whose signatures count, and signing an artifact again. See docs/trust.md."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def sign(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Sign an artifact anew with this home's key, after every byte of it was checked. You vouch for where it comes from."""
+    """Sign an artifact again with this home's key, after checking every byte of it. You vouch for where it comes from."""
     kind, name, version = parse_ref(ref)
     if kind not in KINDS:
         raise ValueError(

@@ -126,7 +126,7 @@ def key_of(folder: Path) -> bytes:
     secret = ensure_secret(
         home / "keys" / "jobs.key",
         lock=home / "locks" / "jobs-key",
-        lost="files of jobs cannot be told from those that others wrote",
+        lost="files of jobs cannot be distinguished from those that others wrote",
         remedy="Find out who changed it, and remove it: jobs that run now are then submitted again.",
     )
     return hmac.new(secret, prefix_of(folder).encode(), "sha256").hexdigest().encode()

@@ -257,7 +257,7 @@ def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> R
     if job.elastic:
         raise ValueError(
             "Azure ML gives a job all its nodes at once and ends it when one is lost: leave cluster.elastic empty. "
-            "A job that lost a node is submitted again, and goes on from its checkpoint"
+            "A job that lost a node is submitted again, and continues from its checkpoint"
         )
     if job.excluded_nodes and not job.submission > 1:
         raise ValueError(

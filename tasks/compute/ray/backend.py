@@ -51,7 +51,7 @@ def unreachable(address: str, error: Exception) -> Missing:
     output = str(error).splitlines()[0]
     return Missing(
         f"the Ray cluster at {address} does not answer: {output}",
-        remedy="Start it, or set ray.address to the address of its dashboard (`ray status` on its head tells whether it runs).",
+        remedy="Start it, or set ray.address to the address of its dashboard (`ray status` on its head shows whether it runs).",
     )
 
 
@@ -65,7 +65,7 @@ def refused(error: Exception, folder: Path) -> JobFailed:
 
 REPORT = "headway-report "
 """As in tasks/jobs/ray/driver.py, which nobody may import."""
-LOST = "the Ray cluster at {} does not have the job any more: it was started anew or stopped, and jobs end with their cluster"
+LOST = "the Ray cluster at {} no longer has the job: it was restarted or stopped, and jobs end with their cluster"
 
 
 @dataclass(frozen=True)

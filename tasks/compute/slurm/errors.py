@@ -65,7 +65,7 @@ def require_limits(job: Job, config: SlurmConfig, partitions: list[Partition]) -
     if chosen.max_minutes is not None and wanted > chosen.max_minutes:
         raise ValueError(
             f"cluster.time_limit_minutes is {wanted:g}, partition {chosen.name} allows {chosen.max_minutes:g}: lower it (a job "
-            f"goes on in its next submission), or set slurm.partition to another one of: {names}"
+            f"continues in its next submission), or set slurm.partition to another one of: {names}"
         )
 
 
@@ -185,7 +185,8 @@ def restricted(job: Job, config: SlurmConfig, login: Login) -> Job:
         unknown = [name for name in job.only_nodes if name not in existing]
         where = f"partition {config.partition}" if config.partition else "this cluster"
         raise ValueError(
-            f"{job.name} is to run on {', '.join(unknown)}, which {where} of Slurm does not have: it has {', '.join(existing)}"
+            f"{job.name} names the machines {', '.join(unknown)}, which {where} of Slurm does not have: it has "
+            f"{', '.join(existing)}"
         )
     others = [name for name in existing if name not in job.only_nodes]
     return job.model_copy(update={"excluded_nodes": tuple(dict.fromkeys([*job.excluded_nodes, *others]))})

@@ -167,7 +167,7 @@ def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
     if text == "leases":
         return Missing(
             f"on machine {host.name} {LEASES.replace('$(id -u)', 'UID')} is somebody else's",
-            remedy="Have it deleted there: Headway makes it anew, for its own user alone.",
+            remedy="Have it deleted there: Headway creates it again, for its own user alone.",
         )
     if text == "flock":
         return Missing(f"machine {host.name} has no flock", remedy="Install util-linux there.")

@@ -69,7 +69,8 @@ def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
     unknown = set(job.only_nodes) - set(existing)
     if unknown:
         raise ValueError(
-            f"{job.name} is to run on {', '.join(sorted(unknown))}, not in ssh.hosts, which calls them {', '.join(existing)}"
+            f"{job.name} names the machines {', '.join(sorted(unknown))}, which ssh.hosts does not have: it has "
+            f"{', '.join(existing)}"
         )
     left = [host for host in hosts if not _called(host) & set(job.excluded_nodes)]
     if job.only_nodes:

@@ -27,7 +27,7 @@ START = """\
 #!/usr/bin/env bash
 # Headway, {id}: node rank {rank} of {nodes}, on machine {name}.
 # Run through SSH, by `bash {script}`.
-# What it starts goes on when the connection, or who opened it, is gone.
+# What it starts keeps running when the connection, or who opened it, is gone.
 set -euo pipefail
 
 # One job a machine: the lock is held for as long as the parent below lives.

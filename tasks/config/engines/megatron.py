@@ -17,7 +17,7 @@ class MegatronEngine(Engine):
     """Megatron-LM or Megatron-DeepSpeed: tensor, pipeline, context and sequence parallel."""
 
     program = "tasks.jobs.train_megatron"
-    cannot_continue = "Megatron-LM's checkpoints cannot be gone on from"
+    cannot_continue = "training cannot continue from another run's Megatron-LM checkpoints"
     planned = Planned(
         plain_torch=False,
         state_bytes={"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp8": (2, 4, 12)},

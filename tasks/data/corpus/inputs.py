@@ -177,7 +177,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _refuse(error: OSError) -> NoReturn:
     """A folder that cannot be listed, or a link to nothing, is not passed over: documents would be missing."""
-    raise ValueError(f"{error.filename} cannot be read: {error.strerror}; mend it or leave it out") from error
+    raise ValueError(f"{error.filename} cannot be read: {error.strerror}; fix it or leave it out") from error
 
 
 def _printable(name: str) -> str:

@@ -241,7 +241,7 @@ def _benchmark(name: str, folder: Path, text_field: str) -> Iterator[list[str]]:
         for unit in cut(find_shards([folder])):
             yield from (batch.texts for batch in read_strictly(unit, (text_field,)))
     except ValueError as error:
-        raise ValueError(f"benchmark {name}: {error}; mend it, a benchmark is read strictly") from error
+        raise ValueError(f"benchmark {name}: {error}; fix the file: a benchmark with a bad line is not used") from error
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def on_processes(
                         how = f"by signal {-code}" if code and code < 0 else f"with exit code {code}"
                         error = Missing(
                             f"a worker process ended {how} in the middle of its work",
-                            remedy="Was memory short? Take fewer workers; the same command goes on with what is left.",
+                            remedy="If memory was short, set fewer workers. Run the same command again to continue.",
                         )
                     if isinstance(error, BaseException):
                         raise error

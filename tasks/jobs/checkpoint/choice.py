@@ -41,8 +41,8 @@ def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manife
         if differences := differing(item.identity, wanted):
             where = place_of(root, item.step, item.attempt)
             raise ValueError(
-                f"cannot go on from {where}: {'; '.join(map(str, differences))}. Take back the change, train anew in another job "
-                "folder, or go on from it on purpose: headway retrain --continue-from"
+                f"cannot continue from {where}: {'; '.join(map(str, differences))}. Undo the change, start a new training in "
+                "another job folder, or continue from it on purpose: headway retrain --continue-from"
             )
         return item
     if reasons or (root / "LATEST").exists():

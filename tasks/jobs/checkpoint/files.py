@@ -170,7 +170,7 @@ def read_manifest(path: Path) -> Manifest:
     if digest(value) != recorded:
         raise IntegrityError(f"{path} was changed after it was written: its own sha256 does not fit")
     if schema not in (SCHEMA, BEFORE):
-        raise ValueError(f"{path} has schema {schema!r}, not {SCHEMA!r}: go on with the release that wrote it")
+        raise ValueError(f"{path} has schema {schema!r}, not {SCHEMA!r}: continue with the release that wrote it")
     manifest = Manifest(**value)
     for entry in manifest.files:
         name = entry["path"]

@@ -95,7 +95,7 @@ def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any]
     where = remote
     differences = of_another_run(manifest.identity, wanted)
     if others := [each for each in differences if name_of(each.key) not in how.accepted]:
-        raise ValueError(f"cannot go on from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
+        raise ValueError(f"cannot continue from {where}: {'; '.join(map(str, others))}, and nobody accepted that")
     for entry in manifest.files:
         _link(remote / entry["path"], local / entry["path"])
         verify_file(local / entry["path"], entry)
@@ -105,7 +105,9 @@ def take_over(settings: Mapping[str, Any], root: Path, wanted: Mapping[str, Any]
     pin(local, attempt)
     with suppress(OSError):
         (remote / f"{KEPT_FOR}{how.kept_for}").unlink(missing_ok=True)
-    print(f"goes on from step {origin.step} of {origin.job}, at sample {how.consumed_samples} of the data", flush=True)
+    print(
+        f"continues from step {origin.step} of {origin.job}, at sample {how.consumed_samples} of the data", flush=True
+    )
     return read_manifest(local / "manifest.json")
 
 

@@ -161,7 +161,7 @@ def read_into(pieces: Mapping[str, Piece], shards: list[list[Saved]], *, where: 
     if shapes != {name: piece.shape for name, piece in pieces.items()}:
         raise IntegrityError(
             f"the shards in {where} do not hold the tensors of this network and optimizer",
-            remedy="They were written by another release of Headway or of transformers: go on with that one.",
+            remedy="They were written by another release of Headway or of transformers: continue with that one.",
         )
     left = {name: piece.tensor.numel() for name, piece in pieces.items()}
     done: set[tuple[str, Box]] = set()

@@ -86,7 +86,7 @@ class WriterProcess:
     def fail(self, why: str) -> None:
         """The last save failed, here or in the process."""
         self.failure = why
-        print(f"{why}; training goes on", file=sys.stderr, flush=True)
+        print(f"{why}; training continues", file=sys.stderr, flush=True)
 
     def _died(self) -> None:
         step, code = self._in_flight, self._process.wait()

@@ -296,7 +296,7 @@ def require_same_tokenizer(folder: Path, other: Path) -> None:
 
 def _digest(path: Path) -> str:
     if not path.is_file():
-        raise IntegrityError(f"{path} is missing: nobody can tell which tokenizer these tokens are of")
+        raise IntegrityError(f"{path} is missing: it says which tokenizer these tokens are of")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

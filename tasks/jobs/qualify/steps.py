@@ -154,7 +154,7 @@ def agree(bench: Bench, name: str, value: Any, *, among: Collection[int], second
         _say(bench, name, value, among, deadline)
     output = _agreed(bench, name, deadline - time.monotonic() + LISTEN_SECONDS)
     if bench.node_rank not in output:
-        raise LeftOut(f"{name}: the others went on without {bench.node}, which did not answer within {seconds:.0f} s")
+        raise LeftOut(f"{name}: the others continued without {bench.node}, which did not answer within {seconds:.0f} s")
     return output
 
 

@@ -292,7 +292,7 @@ def checkpoint(parameters: int, moved: Moved) -> Probe:
     whole, rate = resumable_bytes(parameters), moved.write_rate
     text = (
         f"{whole / GIGA:.4g} GB ({OWN_ENGINE_BYTES} bytes of each of {parameters:,} parameters), "
-        f"reckoned from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
+        f"computed from {moved.bytes / GIGA:.4g} GB at {rate / GIGA:.4g} GB/s"
     )
     return Probe(check="checkpoint_seconds", measured=whole / rate, unit="s", said=text)
 

@@ -180,7 +180,7 @@ class Saves:
     def say(self) -> None:
         """Of a run that ends early: its last save did not come to be."""
         if self.failed_in_a_row:
-            print("the last save failed: the next start goes on from the one before", file=sys.stderr, flush=True)
+            print("the last save failed: the next start continues from the one before", file=sys.stderr, flush=True)
 
     def _settle(self, *, wait: bool) -> bool:
         """Learn from all ranks whether the last save is over, and whether it failed anywhere; whether nothing is in flight."""

@@ -198,7 +198,7 @@ class HashedFiles(TorchCheckpointEngine):
             except pickle.UnpicklingError as error:
                 raise IntegrityError(
                     f"{path} holds more than tensors and plain values: {str(error).splitlines()[0]}",
-                    remedy="It was written by another release of DeepSpeed, or by somebody else: go on from another one.",
+                    remedy="It was written by another release of DeepSpeed, or by somebody else: continue from another one.",
                 ) from error
 
     def save(self, state_dict: Any, path: str) -> None:

@@ -243,7 +243,7 @@ class Stops:
             raise Ended(
                 f"step {step}: a machine is about to be taken (Scheduled Events); training is saved",
                 failure="preempted",
-                remedy="The same command goes on from this step.",
+                remedy="Run the same command again to continue from this step.",
             )
 
 
@@ -251,7 +251,9 @@ def limited(why: str, step: int | None = None) -> Ended:
     """What ends a run that reached a limit: `step` is saved, or it did not start."""
     where = "" if step is None else f"step {step} is saved: "
     return Ended(
-        f"{where}{why}", failure="limit", remedy="Raise it, and run the same command: it goes on from the checkpoint."
+        f"{where}{why}",
+        failure="limit",
+        remedy="Raise it, and run the same command again: it continues from the checkpoint.",
     )
 
 

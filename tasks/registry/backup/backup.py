@@ -156,9 +156,9 @@ def _whole(target: Store, backup: Manifest) -> Iterable[str]:
     lost = [ref for ref, one in existing.items() if one is None or not target.present(one)]
     if problems or lost:
         raise IntegrityError(
-            f"no old backup was removed from {target.uri}: the one of {backup.provenance.created}, which is to stay, is damaged",
+            f"no old backup was removed from {target.uri}: the newer one of {backup.provenance.created} is damaged",
             problems=[*(one.model_dump() for one in problems), *({"path": ref, "problem": "missing"} for ref in lost)],
-            remedy="Look at the disk that it lies on. It goes by itself once as many newer backups are there as are to stay.",
+            remedy="Check the disk that it is on. It is removed once there are as many newer backups as --keep asks for.",
         )
     return output
 

@@ -41,7 +41,7 @@ from tasks.storage.store import Store, find
 MEANS = {
     "valid": "The champion is what was signed, and it does on this data what it did when it was promoted.",
     "degraded": "The champion is what was signed, but the data, its scores or its answers are no longer what they were.",
-    "invalid": "The champion is not what was signed. It must not be served until it is mended.",
+    "invalid": "The champion is not what was signed. It must not be served until it is repaired.",
     "unknown": "Too little could be measured for a verdict. That is no all-clear.",
 }
 SIGN = {"valid": "\u2713", "degraded": "\u25a0", "invalid": "\u2715", "unknown": "?"}
@@ -89,9 +89,7 @@ def to_do(payload: Evidence) -> tuple[str, ...]:
             "Find out who changed it: `headway audit-log --verify`, and the system's own logs.",
         )
     if payload.verdict == "degraded":
-        learn = (
-            "Look at what moved. Data that is broken is mended at its source: a model trained on it learns the fault."
-        )
+        learn = "Look at what moved. Fix broken data at its source: a model trained on it learns the fault."
         act = (
             "`headway approve` lists the retraining that waits for you, where approval is asked for."
             if payload.acts
@@ -204,7 +202,7 @@ def _drift_in_short(drift: DriftReport | None) -> str:
     more = f"{len(moved) - ROWS_SHOWN} more" if len(moved) > ROWS_SHOWN else ""
     rows = [*map(_column, moved[:ROWS_SHOWN]), *([more] if more else [])]
     features = drift.classifier.features[:FEATURES_SHOWN] if drift.classifier else ()
-    words = f"Told apart by: {', '.join(_code(each.feature) for each in features)}." if features else ""
+    words = f"What distinguishes them: {', '.join(_code(each.feature) for each in features)}." if features else ""
     head = f"**What moved** ({len(moved)} of {len(drift.columns)} columns). {compared(drift)}"
     return "\n\n".join(part for part in (_below(head, rows), words) if part)
 

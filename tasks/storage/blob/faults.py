@@ -122,12 +122,12 @@ def explain(error: AzureError, uri: str, credential: str) -> HeadwayError:
             )
         return Missing(
             f"{uri} does not answer: {_first_line(error)}",
-            remedy=f"Look at the network, at the account's firewall and at the address in stores.yaml. {AGAIN}.",
+            remedy=f"Check the network, the account's firewall and the address in stores.yaml. {AGAIN}.",
         )
     if corrupted(error):
         return IntegrityError(
             f"{uri}: what arrives there is not what was sent, each time that it was sent",
-            remedy=f"Look at what stands between: a proxy, or this machine's memory. {AGAIN}.",
+            remedy=f"Check what is in between: a proxy, or this machine's memory. {AGAIN}.",
         )
     if code == "ContainerNotFound":
         return Missing(
@@ -157,7 +157,7 @@ def _refused(error: HttpResponseError, uri: str, credential: str, code: str) -> 
     if code in ("AuthorizationPermissionMismatch", "AuthorizationFailure", "InsufficientAccountPermissions"):
         return Missing(
             f"{uri}: the identity behind {credential} may not do this ({code})",
-            remedy="Give it the role Storage Blob Data Contributor on the container, and look at the account's firewall.",
+            remedy="Give it the role Storage Blob Data Contributor on the container, and check the account's firewall.",
         )
     return Missing(
         f"{uri}: the credential {credential} is not accepted, or no longer ({code or error.status_code})",
@@ -174,6 +174,6 @@ _REMEDIES = {
     "managed_identity": "Run on a machine with that identity, and name it by `client` where it has several.",
     "workload_identity": "Run in a pod whose service account is federated with that identity.",
     "azureml_user": "Give whoever submits the job the role Storage Blob Data Contributor on the container.",
-    "service_principal": "Look whether its secret has ended: az ad app credential list.",
-    "connection_string": "Look whether the key was rotated, and export the variable anew.",
+    "service_principal": "Check whether its secret has expired: az ad app credential list.",
+    "connection_string": "Check whether the key was rotated, and export the variable again.",
 }

@@ -78,7 +78,9 @@ class Lines:
         return End(end.blob, end.length + len(data), end.appends + 1, data[:-1].rpartition(b"\n")[2])
 
     def _overtaken(self) -> Conflict:
-        return Conflict(f"{self.uri}: somebody else appended at the same time", remedy="Look where it ends, and go on.")
+        return Conflict(
+            f"{self.uri}: somebody else appended at the same time", remedy="Read where it ends now, and append again."
+        )
 
     def _last_line(self, name: str, length: int) -> bytes:
         start = max(0, length - TAIL)

@@ -162,7 +162,7 @@ def test_a_source_that_fails_stops_no_other_and_new_settings_start_the_process_a
         yaml.safe_dump({"events": {"folders": watched, "webhook": webhook, "settle_seconds": 0.5}})
     )
     log = platform.home / "platform" / "bridge" / "bridge.log"
-    until(lambda: "starting anew" in log.read_text() and f"{port}" in log.read_text())
+    until(lambda: "the settings have changed" in log.read_text() and f"{port}" in log.read_text())
     assert child(platform.home) == before, "the same process, as a program of its own again"
     (folder / "a.txt").write_text("A file that landed.\n" * 50)
     ledger = Ledger(platform.home)

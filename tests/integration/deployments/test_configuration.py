@@ -245,7 +245,7 @@ ERRORS = [
     (PermissionError(errno.EPERM, "Operation not permitted"), 1, "PermissionError", None),
     (FileNotFoundError(errno.ENOENT, "No such file", "/nowhere/x"), 1, "FileNotFoundError", None),
     (Cancelled("stopped"), 130, "Cancelled", ""),
-    (KeyboardInterrupt(), 130, "KeyboardInterrupt", "The same command goes on from where it stopped."),
+    (KeyboardInterrupt(), 130, "KeyboardInterrupt", "Run the same command again to continue from where it stopped."),
 ]
 
 

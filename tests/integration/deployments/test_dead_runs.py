@@ -120,7 +120,7 @@ def test_a_run_is_taken_up_again_so_often_and_no_more(platform, client, tmp_path
     watched(platform, client, config)
     state = client.read_flow_run(run).state
     assert state.is_crashed()
-    assert "taken up again 2 times already" in state.message
+    assert "resumed 2 times already" in state.message
     watched(platform, client, config)
     assert client.read_flow_run(run).state.is_crashed()
     assert platform.slots(client, "often") == 0
@@ -323,7 +323,7 @@ def test_killed_on_the_command_line(platform, client, tmp_path):
     watched(platform, client)
     state = client.read_flow_run(run).state
     assert state.is_crashed()
-    assert "The same command goes on after the last finished stage." in state.message
+    assert "The same command continues after the last finished stage." in state.message
     assert {task.state.name for task in client.read_task_runs()} == {"Crashed"}
 
 

@@ -188,7 +188,7 @@ def test_what_endpoints_serve_and_runs_at_work_use_is_never_pruned(desk, store, 
     assert why[models[0].ref] == ["endpoint/tiny serves it"]
     assert "endpoint/tiny would go back to it" in why[models[3].ref]
     assert why[data[0].ref] == [f"model/tiny@{models[0].version[:12]} stands on it"]
-    assert why[data[1].ref] == [f"the run {str(os.getpid())[:8]} is at work"]
+    assert why[data[1].ref] == [f"the run {str(os.getpid())[:8]} uses it"]
     goes = [data[2], models[1], models[2]]
     assert [one["ref"] for one in said["goes"]] == [manifest.ref for manifest in goes] and not said["applied"]
     assert said["bytes"] == sum(manifest.bytes for manifest in goes) and said["failed"] == []

@@ -70,7 +70,7 @@ def test_the_help_says_that_another_reason_chooses_anew():
     from deployments.cli.main import app
 
     said = {option.name: option.help for option in get_command(app).commands["retrain"].params}
-    assert "Another reason chooses a checkpoint anew" in said["reason"]
+    assert "Another reason chooses a checkpoint again" in said["reason"]
 
 
 @pytest.fixture
@@ -215,14 +215,14 @@ def test_a_stopped_run_is_gone_on_from_on_purpose(fresh):
         "--reason",
         "try",
     )
-    assert never.code == 2 and "also not with --force: another network: training.network.layers" in never.stderr
+    assert never.code == 2 and "not even with --force: another network: training.network.layers" in never.stderr
 
     forced = (*slower, "--continue-from", job, "--force", "--reason", "the loss was rough")
     ran = fresh.retrain(*forced)
     assert ran.code == 0, ran.stderr
     train = ran.stage("train")
     step = train["job"]["resumed_from_step"]
-    assert step and f"goes on from step {step} of {job}" in ran.stderr
+    assert step and f"continues from step {step} of {job}" in ran.stderr
     entry = next(e for e in fresh.ok("audit-log").said["entries"] if e["action"] == "continue from another run")
     assert entry["reason"] == "the loss was rough" and f"step {step} of {job}" in entry["what"]
     assert json.loads(entry["before"])["training.learning_rate"] == 0.004

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Headway, headway-try-ffffffffffff-1: node rank 0 of 2, on machine gpu-2.
 # Run through SSH, by `bash /share/home/jobs/train-ffff/nodes/0/start.sh`.
-# What it starts goes on when the connection, or who opened it, is gone.
+# What it starts keeps running when the connection, or who opened it, is gone.
 set -euo pipefail
 
 # One job a machine: the lock is held for as long as the parent below lives.

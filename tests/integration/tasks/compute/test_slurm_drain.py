@@ -116,7 +116,7 @@ def test_a_job_runs_only_on_machines_that_proved_themselves(clean, tmp_path):
 def test_machines_that_slurm_does_not_have_are_refused_before_anything_waits(clean, tmp_path):
     job = small(tmp_path, only_nodes=("n7", "n8"))
     with pytest.raises(
-        ValueError, match="is to run on n7, n8, which this cluster of Slurm does not have: it has n1, n2, n3"
+        ValueError, match="names the machines n7, n8, which this cluster of Slurm does not have: it has n1, n2, n3"
     ):
         restricted(job, CLUSTER.slurm, Here())
     spare = small(tmp_path, only_nodes=("n7", "n2"))  # one that is gone does not matter while enough are there

@@ -80,4 +80,4 @@ def test_a_model_that_was_rolled_back_ends_the_run_with_a_closed_gate_and_a_page
         run.outcome_for("deploy")
         require_accepted(tmp_path, "tiny", model)
     assert caught.value.exit_code == 3
-    assert "promoted again by a person" in Path(run.result.report).read_text()
+    assert "promoted again by someone" in Path(run.result.report).read_text()

@@ -303,7 +303,9 @@ def test_more_failed_machines_than_are_drained_unasked_are_left_to_a_person(run,
     with working(Work("benchmark", "0" * 64, run, "", handed=[], context=[])):
         told = act_on(Measurement(nodes=tuple(f"n{n}" for n in range(10))), found, left, slurm, config)
     assert [one.node for one in told.drained] == [f"n{n}" for n in range(failed)]
-    assert all(one.said.startswith("a person decides: 3 of 10 machines failed at once") == asks for one in told.drained)
+    assert all(
+        one.said.startswith("left for you to decide: 3 of 10 machines failed at once") == asks for one in told.drained
+    )
     assert not any(one.done for one in told.drained)
     assert all("headway qualify --drain n" in check.remedy for check in told.checks)
 

@@ -169,7 +169,7 @@ def test_no_checkpoint_at_all_is_a_start_from_zero(root):
 
 def test_another_run_is_refused_with_what_differs(saved):
     other = identity(CONFIG.model_copy(update={"learning_rate": 0.5}), {"tokens.json": "1" * 64})
-    with pytest.raises(ValueError, match="cannot go on") as said:
+    with pytest.raises(ValueError, match="cannot continue") as said:
         choose(saved, other)
     assert "training.learning_rate is 0.004 in the checkpoint, 0.5 now" in str(said.value)
     assert "tokens.tokens.json is '000" in str(said.value)

@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_on_one_rank_costs_checkpoints_and_no_step(forks, to
     assert {step: line[:3] for step, line in numbers(job).items()} == {
         step: line[:3] for step, line in numbers(unbroken).items()
     }
-    assert "training goes on" in said_by(job)
+    assert "training continues" in said_by(job)
     assert not {8, 12} & {int(path.parts[-3][-8:]) for path in (job / "checkpoints").glob("step-*/attempt-1/*")}
 
 

@@ -103,7 +103,7 @@ def test_a_file_of_keys_that_is_damaged_or_gone_lets_nobody_in(tmp_path):
         assert ask(app, ASKED, **bearer(shown)).status_code == 200
     keys_file(tmp_path).write_text("[]")
     assert ask(edge(keys_file=keys_file(tmp_path)), ASKED).status_code == 401
-    with pytest.raises(ValueError, match="mend it"):
+    with pytest.raises(ValueError, match="correct it"):
         add_key(tmp_path, "team-b")
 
 
