@@ -80,13 +80,23 @@ def flow_run() -> dict[str, str]:
 def named(subject: str) -> str:
     """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time.
 
-    A name that somebody gave the run stays; two words with a dash between them are one that Prefect made up.
+    A name that somebody gave the run stays. Two words with a dash between them may be one that Prefect made up: nothing that its
+    server keeps tells whether a person wrote them, for the form of its page is filled in with such a name. They stay at the end,
+    unless it was no form that made the run.
     """
     given = str(runtime.get_name() or "")
     if given and not re.fullmatch(r"[a-z]+-[a-z]+", given):
         return given
     planned: datetime = runtime.get_scheduled_start_time()
-    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}".strip()
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M} {given if _by_form() else ''}".strip()
+
+
+def _by_form() -> bool:
+    """Whether the running flow run may come from the form of Prefect's page: of a deployment, by no schedule or automation, and
+    without the key that `headway run` gives."""
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    return bool(run and run.deployment_id and not run.created_by and not run.idempotency_key)
 
 
 def setting(*path: str) -> str:
