@@ -59,6 +59,8 @@ const field = (label) => page.locator(".schema-form-property__label", { hasText:
 
 async function start(fill, overrides, picture) {
   const deployment = await api("/deployments/name/retrain/tiny");
+  const runs = async () => (await api("/flow_runs/filter", { sort: "EXPECTED_START_TIME_DESC", limit: 9 })).map((run) => run.id);
+  const before = await runs();
   await open(`/deployments/deployment/${deployment.id}/run`);
   for (const [label, value] of fill) {
     const input = field(label).locator("input, textarea").first();
@@ -71,9 +73,8 @@ async function start(fill, overrides, picture) {
   }
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
-  await pause(3000);
-  const [run] = await api("/flow_runs/filter", { sort: "EXPECTED_START_TIME_DESC", limit: 1 });
-  return run.id;
+  if (picture) await shot("submitted");
+  return until(async () => (await runs()).find((id) => !before.includes(id)), 60);
 }
 
 async function lifecycle() {
