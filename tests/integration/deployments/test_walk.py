@@ -338,6 +338,8 @@ def test_the_table_of_checks_is_whole(width):
         ("brave-otter", {"deployment_id": uuid4()}, "tiny 2026-11-28 03:04 brave-otter"),
         ("Lower rate, 3rd try", {"deployment_id": uuid4()}, "Lower rate, 3rd try"),
         ("lower-rate-again", {"deployment_id": uuid4()}, "lower-rate-again"),
+        ("omega248-edasich-point", {"deployment_id": uuid4()}, "tiny 2026-11-28 03:04 omega248-edasich-point"),
+        ("Sleek-Koala", {"deployment_id": uuid4()}, "tiny 2026-11-28 03:04 Sleek-Koala"),
         ("brave-otter", {"deployment_id": uuid4(), "idempotency_key": "by headway run"}, "tiny 2026-11-28 03:04"),
         *(
             ("brave-otter", {"deployment_id": uuid4(), "created_by": CreatedBy(id=uuid4(), type=kind, display_value="x")},
