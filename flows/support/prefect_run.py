@@ -77,17 +77,20 @@ def flow_run() -> dict[str, str]:
     return {"id": identity, "url": f"{base}/runs/flow-run/{identity}"}
 
 
-GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega"
+)
 MADE_UP = re.compile(rf"[a-z]+-[a-z]+|[A-Z][a-z]+-[A-Z][a-z]+|(?:{GREEK})\d*(?:-[a-z]+)+")
-"""Names as Prefect makes them up: its server (`brave-otter`), and what its two pages put into their forms (`omega248-edasich-point`,
+"""Names as Prefect makes them up: its server (`brave-otter`), and its two pages for their forms (`omega248-edasich-point`,
 `Sleek-Koala`)."""
 
 
 def named(subject: str) -> str:
     """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time.
 
-    A name that somebody gave the run stays. Where it may be one that Prefect made up, it stays at the end, unless no form made the
-    run: the form is sent with the name that the page put into it, and nothing that the server keeps tells who wrote it.
+    A name that somebody gave the run stays. Where it may be one that Prefect made up, it stays at the end, unless no form
+    made the run: a form is sent with the name that the page put into it, and nothing that the server keeps tells who wrote it.
     """
     given = str(runtime.get_name() or "")
     if given and not MADE_UP.fullmatch(given):
