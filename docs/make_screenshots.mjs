@@ -73,7 +73,6 @@ async function start(fill, overrides, picture) {
   }
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
-  if (picture) await shot("submitted");
   return until(async () => (await runs()).find((id) => !before.includes(id)), 60);
 }
 

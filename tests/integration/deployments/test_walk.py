@@ -109,7 +109,6 @@ WALK = {
 """Each item of the list that the first walk ended with, and the tests that try it again."""
 
 
-@pytest.mark.unit
 def test_each_item_of_the_walk_is_tried_by_tests_that_there_are():
     missing = []
     for test in itertools.chain(*WALK.values()):
