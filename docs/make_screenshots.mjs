@@ -1,12 +1,14 @@
 // Walks through Prefect's page as a person does, and keeps the pictures of docs/ui.md: start with a changed learning rate,
 // watch, cancel, retry, approve. Needs Chromium, and playwright-core beside this file or in NODE_PATH.
 //   headway up --detach && node docs/make_screenshots.mjs .headway docs/images [lifecycle | approval]
+// SLOWER=4 in the environment makes all waits four times as long, for a busy machine.
 import fs from "fs";
 import { createRequire } from "module";
 
 const require = createRequire(process.env.NODE_PATH ? process.env.NODE_PATH + "/" : import.meta.url);
 const { chromium } = require("playwright-core");
 const [home, out, part] = process.argv.slice(2);
+const slower = Number(process.env.SLOWER ?? 1);
 const server = JSON.parse(fs.readFileSync(`${home}/prefect/server.json`));
 const login = fs.readFileSync(`${home}/prefect/credentials`, "utf8").trim();
 const headers = { Authorization: "Basic " + Buffer.from(login).toString("base64"), "Content-Type": "application/json" };
@@ -18,7 +20,7 @@ async function api(path, body) {
 }
 
 async function until(look, seconds) {
-  for (const end = Date.now() + seconds * 1000; Date.now() < end; await new Promise((go) => setTimeout(go, 500))) {
+  for (const end = Date.now() + seconds * 1000 * slower; Date.now() < end; await new Promise((go) => setTimeout(go, 500))) {
     const found = await look();
     if (found) return found;
   }
@@ -37,15 +39,17 @@ const seed = Math.floor(Date.now() / 1000) % 100000; // otherwise everything wou
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
 const page = await (await browser.newContext({ viewport: { width: 1280, height: 900 } })).newPage();
-const shot = async (name) => { await page.waitForTimeout(1500); await page.screenshot({ path: `${out}/prefect-${name}.png` }); };
-const open = async (path) => { await page.goto(server.url + path); await page.waitForTimeout(2500); };
+page.setDefaultTimeout(30000 * slower);
+const pause = (milliseconds) => page.waitForTimeout(milliseconds * slower);
+const shot = async (name) => { await pause(1500); await page.screenshot({ path: `${out}/prefect-${name}.png` }); };
+const open = async (path) => { await page.goto(server.url + path); await pause(2500); };
 
 // The login: the page asks once.
 await open("/dashboard");
 await shot("login");
 await page.locator("input[type=password]").first().fill(login);
 await page.keyboard.press("Enter");
-await page.waitForTimeout(2500);
+await pause(2500);
 await open("/deployments");
 await shot("deployments");
 
@@ -55,6 +59,8 @@ const field = (label) => page.locator(".schema-form-property__label", { hasText:
 
 async function start(fill, overrides, picture) {
   const deployment = await api("/deployments/name/retrain/tiny");
+  const runs = async () => (await api("/flow_runs/filter", { sort: "EXPECTED_START_TIME_DESC", limit: 9 })).map((run) => run.id);
+  const before = await runs();
   await open(`/deployments/deployment/${deployment.id}/run`);
   for (const [label, value] of fill) {
     const input = field(label).locator("input, textarea").first();
@@ -67,9 +73,7 @@ async function start(fill, overrides, picture) {
   }
   if (picture) await shot(picture);
   await page.getByRole("button", { name: "Submit" }).first().click();
-  await page.waitForTimeout(3000);
-  const [run] = await api("/flow_runs/filter", { sort: "EXPECTED_START_TIME_DESC", limit: 1 });
-  return run.id;
+  return until(async () => (await runs()).find((id) => !before.includes(id)), 60);
 }
 
 async function lifecycle() {
@@ -85,13 +89,13 @@ async function lifecycle() {
   await shot("progress");
   await page.setViewportSize({ width: 1280, height: 900 });
   await page.getByRole("button", { name: "Cancel" }).first().click();
-  await page.waitForTimeout(800);
+  await pause(800);
   await shot("cancel");
   await page.getByRole("button", { name: "Confirm" }).last().click();
   await inState(run, "Cancelled");
   await open(`/runs/flow-run/${run}`);
   await page.getByRole("button", { name: "Retry" }).first().click();
-  await page.waitForTimeout(800);
+  await pause(800);
   await shot("retry");
   await page.locator(".p-modal").getByRole("button", { name: "Retry" }).click();
   await inState(run, "Completed");
@@ -112,7 +116,7 @@ async function approval() {
   await inState(asking, "Paused");
   await open(`/runs/flow-run/${asking}`);
   await page.getByRole("button", { name: "Resume" }).first().click();
-  await page.waitForTimeout(1500);
+  await pause(1500);
   await shot("approve");
   await field("Decision").locator(".p-select-button__control").focus();
   await page.keyboard.press("ArrowDown");

@@ -104,7 +104,8 @@ def retrain(
                 endpoint = chain(agreed_on, config, continue_from)
             if isinstance(endpoint, Pending):  # the run was to stop before that
                 return None
-            run.result = replace(run.result, endpoint=endpoint, samples=samples(endpoint, config.export))
+            completions = samples(endpoint, config.export, run.result.openings)
+            run.result = replace(run.result, endpoint=endpoint, samples=completions)
             return endpoint
 
 

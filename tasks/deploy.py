@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -116,12 +117,13 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     return Endpoint(name=config.endpoint, url=served.url, model=model)
 
 
-def samples(endpoint: Endpoint, config: ExportConfig) -> list[dict[str, str]]:
-    """What the endpoint goes on with after the first golden prompts, drawn with a fixed seed, for people to see.
+def samples(endpoint: Endpoint, config: ExportConfig, openings: Sequence[str]) -> list[dict[str, str]]:
+    """What the endpoint goes on with after `openings`, drawn with a fixed seed, for people to see; without any, after the first
+    golden prompts.
 
     None where it refuses them, as a server of an earlier release in the cloud does, which takes no seed: it serves all the same.
     """
-    prompts = config.golden_prompts[:SAMPLES]
+    prompts = openings or config.golden_prompts[:SAMPLES]
     try:
         completions = [ask(home(), endpoint.name, each, SAMPLING)["completion"] for each in prompts]
     except (Missing, ValueError) as error:

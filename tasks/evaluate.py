@@ -137,6 +137,7 @@ def compare(
         score = ChampionScore(ref=champion.subject.ref, bits_per_byte=champion.metrics["bits_per_byte"])
         run.result = replace(run.result, champion=score)
     mine = _side(scores)
+    run.result = replace(run.result, openings=mine.openings)
     theirs = None
     if champion and champion.subject.version != scores.subject.version:
         theirs = _side(champion)
@@ -181,6 +182,9 @@ def _checks(
 def _side(scores: Evaluation) -> Side:
     store = current().store
     folder = store.fetch(find(store, *parse_ref(scores.ref)))
-    paths = (folder / f"{name}.json" for name in ("evaluation", "documents", "sources"))  # an early release had fewer
-    payload, documents, sources = (json.loads(path.read_text("utf-8")) if path.is_file() else {} for path in paths)
-    return Side(scores.subject.ref, payload, documents, sources)
+    paths = (folder / f"{name}.json" for name in ("evaluation", "documents", "sources", "openings"))
+    # An early release had fewer.
+    payload, documents, sources, openings = (
+        json.loads(path.read_text("utf-8")) if path.is_file() else {} for path in paths
+    )
+    return Side(scores.subject.ref, payload, documents, sources, tuple(openings))

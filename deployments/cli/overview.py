@@ -35,7 +35,8 @@ def overview(home: Path, directory: Path) -> list[str]:
         facts += [("Endpoint", f"{name}: {short_ref(str(record.get('model_ref', '')))}  {how}")]
     server = read_json(home / "prefect" / "server.json") or {}
     watch = alive(read_json(home / "platform" / "watch" / "handle.json"))
-    facts += [("Platform", f"up, {server.get('url', '')}" if watch else "not up")]
+    login = home / "prefect" / "credentials"
+    facts += [("Platform", f"up, {server.get('url', '')}   (login: {login})" if watch else "not up")]
     steps = next_steps(home, directory, run, list(endpoints), up=watch)
     lines = [line for command, purpose in steps for line in ("", f"  {purpose}:", f"    {command}")]
     return [*aligned(facts), "", "Next:", *lines[1:], "", "All commands: headway --help"]
@@ -61,7 +62,7 @@ def next_steps(
     if not endpoints and not steps[2:] and not (run and run.status == "running"):
         steps += [(f"headway retrain{configured}", "From the dataset to a served model")]
     for name in endpoints[:1]:
-        steps += [(f"headway complete {name} 'def '", "Ask the model")]
+        steps += [(f"headway complete {name} 'TEXT'", "Ask the model")]
         steps += [(f"headway lineage endpoint/{name}", "What it was made from")]
     if not up:
         steps += [("headway up --detach", "Start the platform: schedules, pages, events")]

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.cli.output import harmless, visible
+from deployments.services import prefect_server
 from tasks.orchestration.observers import Outcome
 from tasks.orchestration.run import Lifecycle
 from tasks.orchestration.run_log import logged_runs
@@ -103,7 +104,8 @@ class Progress:
         self.quiet()
         flow_run = (self.run.flow_run or {}) if self.run else {}
         self.console.print(f"? {harmless(question)}", soft_wrap=True, markup=False)
-        self.console.print(f"  Waiting for {reason}: {flow_run.get('url', '')}", soft_wrap=True, markup=False)
+        page = f"{flow_run['url']}{prefect_server.login_of(self.run.home)}" if self.run and flow_run else ""
+        self.console.print(f"  Waiting for {reason}: {page}", soft_wrap=True, markup=False)
         answer = f"headway approve {flow_run.get('id', '')[:8]}.{key} --approve --reason '...'"
         self.console.print(f"  or, in another terminal: {answer}", markup=False)
 

@@ -81,8 +81,7 @@ class Running:
         """What the terminal shows at the end."""
         result = self.run.result if self.run else RunResult()
         page = (self.run.flow_run or {}).get("url") if self.run else None
-        login = "" if prefect_server.named_server(home()) else f"   (login: {home() / 'prefect' / 'credentials'})"
-        lines = [f"Report: {result.report}", f"Flow run: {page}{login}"]
+        lines = [f"Report: {result.report}", f"Flow run: {page}{prefect_server.login_of(home())}"]
         if endpoint := result.endpoint:
             lines += [f"Endpoint {endpoint.ref}: {endpoint.url}", ""]
             from tasks.deploy import SAMPLING

@@ -115,6 +115,11 @@ def post(path: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def login_of(home: Path) -> str:
+    """Where the login of the page is kept, to stand behind its address; nothing for a server of somebody else's."""
+    return "" if named_server(home) else f"   (login: {home / 'prefect' / 'credentials'})"
+
+
 def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
     """Return when the server answers with our password. Raises Missing with the end of its log."""
     deadline = time.monotonic() + timeout
@@ -170,6 +175,8 @@ def _server_environment(folder: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_UI_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        # Prefect has two pages. The address without a path leads to the one that links to runs lead to.
+        "PREFECT_SERVER_UI_V2_ENABLED": "false",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         # Flow runs go 90 days after their end, with their logs and notes; by default only events are forgotten.
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",

@@ -77,16 +77,34 @@ def flow_run() -> dict[str, str]:
     return {"id": identity, "url": f"{base}/runs/flow-run/{identity}"}
 
 
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega"
+)
+MADE_UP = re.compile(rf"[a-z]+-[a-z]+|[A-Z][a-z]+-[A-Z][a-z]+|(?:{GREEK})\d*(?:-[a-z]+)+")
+"""Names as Prefect makes them up: its server (`brave-otter`), and its two pages for their forms (`omega248-edasich-point`,
+`Sleek-Koala`)."""
+
+
 def named(subject: str) -> str:
     """A name that tells runs of one flow apart: what it is about, and when it was to start, in local time.
 
-    A name that somebody gave the run stays; two words with a dash between them are one that Prefect made up.
+    A name that somebody gave the run stays. Where it may be one that Prefect made up, it stays at the end, unless no form
+    made the run: a form is sent with the name that the page put into it, and nothing that the server keeps tells who wrote it.
     """
     given = str(runtime.get_name() or "")
-    if given and not re.fullmatch(r"[a-z]+-[a-z]+", given):
+    if given and not MADE_UP.fullmatch(given):
         return given
     planned: datetime = runtime.get_scheduled_start_time()
-    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M}".strip()
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M} {given if _by_form() else ''}".strip()
+
+
+def _by_form() -> bool:
+    """Whether the running flow run may come from the form of Prefect's page: of a deployment, by no schedule or automation, and
+    without the key that `headway run` gives."""
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    return bool(run and run.deployment_id and not run.created_by and not run.idempotency_key)
 
 
 def setting(*path: str) -> str:

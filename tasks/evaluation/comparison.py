@@ -106,6 +106,8 @@ class Side:
     """`documents.json`."""
     sources: Mapping[str, Any] = field(default_factory=dict)
     """`sources.json`; empty where the model learnt from one corpus."""
+    openings: Sequence[str] = ()
+    """`openings.json`: how a few of the documents begin; empty where an earlier release measured."""
 
     @cached_property
     def parts(self) -> dict[str, Sums]:

@@ -25,7 +25,7 @@ from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.code_suite import code
 from tasks.jobs.evaluation.figures import figures, metrics
-from tasks.jobs.evaluation.heldout import HELDOUT, Heldout, encode_for, read_heldout
+from tasks.jobs.evaluation.heldout import HELDOUT, Heldout, encode_for, openings, read_heldout
 from tasks.jobs.evaluation.labelled import labelled
 from tasks.jobs.evaluation.lm_eval_suite import lm_eval
 from tasks.jobs.evaluation.probes import leakage, memorisation, toxicity
@@ -89,6 +89,7 @@ def run(rank: Rank) -> dict[str, Any]:
         payload = {name: columns for name, (columns, _) in others.items()}
         write_json(rank.output / "sources.json", {"own": rank.settings["source"], "others": payload})
     write_json(rank.output / "evaluation.json", evaluation)
+    write_json(rank.output / "openings.json", openings(heldout.texts))
     return {"metrics": {**metrics(evaluation), **{f"{name}.seconds": took for name, took in seconds.items()}}}
 
 

@@ -85,6 +85,8 @@ class RunResult:
     endpoint: Endpoint | None = None
     samples: Sequence[Mapping[str, str]] | None = None
     """What the endpoint goes on with after a few prompts."""
+    openings: Sequence[str] = ()
+    """Prompts of the corpus's kind of text: how a few of its held-out documents begin."""
     champion: ChampionScore | None = None
     comparison: Mapping[str, Any] | None = None
     """Champion against challenger, as tasks/evaluation/comparison.py writes it into comparison.json."""

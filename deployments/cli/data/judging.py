@@ -72,9 +72,7 @@ def validate(
 
         audit(open_store(home()), "start run", right="run", what=what)
         arguments = {"dataset": ref}
-        run_and_tell(
-            "validate", settings, arguments, preflight=lambda: _known(ref), as_json=as_json, show=_checks_table
-        )
+        run_and_tell("validate", settings, arguments, preflight=lambda: _known(ref), as_json=as_json, show=checks_table)
 
 
 def _known(dataset: str) -> None:
@@ -82,7 +80,7 @@ def _known(dataset: str) -> None:
     find(open_store(home()), *parse_ref(dataset, kind="dataset"))
 
 
-def _checks_table(fields: dict[str, Any]) -> Group:
+def checks_table(fields: dict[str, Any]) -> Group:
     """The checks for people: outcome, measured, limit, count; below them what breaks them, and what came of the dataset."""
     from rich.console import Group
     from rich.table import Table

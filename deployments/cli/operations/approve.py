@@ -38,7 +38,8 @@ def approve(
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
     if not yes and not no:
-        lines = [line for one in waiting for line in (f"{one['name']}  {one['question']}", f"    {one['url']}")]
+        login = prefect_server.login_of(home())
+        lines = [text for one in waiting for text in (f"{one['name']}  {one['question']}", f"    {one['url']}{login}")]
         say({"waiting": waiting}, lines or in_home("Nothing waits for an approval"), as_json=as_json)
         return
     if (yes and no) or not reason.strip():

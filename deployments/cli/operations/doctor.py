@@ -160,7 +160,8 @@ def _services(home: Path) -> Iterator[Finding]:
     from deployments.services.parts import bridge, worker
 
     server = prefect_server.status(home)
-    yield Finding("prefect server", True, server["url"] if server else "not running; the next run starts it")
+    text = f"{server['url']}{prefect_server.login_of(home)}" if server else "not running; the next run starts it"
+    yield Finding("prefect server", True, text)
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "See docs/events.md for how to set up each source.")
     try:

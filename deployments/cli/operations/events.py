@@ -53,7 +53,12 @@ def events(
         _follow(home(), limit, as_json)
     else:
         result = told(home(), limit=limit)
-        say({"events": result}, list(map(line, result)) or in_home("No event yet"), as_json=as_json)
+        from deployments.services import prefect_server
+
+        lines = list(map(line, result)) or [in_home("No event yet")]
+        if any((batch["url"] or "").startswith("http") for event in result for batch in event["batches"]):
+            lines.append(prefect_server.login_of(home()).strip())
+        say({"events": result}, lines, as_json=as_json)
 
 
 def send(

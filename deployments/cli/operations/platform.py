@@ -20,6 +20,7 @@ from tasks.common.errors import HeadwayError, Missing, Unknown
 from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.config.base import config_digest
+from tasks.lineage.messages import TRAINING
 from tasks.security.audit import audit, audited
 from tasks.storage import open_store
 
@@ -87,9 +88,8 @@ def run(
     what = f"{deployment} on the platform, under the key {key}"
     with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
         flow_run, new = submit(deployment, payload, key)
-    words = f"{'Started' if new else 'Already started under this key'}: {flow_run['url']}"
-    if prefect_server.named_server(home()) is None:
-        words += f"   (login: {home() / 'prefect' / 'credentials'})"
+    started = "Started" if new else "Already started under this key"
+    words = f"{started}: {flow_run['url']}{prefect_server.login_of(home())}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)
 
 
@@ -210,7 +210,9 @@ def status(as_json: Json = False) -> None:
 
 def _welcome(fields: dict[str, Any], home: Path, *, new: bool) -> str:
     lines = [f"Headway is up, after {fields['seconds']} s.", ""]
-    lines += [f"  {name:<9}{fields[name]}" for name in ("prefect", "mlflow", "metrics") if fields[name]]
+    for name in ("prefect", "mlflow", "metrics"):
+        page = f"/#/experiments?{TRAINING}" if name == "mlflow" else ""
+        lines += [f"  {name:<9}{fields[name]}{page}"] if fields[name] else []
     lines += [f"  no events from {name}: {why}" for name, why in fields["broken_sources"].items()]
     kept = home / "prefect" / "credentials"
     if new and kept.exists():

@@ -129,6 +129,9 @@ def test_the_login_is_shown_once_and_asked_for_everywhere(platform):
         platform.home.command("up", "--detach"), env=platform.home.environment(), capture_output=True
     )
     assert again.returncode == 0 and password.encode() not in again.stdout
+    kept = str(platform.home.path / "prefect" / "credentials")
+    assert kept in platform.first.stdout and kept.encode() in again.stdout
+    assert "/#/experiments?workflowType=machine_learning" in platform.first.stdout
     state = platform.state()
     for url in (f"{state['prefect']}/api/flows/count", f"{state['mlflow']}/api/2.0/mlflow/experiments/search"):
         assert refusal(url) == 401, url
@@ -142,6 +145,16 @@ def refusal(url, login=""):
     except urllib.error.HTTPError as error:
         return error.code
     return 200
+
+
+def test_the_address_without_a_path_is_of_the_page_that_links_to_runs_lead_to(platform):
+    """Prefect 3.8 has two pages: `/runs/...` is of the first, `/v2/runs/...` of the second."""
+    server = platform.state()["prefect"]
+    assert call(f"{server}/ui-settings")["default_ui"] == "v1"
+    for path in ("", "/runs/flow-run/1"):
+        asked = urllib.request.Request(server + path, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(asked, timeout=limit(20)) as answer:
+            assert answer.url.rstrip("/") == server + path and b"/v2/" not in answer.read()
 
 
 def test_everything_listens_on_loopback_only(platform):

@@ -52,6 +52,21 @@ def test_people_read_a_table_with_what_breaks_a_rule(home, tmp_path, texts):
     assert "Or raise validation.max_duplicate_share." in err
 
 
+def test_of_a_broken_line_people_read_once_what_is_wrong_and_where(home, tmp_path, texts):
+    path = write(
+        tmp_path / "broken.jsonl", texts * 10
+    )  # what is broken among the first lines is refused when it is published
+    with path.open("a") as file:
+        file.write('{"text": "b"\n')
+    home.ok("dataset", "publish", "broken", path)
+    process = home.start("validate", "broken", *QUICK, "--set", "validation.max_duplicate_share=1")
+    out, err = process.communicate(timeout=limit(300))
+    lines = [line.strip() for line in (out + err).splitlines() if line.strip()]
+    said = [line for line in lines if "broken.jsonl:201" in line]
+    assert said and all("Expecting ',' delimiter at its end, after 12 characters" in line for line in said), lines
+    assert len(lines) == len(set(lines)), lines
+
+
 def test_what_is_wrong_is_said_before_anything_starts(fresh, tmp_path, texts):
     fresh.ok("dataset", "publish", "there", write(tmp_path / "a.jsonl", texts))
     for words, said in (

@@ -1,6 +1,8 @@
 """The whole chain, as a user runs it: what it makes, what it reuses, and what it refuses."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ def test_the_first_run_runs_every_stage_and_serves_a_model(home, done):
     assert done.said["dataset"].startswith("dataset/tiny@")
     assert done.said["flow_run"]["url"].endswith(done.said["flow_run"]["id"])
     assert done.said["mlflow_run"]["id"]
-    assert [each["prompt"] for each in done.said["samples"]] == ["def ", "import "]
+    assert len(done.said["samples"]) == 3 and all(each["completion"] for each in done.said["samples"])
     page = Path(done.said["report"]).read_text()
     assert "bits per byte" in page.lower() and "<svg" in page and "http-equiv" in page
     with urllib.request.urlopen(done.said["endpoint"]["url"] + "/readyz", timeout=limit(20)) as answer:
@@ -83,6 +85,38 @@ def test_a_dry_run_says_what_would_run_and_why_without_a_server(home, done):
     }
     assert "-> 0.001" in next(s["why"] for s in said if s["name"] == "plan")
     assert sorted((home.path / "lineage").iterdir()) == before
+
+
+def test_a_dry_run_at_a_closed_gate_shows_its_table_and_its_stages(home, done):
+    closed = ("--dry-run", "--set", "comparison.rules=[{metric: bits_per_byte, at_most: 0.001}]")
+    ran = home.retrain(*closed)
+    assert (ran.code, ran.said["status"], ran.said["error"]["stage"]) == (3, "gate_closed", "evaluate")
+    assert ran.statuses()["train"] == "reused" and ran.statuses()["evaluate"] == "gate_closed"
+    shown = home.start("retrain", "-c", "tiny", *closed)
+    out, err = shown.communicate(timeout=limit(300))
+    assert shown.returncode == 3 and "bits_per_byte" in err
+    assert [line.split()[0] for line in out.splitlines()] == list(ran.statuses())
+
+
+def test_a_run_ends_with_samples_of_its_corpus_and_the_login_behind_its_page(home, done):
+    (evaluation,) = done.stage("evaluate")["outputs"]
+    openings = json.loads((home.folder_of(evaluation) / "openings.json").read_text())
+    assert len(openings) == 3 and [each["prompt"] for each in done.said["samples"]] == openings
+    again = home.start("retrain", "-c", "tiny")
+    out, err = again.communicate(timeout=limit(300))
+    assert again.returncode == 0, err
+    (page,) = [line for line in out.splitlines() if line.startswith("Flow run: ")]
+    assert page.endswith(f"(login: {home.path / 'prefect' / 'credentials'})")
+    assert all(f"$ headway complete tiny {shlex.quote(opening)} " in out for opening in openings)
+
+
+def test_doctor_and_verify_name_the_model_so_that_it_is_found_and_its_signature(home, done):
+    (model,) = done.stage("export")["outputs"]
+    serving = next(f["said"] for f in home.ok("doctor").said["findings"] if f["name"] == "endpoint tiny")
+    verified = home.start("verify", serving.split()[-1])
+    out, err = verified.communicate(timeout=limit(300))
+    assert verified.returncode == 0, err
+    assert out.startswith(f"{model}: ") and re.search("signed by key [0-9a-f]{16} at .*, which is trusted", out)
 
 
 def test_to_stops_after_a_stage(home, done):
