@@ -32,10 +32,10 @@ One run has one configuration: a tree of settings, one section a stage. It comes
 
 - `headway retrain` without `-c` takes the shipped `local`; `-c tiny` takes the shipped `tiny`; `-c my.yaml` takes a file of
   yours. The shipped ones lie in [deployments/configs](../deployments/configs).
-- `-c` may be given often: `-c tiny -c slurm` trains what `tiny` says where `slurm` says. Sections are merged key by key, and
+- `-c` may be repeated: `-c tiny -c slurm` trains what `tiny` says where `slurm` says. Sections are merged key by key, and
   where two files name the same key the later one wins; a list is a value. `ssh`, `slurm`, `azureml` and `ray` say only where.
 - A file names only what it changes. Everything else has the default of the tables below.
-- `--set a.b=value` changes one setting of that run, and may be given often. The value is read as YAML: `3e-4`, `true`,
+- `--set a.b=value` changes one setting of that run, and may be repeated. The value is read as YAML: `3e-4`, `true`,
   `[a, b]`, and nothing at all for empty.
 - A misspelt key, a value of the wrong type, or one outside its limits ends the command with exit code 2. Nothing was
   started then, and the message names the key, and the closest one that there is.

@@ -214,7 +214,7 @@ def judge(numbers: Numbers, limits: PlanningConfig) -> tuple[Check, ...]:
             measured=kept / GIB,
             limit=f"<= {room / GIB:.3g}",
             passed=kept <= room,
-            remedy="Free room, keep fewer checkpoints, or set HEADWAY_HOME to a larger disk.",
+            remedy="Free space, keep fewer checkpoints, or set HEADWAY_HOME to a larger disk.",
         ),
         Check(
             name="training time, minutes",

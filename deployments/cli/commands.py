@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 COMMANDS = {
     "init": Row("init:init", "Write a configuration file, after three questions: `headway retrain -c FILE` takes it."),
-    "validate": Row("data.judging:validate", "Judge a dataset: every document and the whole."),
+    "validate": Row("data.judging:validate", "Validate a dataset: every document, and the corpus as a whole."),
     "retrain": Row(
         "retrain:retrain",
         "Take a dataset to a served model: validate, preprocess, benchmark, plan, train, evaluate, export, deploy.",
@@ -37,33 +37,33 @@ COMMANDS = {
         "Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.",
     ),
     "drift": Row(
-        "data.judging:drift", "Say whether new data has drifted from a reference, by what, and how sure that is."
+        "data.judging:drift", "Test whether new data has drifted from a reference, in what, and how certain that is."
     ),
     "qualify": Row(
         "cluster.qualify:qualify", "Measure the cluster now, and judge every machine by the limits of its hardware."
     ),
     "hardware": Row(
         "planning.machines:hardware",
-        "List the kinds of machines that clusters are judged as; or one in full, each number with its source.",
+        "List the kinds of machines that clusters are judged as; or show one in full, each number with its source.",
     ),
     "plan": Row(
-        "planning.plan:plan", "Plan a training: does it fit, how fast, how long, what does it cost, what will break."
+        "planning.plan:plan", "Plan a training: whether it fits, its speed, time and cost, and how often it will fail."
     ),
     "simulate": Row(
         "planning.simulate:simulate",
-        "Play a training with its failures, for three rates: what share of its time is useful, and what took the rest.",
+        "Simulate a training with failures, at three rates: what share of its time is useful, and what took the rest.",
     ),
     "prices": Row(
         "planning.machines:prices",
-        "Show what machines cost an hour and storage a month; or, with `update`, ask Azure for its prices of today.",
+        "Show prices of machines per hour and storage per month; or, with `update`, fetch today's prices from Azure.",
     ),
     "quota": Row(
         "planning.machines:quota",
-        "Show an account's limits; or whether machines of a size fit into them, and if not, what to ask Azure for.",
+        "Show an account's quota; or whether machines of a size fit into it, and if not, what to request from Azure.",
     ),
     "cost": Row(
         "planning.cost:cost",
-        "Show what a run really took of machines and what that cost, stage by stage, beside its plan.",
+        "Show the machine hours and the actual cost of a run, stage by stage, next to its plan.",
     ),
     "rightsize": Row(
         "planning.cost:rightsize",
@@ -71,15 +71,15 @@ COMMANDS = {
     ),
     "scaling": Row(
         "planning.trainings:scaling",
-        "Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.",
+        "Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, and the plan's; regressions are flagged.",
     ),
     "seeds": Row(
         "planning.trainings:seeds",
-        "Show by how much stored trainings differ that differ in their seed alone, and what comparison.seed_noise should be.",
+        "Show how much stored trainings with different seeds differ, and what comparison.seed_noise should be.",
     ),
     "train-log": Row(
         "planning.trainings:train_log",
-        "Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them.",
+        "Show losses, learning rates, speed and the end of a training from its log, in the fields of our own `metrics.jsonl`.",
     ),
     "approve": Row(
         "operations.approve:approve",
@@ -89,9 +89,9 @@ COMMANDS = {
         "data.preprocess:preprocess",
         "Turn text into Megatron .bin/.idx, byte for byte what its preprocess_data.py writes.",
     ),
-    "tokens": Row("data.preprocess:tokens", "Check a Megatron .bin/.idx and show what it holds."),
+    "tokens": Row("data.preprocess:tokens", "Check a Megatron .bin/.idx and show its content."),
     "mixture": Row(
-        "data.preprocess:mixture", "Check datasets and their weights, and say Megatron's arguments for the mixture."
+        "data.preprocess:mixture", "Check datasets and their weights, and print Megatron's arguments for the mixture."
     ),
     "lineage": Row(
         "registry.lineage:lineage",
@@ -112,38 +112,38 @@ COMMANDS = {
     ),
     "rollback": Row(
         "registry.history:rollback",
-        "Make an old version of a name the current one again; of a model, also the champion.",
+        "Make an earlier version of an artifact the current one again; for a model, also the champion.",
     ),
     "models": Row(
         "registry.models:models",
-        "List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it.",
+        "List the versions of models, newest first: champion, challenger or previous, metrics, and what endpoints serve them.",
     ),
     "promote": Row(
         "registry.models:promote",
-        "Make a version the champion of its model, when every byte of it is sound and signed by a trusted key.",
+        "Make a version the champion of its model, if every byte verifies and a trusted key signed it.",
     ),
     "prune": Row("registry.history:prune", "Delete old versions that nothing needs."),
     "copy": Row(
         "registry.artifacts:copy",
-        "Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival.",
+        "Copy an artifact to another store, with its lineage and signatures; verified on arrival.",
     ),
     "backup": Row(
         "registry.backup:backup",
-        "Back up datasets, tokenizers, checkpoints, models, and everything that is known of them.",
+        "Back up datasets, tokenizers, checkpoints, models, and all records of them.",
     ),
-    "restore": Row("registry.backup:restore", "Rebuild an empty home from a backup; every byte is checked on its way."),
+    "restore": Row("registry.backup:restore", "Rebuild an empty home from a backup; every byte is verified."),
     "complete": Row("operations.endpoint:complete", "Ask a served model to complete a text."),
     "watch": Row(
         "operations.watch:watch",
-        "Look at what an endpoint answered since the last look; what stands out becomes an event, with the evidence in a file.",
+        "Check an endpoint's answers since the last check; an anomaly becomes an event, with the evidence in a file.",
     ),
     "submit": Row(
         "cluster.submit:submit",
-        "Run a program of your own on a backend, to its end: submitted once, retried when machines fail, adopted after a crash.",
+        "Run your own program on a backend until it ends: submitted once, retried when machines fail, adopted after a crash.",
     ),
     "jobs": Row(
         "cluster.job:jobs",
-        "List the jobs that are not over: state, machines, attempts, and whether somebody supervises each.",
+        "List open jobs: state, machines, attempts, and whether each is supervised.",
     ),
     "reconcile": Row(
         "cluster.job:reconcile",
@@ -160,35 +160,33 @@ COMMANDS = {
     "deployments": Row("operations.platform:deployments", "List all deployments with their schedules."),
     "status": Row(
         "operations.platform:status",
-        "What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong.",
+        "Show what runs, since when and in which version; the last runs, the next schedules, what waits, and what is wrong.",
     ),
     "down": Row("operations.platform:down", "Stop the platform: no process of it is left."),
     "audit-log": Row(
-        "registry.audit:audit_log", "List the audit log, newest first: who did what, when, why; and who was refused."
+        "registry.audit:audit_log", "List the audit log, newest first: who did what, when and why, and who was refused."
     ),
-    "dataset": Row("", "Make dataset versions of files, and list them."),
-    "dataset publish": Row("data.publishing:publish_dataset", "Make a dataset version of files."),
+    "dataset": Row("", "Publish files as dataset versions, and list them."),
+    "dataset publish": Row("data.publishing:publish_dataset", "Publish files as a dataset version."),
     "dataset list": Row("data.publishing:list_datasets", "List all dataset versions, newest first."),
-    "tokenizer": Row("", "Make artifacts of Hugging Face tokenizers."),
+    "tokenizer": Row("", "Publish Hugging Face tokenizers as artifacts."),
     "tokenizer publish": Row(
         "data.publishing:publish_tokenizer",
-        "Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it.",
+        "Publish a folder as a tokenizer version, to be named by `preprocessing.tokenizer.ref`.",
     ),
-    "checkpoint": Row("", "Make artifacts of models that others trained, to start from."),
+    "checkpoint": Row("", "Publish models that others trained as artifacts, to start from."),
     "checkpoint publish": Row(
         "data.publishing:publish_checkpoint",
-        "Make a checkpoint version of a Hugging Face folder; `training.base` then names it.",
+        "Publish a Hugging Face folder as a checkpoint version, to be named by `training.base`.",
     ),
-    "trust": Row("", "Whose signatures count: list keys, let one in, revoke one."),
-    "trust list": Row(
-        "registry.trust:list_", "List the keys whose signatures count, what each may sign, and the revoked ones."
-    ),
-    "trust add": Row("registry.trust:add", "Let a key in."),
+    "trust": Row("", "Manage trusted keys: list, add, revoke."),
+    "trust list": Row("registry.trust:list_", "List the trusted keys, what each may sign, and the revoked keys."),
+    "trust add": Row("registry.trust:add", "Trust a key."),
     "trust revoke": Row(
         "registry.trust:revoke",
-        "Let a key count for nothing any more, neither for what comes nor for what it has signed.",
+        "Revoke a key: neither new signatures nor those that it has made count any more.",
     ),
-    "endpoint": Row("", "What is served: list it, stop it; who may ask it."),
+    "endpoint": Row("", "Manage endpoints: list, stop, render, and their API keys."),
     "endpoint render": Row(
         "operations.endpoint:render",
         "Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them.",
@@ -198,34 +196,36 @@ COMMANDS = {
     ),
     "endpoint stop": Row("operations.endpoint:stop", "Stop an endpoint."),
     "endpoint key": Row("", "API keys of an endpoint: add, list, revoke."),
-    "endpoint key add": Row("operations.endpoint:add_key", "Make a key, and print it, this once."),
-    "endpoint key list": Row("operations.endpoint:list_keys", "List the keys of an endpoint, without what they are."),
-    "endpoint key revoke": Row("operations.endpoint:revoke_key", "End a key."),
+    "endpoint key add": Row("operations.endpoint:add_key", "Create a key and print it; it is shown only once."),
+    "endpoint key list": Row("operations.endpoint:list_keys", "List the keys of an endpoint, without their values."),
+    "endpoint key revoke": Row("operations.endpoint:revoke_key", "Revoke a key."),
     "notify": Row("", "Channels for notifications of failures, closed gates, approvals and alerts."),
     "notify test": Row(
         "operations.platform:notify",
-        "Send a test message through each channel of the platform's settings, and say what happened.",
+        "Send a test message through each channel of the platform's settings, and show the result.",
     ),
-    "job": Row("", "One job: what would be submitted, how it is, its logs, its end."),
+    "job": Row("", "One job: render, show, cancel, logs."),
     "job render": Row(
         "cluster.job:render", "Print exactly what would be submitted for a stage, without submitting it."
     ),
     "job show": Row(
         "cluster.job:show",
-        "Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported.",
+        "Show everything about one job: its state, its request, each submission and how it ended, what ranks reported.",
     ),
-    "job cancel": Row("cluster.job:cancel", "End a job on its backend."),
+    "job cancel": Row("cluster.job:cancel", "Cancel a job on its backend."),
     "job logs": Row(
         "cluster.job:logs",
         "Print the logs of a job's ranks, the failing rank first; with --follow as they are written.",
     ),
-    "events": Row("operations.events:events", "What came, what it caused, and what was refused and why."),
-    "events send": Row("operations.events:send", "Make an event by hand."),
-    "person": Row("", "Who may do what: add persons, list, remove, give new tokens."),
-    "person add": Row("operations.users:add", "Let somebody in, and print their token, this once."),
-    "person renew": Row("operations.users:renew", "Give somebody a new token, and print it, this once."),
-    "person remove": Row("operations.users:remove", "Take somebody out."),
-    "person list": Row("operations.users:list_", "List persons and their rights, and which rights are asked for."),
+    "events": Row("operations.events:events", "List events: what came, what it caused, and what was refused and why."),
+    "events send": Row("operations.events:send", "Send an event by hand."),
+    "person": Row("", "Manage persons and their rights: add, list, remove, renew tokens."),
+    "person add": Row("operations.users:add", "Add someone and print their token; it is shown only once."),
+    "person renew": Row("operations.users:renew", "Give someone a new token and print it; it is shown only once."),
+    "person remove": Row("operations.users:remove", "Remove someone."),
+    "person list": Row(
+        "operations.users:list_", "List persons and their rights, and which rights the policy asks for."
+    ),
 }
 """By the command's words."""
 PANELS: dict[str, dict[str, tuple[str, ...]]] = {

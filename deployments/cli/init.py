@@ -36,16 +36,16 @@ LOCAL = "local"
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path(CONFIGURATION),
     data: Annotated[
-        str, typer.Option(help="Name of a dataset; or a file or folder that becomes one, under its name.")
+        str, typer.Option(help="The name of a dataset; or a file or folder, which becomes a dataset of that name.")
     ] = "",
     where: Annotated[str, typer.Option(help="Where jobs run: local, azureml, ray, slurm or ssh.")] = "",
-    size: Annotated[str, typer.Option(help="What is trained: tiny, small or medium.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: take the defaults.")] = False,
+    size: Annotated[str, typer.Option(help="The size of the model: tiny, small or medium.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; use the defaults.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a configuration file, after three questions: `headway retrain -c FILE` takes it.
 
-    What an option answers is not asked. With --yes, with --json or without a terminal nothing is. No file is overwritten.
+    A question that an option answers is not asked. With --yes, --json or without a terminal, none is. No file is overwritten.
     """
     if file.exists():
         raise ValueError(

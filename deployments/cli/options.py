@@ -18,13 +18,13 @@ Config = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help="A YAML file, or the name of a shipped configuration; of several the later wins. Default: local.",
+        help="A YAML file, or the name of a shipped configuration (default: local); may be repeated: later ones take precedence.",
     ),
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 
 
 def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[str] | None) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def at_work(home: Path, key: str | None) -> bool:
 def retrain(
     config: Config = None,
     dataset: Annotated[
-        str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
+        str, typer.Option(help="NAME or dataset/NAME@VERSION; by default the configuration's dataset.")
     ] = "",
     set_: Set = None,
     from_stage: Annotated[
@@ -81,22 +81,22 @@ def retrain(
     ] = None,
     to_stage: Annotated[str | None, typer.Option("--to", metavar="STAGE", help="Stop after this stage.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run or be reused, and why; start nothing.")
+        bool, typer.Option("--dry-run", help="Show what would run or be reused, and why; start nothing.")
     ] = False,
     continue_from: Annotated[
         str,
         typer.Option(
             metavar="JOB",
-            help="Begin with the newest good checkpoint of that training job, as `headway jobs --all` shows it.",
+            help="Start from the newest good checkpoint of this training job, named as `headway jobs --all` shows it.",
         ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="With --continue-from: although settings or data changed; audited.")
+        bool, typer.Option("--force", help="With --continue-from: continue even if settings or data changed; audited.")
     ] = False,
     reason: Annotated[
         str,
         typer.Option(
-            help="With --continue-from: why, for the audit log; needed with --force. Another reason chooses a checkpoint again."
+            help="With --continue-from: why, for the audit log; required with --force. Another reason chooses a checkpoint again."
         ),
     ] = "",
     yes: Annotated[

@@ -38,11 +38,12 @@ COLOURS = {"passed": "green", "failed": "red", "insufficient": "dark_orange3", "
 
 def revalidate(
     model: Annotated[
-        str, typer.Argument(help="Name of the model, measured with the settings that its champion was made with.")
+        str,
+        typer.Argument(help="The name of the model; it is measured with the settings that its champion was made with."),
     ] = "",
     data: Annotated[
         str,
-        typer.Option(metavar="NAME[@VERSION]", help="The dataset; without it, the newest version of the model's own."),
+        typer.Option(metavar="NAME[@VERSION]", help="The dataset; by default the newest version of the model's own."),
     ] = "",
     config: Config = None,
     set_: Set = None,
@@ -51,8 +52,8 @@ def revalidate(
 ) -> None:
     """Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.
 
-    The verdict is valid, degraded, invalid or unknown; only the first leaves with exit code 0. Nothing that is served changes,
-    but what serves changed files is stopped. Without MODEL it is the one of the configuration, `local` when none is named.
+    The verdict is valid, degraded, invalid or unknown; only for valid the exit code is 0. What is served does not change,
+    but an endpoint that serves changed files is stopped. MODEL is by default that of the configuration `local`, or of -c.
     """
     overrides = [
         *(set_ or []),

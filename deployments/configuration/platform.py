@@ -98,7 +98,7 @@ class AlertsConfig(Settings):
     schedule_missed_minutes: float = Field(10.0, gt=0)
     """A scheduled run that has not started so long after its time."""
     disk_free_gb: float = Field(5.0, ge=0)
-    """Least free room (10^9 bytes) on the disk that holds the state."""
+    """Least free space (10^9 bytes) on the disk that holds the state."""
     champion_revalidated_days: float = Field(8.0, gt=0)
     """Longest time since a champion was deployed or revalidated."""
     failed_hours: float = Field(24.0, gt=0)

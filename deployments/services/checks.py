@@ -78,7 +78,7 @@ def enough_room(home: Path) -> None:
     if free < NEEDED_GB:
         raise Missing(
             f"the disk that holds {home} has {free:.2f} GB left; the platform needs {NEEDED_GB} GB to start",
-            remedy="Free room on it, or set HEADWAY_HOME to a folder on a larger one.",
+            remedy="Free space on it, or set HEADWAY_HOME to a folder on a larger one.",
         )
 
 

@@ -118,7 +118,7 @@ class _Published:
             if asks:
                 self._ask(now)
             if now - self._had >= COUNT_SECONDS:
-                raise KeysAway(f"the keys of {self._authority} cannot be had: {self._why}")
+                raise KeysAway(f"the keys of {self._authority} cannot be fetched: {self._why}")
             if key_id in self._keys:
                 return self._issuer, self._keys[key_id]
             if asks and self._had == now:

@@ -324,7 +324,7 @@ def _scheduler_said(state: JobState) -> str:
 def _end(state: JobState, folder: Path) -> str:
     if state.state == "lost":
         ran_here = (folder / "process.json").exists()
-        gone = "its parent process is gone without a word"
+        gone = "its parent process ended without a result"
         return gone if ran_here else "the scheduler does not know it any more, and it left no mark of its end"
     if state.code == 0:
         empty = (folder / "result.json").exists()

@@ -27,14 +27,14 @@ class EntraConfig(Settings):
     applications: Annotated[tuple[str, ...], Field(min_length=1, validate_default=True)] = ()
     """Client ids (`azp`, or `appid` in version 1.0) that may come in."""
     authority: str = "https://login.microsoftonline.com"
-    """Where its keys are had from, and from nowhere else: https, or loopback."""
+    """Where its keys are fetched from, and nowhere else: https, or loopback."""
 
     @field_validator("authority")
     @classmethod
     def _safe(cls, value: str) -> str:
         if not re.fullmatch(r"https://[a-z0-9.-]+(:\d{1,5})?|http://(127\.0\.0\.1|\[::1\]|localhost):\d{1,5}", value):
             raise ValueError(
-                "keys are had over https: https://HOST without a path, for example https://login.microsoftonline.us"
+                "keys are fetched over https: https://HOST without a path, for example https://login.microsoftonline.us"
             )
         return value
 

@@ -93,7 +93,7 @@ class ValidationConfig(Settings):
     max_bad_documents: Fraction = 0.01
     """Largest share of documents that may break one of the two character limits."""
     max_repeated_line_share: Fraction = 0.9
-    """Largest share of a document's characters that may stand in lines that it has already had."""
+    """Largest share of a document's characters that may be in repeated lines."""
     max_repetitive_documents: Fraction = 0.05
     """Largest share of documents that may repeat their lines more than that."""
     max_duplicate_share: Fraction = 0.20

@@ -38,7 +38,7 @@ class CodeSuiteConfig(Settings):
 
 
 class LabelledFile(Settings):
-    """Texts with the right label: accuracy and F1 by which label the model holds for the likeliest continuation."""
+    """Texts with the right label: accuracy and F1 by the label that the model finds the most likely continuation."""
 
     name: MetricName = "labelled"
     """What its metrics begin with: `labelled.NAME_accuracy`."""

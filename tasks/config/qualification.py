@@ -34,7 +34,7 @@ class ActConfig(Settings):
     """Whether machines that failed are drained in Slurm, with the reason; `headway qualify --resume` undoes it."""
     drain_share: Fraction = Field(DRAIN_SHARE, exclude_if=lambda share: share == DRAIN_SHARE)
     """Largest share of the machines that is drained without asking anyone, and one machine in any case: where more failed at
-    once, something that they share is likelier. Then none is drained, and someone decides with `headway qualify --drain`."""
+    once, a common cause is more likely. Then none is drained, and someone decides with `headway qualify --drain`."""
 
 
 class BenchmarkConfig(Settings):

@@ -152,7 +152,7 @@ def plan_checkpoints(size: int, machine: Machine, rates: Rates, *, storage: str 
     plans = [plan for plan in results if plan is not None]
     if not plans:
         raise ValueError(
-            f"checkpoints to {storage or 'any storage'}: {machine.name} cannot write there, or it cannot be had as large "
+            f"checkpoints to {storage or 'any storage'}: {machine.name} cannot write there, or it is not available as large "
             f"as {KEPT * size / TIB:.1f} TiB; give one of {', '.join(STORAGES)}"
         )
     best = max(plan.goodput.mid for plan in plans)

@@ -64,7 +64,8 @@ def judge(use: Use) -> Judged:
         return Judged("larger", (f"it ran out of memory {times}: more memory, or a smaller micro batch",))
     if use.memory is not None and use.memory > FULL:
         return Judged(
-            "larger", (f"{use.memory:.0%} of the {use.device}'s memory was in use: more than {FULL:.0%} is no room",)
+            "larger",
+            (f"{use.memory:.0%} of the {use.device}'s memory was in use: more than {FULL:.0%} leaves no room",),
         )
     if use.communication is not None and use.communication > TALKS and use.machines > 1:
         text = (

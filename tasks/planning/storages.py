@@ -144,7 +144,7 @@ GB_A_TIB = TIB / 1e9
 LOCAL_SHARE = 0.8
 """Of the machines' own disks that one purpose may fill."""
 HELD_UP_BY = {
-    "room": "has no room for it",
+    "room": "has no space for it",
     "bandwidth": "is too slow",
     "lost": "goes with its machines",
     "alone": "is not shared",

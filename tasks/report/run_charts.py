@@ -363,7 +363,7 @@ def reliability_chart(calibration: Calibration) -> Markup:
         Line("out", [(each.probability, each.accuracy) for each in calibration.bins], dots=True),
     )
     ticks = (0, 0.2, 0.4, 0.6, 0.8, 1)
-    x = Axis(0, 1, ticks, label="probability of the likeliest token")
+    x = Axis(0, 1, ticks, label="probability of the most likely token")
     y = Axis(0, 1.02, ticks, label="share right", grid=True)
     meaning = {"bar soft": "tokens, relative to the fullest bin", "warn": "as sure as right", "out": "this model"}
     text = f"Reliability curve; expected calibration error {number(calibration.error)}"

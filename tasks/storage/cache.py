@@ -74,9 +74,9 @@ def require_room(folder: Path, needed: int, *, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + HEADROOM_BYTES:
         raise Missing(
-            f"no room on the disk for {what}: {needed / 1e6:.1f} MB and {HEADROOM_BYTES / 1e6:.0f} MB of headroom are "
+            f"no space on the disk for {what}: {needed / 1e6:.1f} MB and {HEADROOM_BYTES / 1e6:.0f} MB of headroom are "
             f"needed, {free / 1e6:.1f} MB are free under {folder}",
-            remedy="Free room there, or set HEADWAY_HOME to a folder on a larger disk.",
+            remedy="Free space there, or set HEADWAY_HOME to a folder on a larger disk.",
         )
 
 

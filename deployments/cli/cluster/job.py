@@ -34,11 +34,11 @@ Ask = Annotated[
 
 
 def jobs(
-    all_: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Include finished jobs.")] = False,
     ask: Ask = False,
     as_json: Json = False,
 ) -> None:
-    """List the jobs that are not over: state, machines, attempts, and whether somebody supervises each."""
+    """List open jobs: state, machines, attempts, and whether each is supervised."""
     from tasks.compute.jobs_book import list_jobs
 
     entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
@@ -100,7 +100,7 @@ def said(entry: JobEntry) -> str:
             progress = f", step {entry.step}" if entry.step is not None else ""
         return f"running{progress}"
     if entry.state == "failed":
-        return f"failed: {entry.failure or why or 'without a word'}"
+        return f"failed: {entry.failure or why or 'without a result'}"
     return f"{entry.state}: {why}" if why and entry.state != "done" else entry.state
 
 
@@ -122,23 +122,23 @@ LOOK_SECONDS = 2.0
 def render(
     config: Config = None,
     stage: Annotated[
-        str, typer.Option(help="Stage that runs the job: validate, preprocess, benchmark, train, evaluate, export.")
+        str, typer.Option(help="The stage that runs the job: validate, preprocess, benchmark, train, evaluate, export.")
     ] = "train",
     backend: Annotated[
-        str, typer.Option(help="Backend instead of the configuration's: local, ssh, slurm, azureml, ray.")
+        str, typer.Option(help="The backend, instead of the configuration's: local, ssh, slurm, azureml, ray.")
     ] = "",
     dataset: Annotated[
-        str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the configuration's dataset.")
+        str, typer.Option(help="NAME or dataset/NAME@VERSION; by default the configuration's dataset.")
     ] = "",
     to: Annotated[
-        Path | None, typer.Option(help="Folder that the files are written to as well; else they are printed.")
+        Path | None, typer.Option(help="Also write the files to this folder; by default they are only printed.")
     ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Print exactly what would be submitted for a stage, without submitting it. No scheduler is asked.
+    """Print exactly what would be submitted for a stage, without submitting it. Contacts no scheduler.
 
-    The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that are not made yet stand as
+    The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that do not exist yet are shown as
     placeholders, and are named. Keys of the job are added when it is submitted.
     """
     from flows.support.planned_jobs import on_which, planned_job
@@ -175,7 +175,7 @@ def render(
 
 
 def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
-    """Tell everything of one job: how it is, what it was asked for, each submission and how it ended, what ranks reported."""
+    """Show everything about one job: its state, its request, each submission and how it ended, what ranks reported."""
     from tasks.compute.jobs_book import find_job, job_of
 
     book = journal()
@@ -225,7 +225,7 @@ def show(id_: Id, ask: Ask = False, as_json: Json = False) -> None:
 
 
 def cancel(id_: Id, reason: Reason = "", as_: As = "", as_json: Json = False) -> None:
-    """End a job on its backend. Its checkpoints stay; the command that ran it says that it was cancelled."""
+    """Cancel a job on its backend. Its checkpoints stay; the command that ran it reports that it was cancelled."""
     from tasks.compute.jobs_book import cancel_job, find_job
 
     entry = find_job(home(), id_, journal())
@@ -241,8 +241,8 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new lines until the job is over.")
     ] = False,
-    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be given often.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="The last so many lines of each log.")] = 20,
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; may be repeated.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="The number of lines to print from the end of each log.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Print the logs of a job's ranks, the failing rank first; with --follow as they are written."""

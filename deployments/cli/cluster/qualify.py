@@ -44,17 +44,19 @@ MODES = {"--from": ("--sku",), "--history": (), "--drain": OF_SLURM, "--resume":
 EARLIER = 10
 """Healthy runs before the newest that a recorded baseline is the median of, at most."""
 
-Quick = Annotated[
-    bool, typer.Option("--quick", help="The quick depth: health, rates, collectives, pairs. The default.")
-]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure health, rates, collectives and pairs. The default.")]
 Standard = Annotated[
-    bool, typer.Option("--standard", help="Every rate several times and more pairs, so that small faults are seen.")
+    bool, typer.Option("--standard", help="Measure every rate several times and more pairs, to detect small faults.")
 ]
 Full = Annotated[
-    bool, typer.Option("--full", help="All: every collective and pair, storage, a training probe, a soak.")
+    bool,
+    typer.Option("--full", help="Measure everything: every collective and pair, storage, a training probe, a soak."),
 ]
 Nodes = Annotated[
-    str, typer.Option("--nodes", metavar="LIST", help="Exactly these machines, with commas; of Slurm, ssh and Ray.")
+    str,
+    typer.Option(
+        "--nodes", metavar="LIST", help="Measure exactly these machines, separated by commas; with Slurm, ssh and Ray."
+    ),
 ]
 Record = Annotated[
     str,
@@ -62,28 +64,28 @@ Record = Annotated[
         "--record", metavar="NAME", help="Write what was measured as the hardware NAME, for later runs to be judged by."
     ),
 ]
-Replace = Annotated[bool, typer.Option("--replace", help="With --record: over one of the same name.")]
+Replace = Annotated[bool, typer.Option("--replace", help="With --record: replace an existing file of that name.")]
 From = Annotated[
     list[Path] | None,
-    typer.Option("--from", metavar="PATH...", help="Judge logs that are there, files or folders, and measure nothing."),
+    typer.Option("--from", metavar="PATH...", help="Judge existing logs, files or folders, and measure nothing."),
 ]
 SkuName = Annotated[
-    str, typer.Option("--sku", help="With --from: the hardware, a name of `headway hardware` or a YAML file.")
+    str, typer.Option("--sku", help="With --from: the hardware, a name from `headway hardware` or a YAML file.")
 ]
 History = Annotated[
-    str, typer.Option("--history", metavar="NODE", help="Show what earlier qualifications said of a machine.")
+    str, typer.Option("--history", metavar="NODE", help="Show the verdicts of earlier qualifications on a machine.")
 ]
 Drain = Annotated[
     bool,
-    typer.Option("--drain", help="Drain machines in Slurm: those named, when more failed than are drained unasked."),
+    typer.Option("--drain", help="Drain the named machines in Slurm, when more failed than are drained automatically."),
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Put drained machines back into Slurm: those named, or all that Headway drained."),
+    typer.Option("--resume", help="Resume drained machines in Slurm: the named ones, or all that Headway drained."),
 ]
 More = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATH|NODE]...", help="Further paths of --from, or the machines of --drain and --resume."),
+    typer.Argument(metavar="[PATH|NODE]...", help="More paths for --from, or the machines for --drain and --resume."),
 ]
 
 
@@ -108,7 +110,7 @@ def qualify(
 ) -> None:
     """Measure the cluster now, and judge every machine by the limits of its hardware.
 
-    The verdict is healthy, degraded, failed or unknown; only the first two leave with exit code 0, the others with 3.
+    The verdict is healthy, degraded, failed or unknown. The exit code is 0 for the first two, 3 for the others.
     """
     given = {
         "--from": from_, "--history": history, "--drain": drain, "--resume": resume, "--quick": quick,
@@ -151,7 +153,7 @@ def _require_sense(given: list[str], more: list[str]) -> None:
         raise ValueError(f"{modes[0]} and {modes[1]} are different things: give one of them")
     mode = modes[0] if modes else ""
     if more and mode not in ("--from", "--drain", "--resume"):
-        raise ValueError(f"{more[0]!r} stands alone: machines to qualify go into --nodes, logs behind --from")
+        raise ValueError(f"{more[0]!r} belongs to no option: give machines with --nodes, logs with --from")
     alone = [
         name for name in given if name != mode and (name not in MODES[mode] if mode else name in ("--sku", "--reason"))
     ]

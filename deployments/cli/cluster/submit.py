@@ -49,27 +49,33 @@ from tasks.storage.store import find
 
 
 def submit(
-    program: Annotated[Path, typer.Argument(help="A Python program, which finds what it needs on all machines.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Its own arguments.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Machines; without it, the configuration's.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes a machine; without it, the configuration's.")] = None,
+    program: Annotated[
+        Path, typer.Argument(help="A Python program; all machines must have the packages that it needs.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The arguments of the program.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of machines; by default the configuration's.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes per machine; by default the configuration's.")] = None,
     config: Config = None,
-    backend: Annotated[str, typer.Option(help="Backend instead of the configuration's.")] = "",
-    name: Annotated[str, typer.Option(help="What the job is called; without it, as the program's file.")] = "",
+    backend: Annotated[str, typer.Option(help="The backend, instead of the configuration's.")] = "",
+    name: Annotated[str, typer.Option(help="The name of the job; by default that of the program's file.")] = "",
     input_: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", metavar="NAME=KIND/NAME[@VERSION]", help="An artifact that it reads; may be given often."
+            "--input", metavar="NAME=KIND/NAME[@VERSION]", help="An artifact that the program reads; may be repeated."
         ),
     ] = None,
-    time_limit: Annotated[float | None, typer.Option(metavar="MINUTES", help="Longest time of one submission.")] = None,
+    time_limit: Annotated[float | None, typer.Option(metavar="MINUTES", help="Time limit of one submission.")] = None,
     array: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="N jobs of their own, each with its HEADWAY_ARRAY_INDEX; Slurm only."),
+        typer.Option(min=0, metavar="N", help="Run N independent jobs, each with its HEADWAY_ARRAY_INDEX; Slurm only."),
     ] = 0,
     driver: Annotated[
         bool,
-        typer.Option("--driver", help="It starts Ray's tasks and actors itself, by ray.init(); backend ray only."),
+        typer.Option(
+            "--driver", help="The program starts Ray tasks and actors itself, with ray.init(); backend ray only."
+        ),
     ] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Submit a new job even if the same one is running or was cut off.")
@@ -78,7 +84,7 @@ def submit(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Run a program of your own on a backend, to its end: submitted once, retried when machines fail, adopted after a crash.
+    """Run your own program on a backend until it ends: submitted once, retried when machines fail, adopted after a crash.
 
     While the same program runs with the same arguments and settings, the command adopts that job.
     """

@@ -37,17 +37,19 @@ COLOURS = {"passed": "green", "warned": "dark_orange3", "failed": "red"}
 
 def validate(
     dataset: Annotated[
-        str, typer.Argument(help="NAME, dataset/NAME@VERSION, or a file or folder: that is published first.")
+        str, typer.Argument(help="NAME, dataset/NAME@VERSION, or a file or folder, which is published first.")
     ],
     config: Config = None,
     set_: Set = None,
-    name: Annotated[str, typer.Option(help="Of a file or folder: the dataset's name; without it, its own.")] = "",
+    name: Annotated[
+        str, typer.Option(help="For a file or folder: the name of the dataset; by default the file's or folder's own.")
+    ] = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Judge a dataset: every document and the whole. Exit code 3 when the gate is closed.
+    """Validate a dataset: every document, and the corpus as a whole. The exit code is 3 when the gate is closed.
 
-    Documents that break a rule of validation.quarantine are set aside, and what is left is a version of its own. A name that is
+    Documents that break a rule of validation.quarantine are set aside; the others become a new version. A name that is both
     a dataset's and a file's means the dataset; write ./NAME for the file.
     """
     from tasks.config.flows import ValidateConfig
@@ -110,18 +112,20 @@ MARKS = {"drift": "DRIFT", "none": "ok", "insufficient": "-"}
 
 
 def drift(
-    reference: Annotated[str, typer.Argument(help="What is known: NAME, dataset/NAME@VERSION, or a file or folder.")],
-    new: Annotated[str, typer.Argument(help="What is asked about, in the same way.")],
+    reference: Annotated[
+        str, typer.Argument(help="The reference data: NAME, dataset/NAME@VERSION, or a file or folder.")
+    ],
+    new: Annotated[str, typer.Argument(help="The new data, named in the same way.")],
     tokenizer: Annotated[
         str, typer.Option(help="KIND/NAME[@VERSION] of a tokenizer, tokens or checkpoint, or a folder.  [words]")
     ] = "",
-    text_field: Annotated[str, typer.Option(help="Field that holds the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The field that contains the text.")] = "text",
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether new data has drifted from a reference, by what, and how sure that is.
+    """Test whether new data has drifted from a reference, in what, and how certain that is.
 
-    `--set drift.false_alarm_rate=0.01` and the other settings of docs/configuration.md hold. A name that is a dataset's and a
+    Settings are in docs/configuration.md, such as `--set drift.false_alarm_rate=0.01`. A name that is both a dataset's and a
     file's means the dataset; write ./NAME for the file.
     """
     from tasks.config.files import changed

@@ -21,26 +21,29 @@ BAR = 40
 
 def preprocess(
     input_: Annotated[
-        list[str], typer.Option("--input", help="File, folder or glob: JSONL, .gz, .zst, Parquet, text; often.")
+        list[str],
+        typer.Option("--input", help="A file, folder or glob: JSONL, .gz, .zst, Parquet, text; may be repeated."),
     ],
     tokenizer_model: Annotated[Path, typer.Option(help="Folder of a Hugging Face tokenizer.")],
-    output_prefix: Annotated[Path, typer.Option(help="What the names of the output begin with.")],
+    output_prefix: Annotated[Path, typer.Option(help="The beginning of the output's file names.")],
     json_keys: Annotated[
-        list[str] | None, typer.Option(help="Field that holds the text; may be given often.  [text]")
+        list[str] | None, typer.Option(help="The field that contains the text; may be repeated.  [text]")
     ] = None,
     append_eod: Annotated[
         bool, typer.Option("--append-eod", help="End every document with the end-of-document token.")
     ] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: as many as there are cores.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     split: Annotated[
         str, typer.Option(help="Shares by content hash: 0.98,0.02 (train, heldout) or train,valid,test.")
     ] = "",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace output of other input or settings.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace output that other input or settings made.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Turn text into Megatron .bin/.idx, byte for byte what its preprocess_data.py writes.
 
-    What a killed run left is taken up by the same command. Output of the same work is left as it is.
+    After a kill, the same command continues where it stopped. Output that is already complete is left as it is.
     """
     from tasks.data.tokenizing.run import plan
     from tasks.data.tokenizing.run import preprocess as run
@@ -83,13 +86,18 @@ def preprocess(
 
 
 def tokens(
-    prefix: Annotated[Path, typer.Argument(help="Of PREFIX.bin and PREFIX.idx, also those that Megatron wrote.")],
+    prefix: Annotated[
+        Path, typer.Argument(help="The prefix of PREFIX.bin and PREFIX.idx, which Megatron may have written.")
+    ],
     tokenizer_model: Annotated[
-        str, typer.Option(help="Folder of the tokenizer, to decode a sample; without it the folder `tokenizer` beside.")
+        str,
+        typer.Option(
+            help="Folder of the tokenizer, to decode a sample; by default the folder `tokenizer` next to them."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check a Megatron .bin/.idx and show what it holds."""
+    """Check a Megatron .bin/.idx and show its content."""
     from tasks.data.tokenizing.checking import look
     from tasks.data.tokenizing.engine import Tokenizers
     from tasks.data.tokenizing.tokenizer import open_tokenizer
@@ -137,7 +145,7 @@ def mixture(
     parts: Annotated[list[str], typer.Argument(help="WEIGHT PREFIX WEIGHT PREFIX ...")],
     as_json: Json = False,
 ) -> None:
-    """Check datasets and their weights, and say Megatron's arguments for the mixture."""
+    """Check datasets and their weights, and print Megatron's arguments for the mixture."""
     from tasks.data.tokenizing.mixture import data_arguments, parse_mixture
 
     arguments = data_arguments(parse_mixture(parts))

@@ -23,32 +23,32 @@ from tasks.storage.manifest import Provenance
 
 
 def publish_dataset(
-    name: Annotated[str, typer.Argument(help="Name of the dataset: lower case, digits, dot, dash.")],
+    name: Annotated[str, typer.Argument(help="The name of the dataset: lower-case letters, digits, dot, dash.")],
     paths: Annotated[list[Path], typer.Argument(help="JSONL (also .gz and .zst), Parquet, text files, folders.")],
-    include: Annotated[str, typer.Option(help="Files that count in folders, as a pattern: '*.py'.")] = "*",
+    include: Annotated[str, typer.Option(help="The files to take from folders, as a pattern: '*.py'.")] = "*",
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be given often.")
+        list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be repeated.")
     ] = None,
     text_field: Annotated[
         str,
         typer.Option(
-            help="Field, or column, that holds the text; the first lines of each file are checked for it. Empty: no check."
+            help="The field or column that contains the text; the first lines of each file are checked for it. Empty: no check."
         ),
     ] = "text",
     sign_key: Annotated[
-        str, typer.Option(help="Sign every shard: a private key (PEM), or `home` for the key of this home.")
+        str, typer.Option(help="Sign every shard with this private key (PEM), or `home` for the key of this home.")
     ] = "",
     signature: Annotated[
-        list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be given often.")
+        list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be repeated.")
     ] = None,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make a dataset version of files.
+    """Publish files as a dataset version.
 
-    JSON lines and Parquet are kept byte for byte; a file whose first lines are no JSON objects with text is refused. Other text
-    files become documents with fields `text` and `path`; what is not UTF-8 text is left out and counted. The same files are the
-    same version. Where each shard came from, who published it and who signed it is kept: validation.admission may ask for it.
+    JSON lines and Parquet are kept byte for byte; a file whose first lines are not JSON objects with text is refused. Other text
+    files become documents with fields `text` and `path`; others than UTF-8 are left out and counted. The same files are the
+    same version. The source, publisher and signer of each shard are recorded, and validation.admission can require them.
     """
     fields, skipped = make_version(
         name,
@@ -154,14 +154,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 def publish_tokenizer(
-    name: Annotated[str, typer.Argument(help="Name of the tokenizer: lower case, digits, dot, dash.")],
-    folder: Annotated[Path, typer.Argument(help="Folder with a tokenizer.json, as save_pretrained writes it.")],
+    name: Annotated[str, typer.Argument(help="The name of the tokenizer: lower-case letters, digits, dot, dash.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with a tokenizer.json, as save_pretrained writes it.")],
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make a tokenizer version of a folder; `preprocessing.tokenizer.ref` then names it.
+    """Publish a folder as a tokenizer version, to be named by `preprocessing.tokenizer.ref`.
 
-    Only the tokenizer's own files are taken: no code, no weights.
+    Only the tokenizer's own files are published: no code, no weights.
     """
     from tasks.data.tokenizing.tokenizer import open_tokenizer
     from tasks.registry.versions import publish as publish_artifact
@@ -182,15 +182,15 @@ def publish_tokenizer(
 
 
 def publish_checkpoint(
-    name: Annotated[str, typer.Argument(help="Name of the checkpoint: lower case, digits, dot, dash.")],
-    path: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors weights, or a .gguf file.")],
+    name: Annotated[str, typer.Argument(help="The name of the checkpoint: lower-case letters, digits, dot, dash.")],
+    path: Annotated[Path, typer.Argument(help="A Hugging Face folder with safetensors weights, or a .gguf file.")],
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint version of a Hugging Face folder; `training.base` then names it.
+    """Publish a Hugging Face folder as a checkpoint version, to be named by `training.base`.
 
-    Weights, settings, tokenizer, card and license are taken; no code, and no pickle. Its tokenizer becomes a version of its own,
-    and the checkpoint is signed with this home's key: you vouch for where it comes from. A .gguf file is made a folder first.
+    Weights, settings, tokenizer, card and license are published; no code, no pickle. The tokenizer becomes a version of its own,
+    and the checkpoint is signed with this home's key: you vouch for its origin. A .gguf file is converted to a folder first.
     """
     from deployments.publishing.base_models import make_base
 

@@ -26,15 +26,15 @@ SUSPENDING_SECONDS = 30.0
 
 def approve(
     question: Annotated[
-        str, typer.Argument(metavar="RUN.QUESTION", help="What is answered, as the list names it.")
+        str, typer.Argument(metavar="RUN.QUESTION", help="The question to answer, as the list names it.")
     ] = "",
     yes: Annotated[bool, typer.Option("--approve", help="Approve.")] = False,
-    no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what serves stays.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")] = "",
+    no: Annotated[bool, typer.Option("--reject", help="Reject: the run ends, and what is served stays.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="The reason, for the audit log.")] = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN may hold the token."""
+    """List what waits for an approval; with a question and --approve or --reject, answer. HEADWAY_TOKEN can hold your token."""
     token = os.environ.pop("HEADWAY_TOKEN", "")
     waiting = _waiting(home())
     if not yes and not no:

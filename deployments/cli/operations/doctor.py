@@ -136,7 +136,7 @@ def examine(home: Path) -> Iterator[Finding]:
         return
     yield Finding("home", True, str(home))
     free = shutil.disk_usage(home).free / 1e9
-    yield Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free room: {NEEDED_GB:.0f} GB are needed.")
+    yield Finding("disk", free >= NEEDED_GB, f"{free:.1f} GB free", f"Free space: {NEEDED_GB:.0f} GB are needed.")
     try:
         load_policy(home)
     except Refused as error:

@@ -56,7 +56,7 @@ def list_(as_json: Json = False) -> None:
 
 
 def stop(
-    name: Annotated[str, typer.Argument(help="Name of the endpoint.")],
+    name: Annotated[str, typer.Argument(help="The name of the endpoint.")],
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
@@ -86,13 +86,19 @@ def _settled() -> list[str]:
 
 
 def complete(
-    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
+    endpoint: Annotated[str, typer.Argument(help="The name of the endpoint.")],
     text: Annotated[str, typer.Argument(help="The text to complete.")],
-    max_tokens: Annotated[int, typer.Option(min=1, max=512, help="Most tokens to add.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest token each time.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of this share.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; up to four times.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=512, help="The largest number of tokens to generate.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0: always the most likely token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling: the same seed gives the same tokens.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; may be given up to four times.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a served model to complete a text."""
@@ -149,17 +155,19 @@ def roll_back(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_jso
 
 
 CALLER = r"[a-z0-9][a-z0-9._-]{0,62}"
-Endpoint = Annotated[str, typer.Argument(help="Name of the endpoint.")]
+Endpoint = Annotated[str, typer.Argument(help="The name of the endpoint.")]
 
 
 def add_key(
     name: Endpoint,
-    caller: Annotated[str, typer.Option("--caller", help="Whose key it is: lower case, digits, dot, dash.")],
+    caller: Annotated[
+        str, typer.Option("--caller", help="The caller who gets the key: lower-case letters, digits, dot, dash.")
+    ],
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make a key, and print it, this once. From the first one on, the endpoint asks everybody for a key."""
+    """Create a key and print it; it is shown only once. Once there is a key, the endpoint requires one from every caller."""
     bare, folder = _folder(name)
     if not re.fullmatch(CALLER, caller):
         raise ValueError(f"--caller {caller!r} is no name: lower case letters, digits, dot and dash, at most 63")
@@ -174,7 +182,7 @@ def add_key(
 
 
 def list_keys(name: Endpoint, as_json: Json = False) -> None:
-    """List the keys of an endpoint, without what they are."""
+    """List the keys of an endpoint, without their values."""
     bare, folder = _folder(name)
     rows = [
         {"id": key.id, "caller": key.caller, "created": _utc(key.created), "revoked": _utc(key.revoked)}
@@ -189,12 +197,12 @@ def list_keys(name: Endpoint, as_json: Json = False) -> None:
 
 def revoke_key(
     name: Endpoint,
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `list` shows it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The ID of the key, as `list` shows it.")],
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """End a key. The endpoint knows within a second."""
+    """Revoke a key. The endpoint refuses it within a second."""
     bare, folder = _folder(name)
     payload = {"right": "roll_back", "reason": reason, "before": key_id}
     with (
@@ -230,16 +238,16 @@ REGION = "REGION-OF-THE-WORKSPACE"
 
 
 def render(
-    name: Annotated[str, typer.Argument(help="Name of the endpoint, as in deployment.endpoint.")],
+    name: Annotated[str, typer.Argument(help="The name of the endpoint, as in deployment.endpoint.")],
     config: Config = None,
-    model: Annotated[str, typer.Option(help="model/NAME@VERSION; without it, the configuration's model.")] = "",
+    model: Annotated[str, typer.Option(help="model/NAME@VERSION; by default the configuration's model.")] = "",
     to: Annotated[
-        Path | None, typer.Option(help="Folder that the files are written to; else they are printed.")
+        Path | None, typer.Option(help="The folder to write the files to; by default they are printed.")
     ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Nobody is asked."""
+    """Print or write the YAML of an endpoint and its deployment on Azure ML, and the rules around them. Contacts no service."""
     from tasks.config.files import load
     from tasks.serving.azureml.render import Rendering, files_of, require_complete
 

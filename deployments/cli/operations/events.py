@@ -29,7 +29,7 @@ from tasks.storage.store import find
 if TYPE_CHECKING:
     from tasks.events.batches import Now
 
-EventsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; with -f, one a line.")]
+EventsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; with -f, one per line.")]
 EVERY_SECONDS = 1.0
 FOLLOWED = 500
 ALL = -1
@@ -42,7 +42,7 @@ def events(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new events, and each again when it changes.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="The number of newest events to show.")] = 50,
     as_json: EventsJson = False,
 ) -> None:
     """List events, newest last: what came, which run covered it, what it waits for, and what was refused and why."""
@@ -63,18 +63,18 @@ def events(
 
 def send(
     name: Annotated[str, typer.Argument(help="What happened, for example dataset.published or model.degraded.")],
-    subject: Annotated[str, typer.Argument(help="To what: dataset/NAME, model/NAME or endpoint/NAME.")],
+    subject: Annotated[str, typer.Argument(help="What it happened to: dataset/NAME, model/NAME or endpoint/NAME.")],
     object_: Annotated[
-        str, typer.Option("--object", metavar="REF", help="Which version of it. Each version is reported once.")
+        str, typer.Option("--object", metavar="REF", help="Which version of that. Each version is reported once.")
     ] = "",
     data: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="What else is known; may be given often.")
+        list[str] | None, typer.Option(metavar="K=V", help="Further data of the event; may be repeated.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for the audit log.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, for the audit log.")] = "",
     as_: As = "",
     as_json: EventsJson = False,
 ) -> None:
-    """Make an event by hand. What it starts, and when, is the bridge's: `headway events` shows it."""
+    """Send an event by hand. The bridge decides what it starts, and when: `headway events` shows it."""
     what = f"{name} of {subject}"
     with asked("run", as_, what=f"send {what}"):
         event = _by_hand(home(), name, subject, object_, data or [], reason)

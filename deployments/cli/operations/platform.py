@@ -27,7 +27,7 @@ from tasks.storage import open_store
 
 def deployments(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Settings of the platform; without it, those that `up` kept.")
+        Path | None, typer.Option("--config", "-c", help="The platform's settings; by default those that `up` kept.")
     ] = None,
     prefect_yaml: Annotated[
         bool, typer.Option("--prefect-yaml", help="Print the file that `prefect deploy --all` takes.")
@@ -35,12 +35,12 @@ def deployments(
     image: Annotated[
         str,
         typer.Option(
-            help="With --prefect-yaml: for a work pool of type docker, each run in a container of this image."
+            help="With --prefect-yaml: run each flow run in a container of this image, in a work pool of type docker."
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List all deployments with their schedules. Nothing is asked of a server, and nothing is changed."""
+    """List all deployments with their schedules. Contacts no server and changes nothing."""
     from deployments.catalogue.flows import as_prefect_yaml, catalogue
     from deployments.configuration.platform import PlatformConfig, load_settings
     from tasks.config.files import load_file
@@ -60,9 +60,9 @@ def deployments(
 
 def run(
     deployment: Annotated[str, typer.Argument(help="FLOW/NAME, for example retrain/tiny.")],
-    dataset: Annotated[str, typer.Option(help="NAME or dataset/NAME@VERSION; without it, the deployment's.")] = "",
+    dataset: Annotated[str, typer.Option(help="NAME or dataset/NAME@VERSION; by default the deployment's.")] = "",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be given often.")
+        list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change one setting; may be repeated.")
     ] = None,
     key: Annotated[
         str, typer.Option(help="Idempotency key: the same key starts one flow run, however often it is sent.")
@@ -70,7 +70,7 @@ def run(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Start a flow run of a deployment on the platform, and return. `headway status` shows how it goes."""
+    """Start a flow run of a deployment on the platform, and return. `headway status` shows its progress."""
     from deployments.catalogue.flows import catalogue, changes
     from deployments.configuration.platform import load_settings
 
@@ -99,19 +99,19 @@ LOOK_EVERY_SECONDS = 2.0
 def up(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="Settings of the platform, a YAML file; kept for later starts."),
+        typer.Option("--config", "-c", help="A YAML file with the platform's settings; kept for later starts."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything answers, and leave it running.")
     ] = False,
-    port: Annotated[int | None, typer.Option(help="Port of Prefect's page; without it, a free one.")] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="Port of MLflow's page; without it, a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of Prefect's page; by default a free one.")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="Port of MLflow's page; by default a free one.")] = None,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
     """Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments.
 
-    What runs already is adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
+    Parts that already run are adopted. Without --detach it stays in the foreground, and Ctrl-C stops what this command started.
     """
     from deployments.configuration.platform import load_settings
     from deployments.platform import start_stop as platform
@@ -201,7 +201,7 @@ def down(
 
 
 def status(as_json: Json = False) -> None:
-    """What runs, since when, in which version; the last runs, the next schedules, what waits, what is wrong."""
+    """Show what runs, since when and in which version; the last runs, the next schedules, what waits, and what is wrong."""
     from deployments.platform.state import state, words
 
     fields = state(home())
@@ -252,10 +252,10 @@ def _stop(home: Path) -> None:
 
 
 def notify(
-    channel: Annotated[str, typer.Argument(help="Name of a channel; without it, all.")] = "",
+    channel: Annotated[str, typer.Argument(help="The name of a channel; by default all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Send a test message through each channel of the platform's settings, and say what happened.
+    """Send a test message through each channel of the platform's settings, and show the result.
 
     It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
     """

@@ -35,13 +35,13 @@ from tasks.storage import open_store
 
 As = Annotated[
     str,
-    typer.Option("--as", metavar="NAME", envvar="HEADWAY_PERSON", help="Who you are, where the policy asks for it."),
+    typer.Option("--as", metavar="NAME", envvar="HEADWAY_PERSON", help="Your name, where the policy requires it."),
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", help="Why, for the audit log; needed where the policy asks who you are.")
+    str, typer.Option("--reason", help="The reason, for the audit log; required where the policy asks who you are.")
 ]
 
-HistoryReason = Annotated[str, typer.Option("--reason", help="Why, for the audit log and the history.")]
+HistoryReason = Annotated[str, typer.Option("--reason", help="The reason, for the audit log and the history.")]
 
 
 @contextmanager
@@ -71,15 +71,17 @@ def asks(right: Right) -> bool:
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="Lower case, digits, dot, dash.")],
+    name: Annotated[str, typer.Argument(help="The person's name: lower-case letters, digits, dot, dash.")],
     may: Annotated[
         list[str],
-        typer.Option(help="Rights, with commas or one by one: publish, run, promote, approve, roll_back, override."),
+        typer.Option(
+            help="Rights, separated by commas or one by one: publish, run, promote, approve, roll_back, override."
+        ),
     ] = [],  # noqa: B006 typer copies it
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Let somebody in, and print their token, this once. The first person makes the policy, and gets every right."""
+    """Add someone and print their token; it is shown only once. The first person creates the policy, and gets every right."""
     first = load_or_none(home()) is None
     rights: Rights = RIGHTS
     if not first:
@@ -100,7 +102,7 @@ def add(
 
 
 def renew(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json = False) -> None:
-    """Give somebody a new token, and print it, this once. The old one ends."""
+    """Give someone a new token and print it; it is shown only once. The old token stops working."""
     with asked("override", as_, what=f"renew person {name}"), _noted("renew person", name):
         token = renew_person(home(), name)
     _say_token(name, load_policy(home()).persons[name].may, token, as_json)
@@ -114,7 +116,7 @@ def remove(name: Annotated[str, typer.Argument()], as_: As = "", as_json: Json =
 
 
 def list_(as_json: Json = False) -> None:
-    """List persons and their rights, and which rights are asked for."""
+    """List persons and their rights, and which rights the policy asks for."""
     policy = load_or_none(home())
     if policy is None:
         fields: dict[str, Any] = {"policy": None, "asks": [], "persons": [], "automatic": {}}

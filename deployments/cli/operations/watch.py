@@ -21,19 +21,19 @@ SHOWN = ("requests", "length", "latency", "entropy", "repetition", "characters",
 
 
 def watch(
-    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint.")],
-    window: Annotated[int, typer.Option(min=1, help="Requests of a row of the series.")] = 200,
-    windows: Annotated[int, typer.Option(min=1, max=1000, help="Rows of the series, the newest ones.")] = 12,
+    endpoint: Annotated[str, typer.Argument(help="The name of the endpoint.")],
+    window: Annotated[int, typer.Option(min=1, help="Requests per row of the series.")] = 200,
+    windows: Annotated[int, typer.Option(min=1, max=1000, help="Number of rows of the series, the newest ones.")] = 12,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what stands out, but make no event, and let no window be over.")
+        bool, typer.Option("--dry-run", help="Show anomalies, but send no event and complete no window.")
     ] = False,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Look at what an endpoint answered since the last look; what stands out becomes an event, with the evidence in a file.
+    """Check an endpoint's answers since the last check; an anomaly becomes an event, with the evidence in a file.
 
-    It is compared with what the endpoint answered before, or with what the model did at its export. Two windows in a row must
-    stand out before an event is said; too many failures, and a loss of accuracy, are said at once.
+    Answers are compared with earlier ones, or with the model's answers at its export. An anomaly is reported when two windows in
+    a row stand out; too many failures, and a loss of accuracy, are reported at once.
     """
     from tasks.serving.known import require_known
     from tasks.serving.monitor.watch import brief, history, look

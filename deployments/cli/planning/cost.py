@@ -28,19 +28,19 @@ SHOWN = 20
 
 def cost(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="The run's identity, or how it begins; without it, the newest one.")
+        str, typer.Argument(metavar="[RUN]", help="The run's ID, or its first characters; by default the newest run.")
     ] = "",
-    sku: Annotated[str, typer.Option("--sku", help="Price its machines as this size, where they name none.")] = "",
-    region: Annotated[str, typer.Option("--region", help="Price them as in this region of Azure.")] = "",
+    sku: Annotated[str, typer.Option("--sku", help="The VM size to price its machines as, where they name none.")] = "",
+    region: Annotated[str, typer.Option("--region", help="The Azure region whose prices to use.")] = "",
     kind: Annotated[
-        str, typer.Option("--kind", help="Which price: on-demand, spot, reserved-1y, savings-3y, ...")
+        str, typer.Option("--kind", help="The kind of price: on-demand, spot, reserved-1y, savings-3y, ...")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Show what a run really took of machines and what that cost, stage by stage, beside its plan.
+    """Show the machine hours and the actual cost of a run, stage by stage, next to its plan.
 
-    A job pays for its machines from when they start until it ends, not while it waits in a queue; what was reused costs nothing.
-    Machines of your own cost what `prices/own.yaml` of the home says. What has no price is left open, and so is the total.
+    A job costs money from the start of its machines to its end, not while it is queued; reused results cost nothing.
+    Your own machines are priced by `prices/own.yaml` of the home. Where a price is unknown, so is the total.
     """
     from tasks.common.home import home
     from tasks.planning.prices.book import machine_price, open_book
@@ -96,7 +96,7 @@ def cost(
 
 def rightsize(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="One run, by how its identity begins; without it, the newest ones.")
+        str, typer.Argument(metavar="[RUN]", help="A run's ID, or its first characters; by default the newest runs.")
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -31,14 +31,14 @@ def hardware(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[SIZE]", help="A size of Azure, as Standard_ND96isr_H100_v5, or a file; without it, all."
+            metavar="[SIZE]", help="An Azure VM size, such as Standard_ND96isr_H100_v5, or a file; by default all."
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List the kinds of machines that clusters are judged as; or one in full, each number with its source.
+    """List the kinds of machines that clusters are judged as; or show one in full, each number with its source.
 
-    Files in `hardware/` of the home come before ours: those that `headway qualify --record` wrote, and your own.
+    Files in `hardware/` of the home take precedence: those that `headway qualify --record` wrote, and your own.
     """
     from tasks.common.home import home
     from tasks.config.base import digest
@@ -161,24 +161,26 @@ def quota(
     size: Annotated[
         str,
         typer.Argument(
-            metavar="[SIZE|update]", help="A size of Azure; `update` asks the account of the configuration."
+            metavar="[SIZE|update]", help="An Azure VM size; `update` fetches the quota of the configuration's account."
         ),
     ] = "",
-    nodes: Annotated[int, typer.Option("--nodes", help="How many machines of it.")] = 1,
-    days: Annotated[float | None, typer.Option("--days", help="How long the longest job runs.")] = None,
-    region: Annotated[str, typer.Option("--region", help="Azure's region, as its API writes it.")] = "eastus",
-    low_priority: Annotated[bool, typer.Option("--low-priority", help="Machines that may be taken away.")] = False,
+    nodes: Annotated[int, typer.Option("--nodes", help="How many machines of that size.")] = 1,
+    days: Annotated[float | None, typer.Option("--days", help="Days that the longest job runs.")] = None,
+    region: Annotated[str, typer.Option("--region", help="The region as Azure's API writes it.")] = "eastus",
+    low_priority: Annotated[
+        bool, typer.Option("--low-priority", help="Use low-priority machines, which Azure may take away.")
+    ] = False,
     vms: Annotated[
-        bool, typer.Option("--vms", help="Virtual machines (Slurm), and not Azure ML: they count apart.")
+        bool, typer.Option("--vms", help="The quota of virtual machines (Slurm), which is separate from Azure ML's.")
     ] = False,
     config: Config = None,
     set_: Set = None,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Show an account's limits; or whether machines of a size fit into them, and if not, what to ask Azure for.
+    """Show an account's quota; or whether machines of a size fit into it, and if not, what to request from Azure.
 
-    `limits.yaml` of the home says what you may have; `headway quota update -c CONFIG` asks Azure ML. Not enough leaves with 3.
+    `limits.yaml` of the home holds your limits; `headway quota update -c CONFIG` fetches them. If not enough, the exit code is 3.
     """
     if size == UPDATE:
         return _quota_update(config, set_, as_, as_json)
@@ -260,7 +262,9 @@ UPDATE = "update"
 HEAD = ("machine", "region", "on-demand", "spot", "low priority", "1 y", "3 y", "plan 1 y", "plan 3 y", "as of", "from")
 Regions = Annotated[
     list[str] | None,
-    typer.Option("--region", metavar="REGION", help="As Azure's API writes it, such as eastus; may be given often."),
+    typer.Option(
+        "--region", metavar="REGION", help="The region as Azure's API writes it, such as eastus; may be repeated."
+    ),
 ]
 
 
@@ -269,17 +273,17 @@ def prices(
         str,
         typer.Argument(
             metavar="[SIZE|update]",
-            help="A size of Azure, a GPU, or a name of your own list; without it, all. `update` asks Azure.",
+            help="An Azure VM size, a GPU, or a name from your own list; by default all. `update` fetches Azure's prices.",
         ),
     ] = "",
     region: Regions = None,
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Show what machines cost an hour and storage a month; or, with `update`, ask Azure for its prices of today.
+    """Show prices of machines per hour and storage per month; or, with `update`, fetch today's prices from Azure.
 
-    Yours, in `prices/own.yaml` of the home, come before Azure's, and these before those that are shipped. Asking needs no
-    account. What is not known is left empty; prices older than 30 days say so.
+    Your own, in `prices/own.yaml` of the home, take precedence over Azure's, and these over the shipped ones. Fetching needs no
+    account. Unknown prices are left empty; prices older than 30 days are marked.
     """
     from tasks.common.home import home
     from tasks.planning.prices.book import open_book, storage_prices

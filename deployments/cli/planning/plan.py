@@ -238,7 +238,7 @@ MOST_BYTES = 1 << 20
 MOST_CASES = 500
 CaseFile = Annotated[
     str,
-    typer.Option("--case", metavar="FILE", help="A YAML file with one case or several, in place of a configuration."),
+    typer.Option("--case", metavar="FILE", help="A YAML file with one or more cases, instead of a configuration."),
 ]
 
 
@@ -246,22 +246,25 @@ def plan(
     config: Config = None,
     set_: Set = None,
     case: CaseFile = "",
-    goal: Annotated[str, typer.Option(metavar="GOAL", help="fastest, cheapest or smallest; else the case's.")] = "",
+    goal: Annotated[
+        str, typer.Option(metavar="GOAL", help="fastest, cheapest or smallest; by default the case's.")
+    ] = "",
     region: Annotated[
-        str, typer.Option("--region", help="Azure's region, for prices; else the usual one of the list.")
+        str, typer.Option("--region", help="The Azure region, for prices; by default that of the price list.")
     ] = "",
-    write: Annotated[
-        str, typer.Option(metavar="FILE", help="Write the division as settings that `-c FILE` takes.")
-    ] = "",
+    write: Annotated[str, typer.Option(metavar="FILE", help="Write the best division as settings for `-c FILE`.")] = "",
     plots: Annotated[
         str,
-        typer.Option(metavar="DIR", help="Draw what if: other numbers of GPUs, Spot, depths, intervals. Seconds more."),
+        typer.Option(
+            metavar="DIR",
+            help="Plot variations: other numbers of GPUs, Spot, depths, intervals. Takes some seconds more.",
+        ),
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on stdout: one object, of several cases a list.")
+        bool, typer.Option("--json", help="Print JSON to stdout: one object, or a list for several cases.")
     ] = False,
 ) -> None:
-    """Plan a training: does it fit, how fast, how long, what does it cost, what will break. Starts nothing, needs no GPU.
+    """Plan a training: whether it fits, its speed, time and cost, and how often it will fail. Starts nothing, needs no GPU.
 
     Of a configuration (-c), or of a case by itself (--case): network, sequence, cluster, batch; what `parallel` leaves out is
     searched.

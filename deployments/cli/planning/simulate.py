@@ -227,43 +227,51 @@ Swept = Sequence[tuple[float, "Band"]]
 
 def simulate(
     gpus: Annotated[int | None, typer.Option(help="GPUs that train together.")] = None,
-    days: Annotated[float, typer.Option(help="Of the clock.")] = 30.0,
+    days: Annotated[float, typer.Option(help="Wall-clock days to simulate.")] = 30.0,
     gpu: Annotated[str, typer.Option(help="Such as H100; sets how fast a checkpoint leaves it.")] = "",
-    sku: Annotated[str, typer.Option(help="A size of Azure in place of --gpu.")] = "",
-    case: Annotated[
-        Path | None, typer.Option(help="A case as `headway plan --case` takes it: network and GPUs.")
+    sku: Annotated[str, typer.Option(help="An Azure VM size, instead of --gpu.")] = "",
+    case: Annotated[Path | None, typer.Option(help="A case as for `headway plan --case`: network and GPUs.")] = None,
+    interval_seconds: Annotated[str, typer.Option(help="Computing time between two saves; auto: the best.")] = "auto",
+    checkpoint_gib: Annotated[
+        float | None, typer.Option(help="Size of a checkpoint; by default from the case's network.")
     ] = None,
-    interval_seconds: Annotated[str, typer.Option(help="Computing between two saves; auto: the best.")] = "auto",
-    checkpoint_gib: Annotated[float | None, typer.Option(help="Size of a checkpoint; by the case's network.")] = None,
     storage: Annotated[
-        str, typer.Option(help="Where checkpoints go, as lustre-250; empty: the slowest that is enough.")
+        str,
+        typer.Option(help="Where checkpoints are stored, such as lustre-250; by default the slowest that suffices."),
     ] = "",
     stall_seconds: Annotated[
-        float | None, typer.Option(help="That training stands still for a save; measured.")
+        float | None, typer.Option(help="How long training stands still for a save, as measured.")
     ] = None,
-    write_seconds: Annotated[float | None, typer.Option(help="From then until it can be come back to.")] = None,
+    write_seconds: Annotated[float | None, typer.Option(help="From then until the save can be restored.")] = None,
     mtbf_gpu_hours: Annotated[
         tuple[float, float, float] | None,
-        typer.Option(metavar="LOW MID HIGH", help="GPU-hours per interruption: at worst, expected, at best."),
+        typer.Option(metavar="LOW MID HIGH", help="GPU-hours per interruption: worst, expected, best."),
     ] = None,
     spot: Annotated[
-        str | None, typer.Option(help="Spot machines: their eviction class, as 5-10 (percent an hour), or unknown.")
+        str | None,
+        typer.Option(help="Spot machines, with their eviction class, such as 5-10 (percent per hour), or unknown."),
     ] = None,
-    spares: Annotated[int | None, typer.Option(help="Machines that stand by; empty: enough, elastic none.")] = None,
+    spares: Annotated[
+        int | None, typer.Option(help="Spare machines; by default enough, or none with --elastic.")
+    ] = None,
     elastic: Annotated[bool, typer.Option(help="Continue with fewer machines instead of waiting.")] = False,
-    fewest: Annotated[int, typer.Option(help="Machines that an elastic training needs.")] = 1,
-    unit: Annotated[int, typer.Option(help="Machines of one copy of the network: it shrinks by so many.")] = 1,
-    detection_seconds: Annotated[float | None, typer.Option(help="Until a failure is noticed.")] = None,
-    restart_seconds: Annotated[float | None, typer.Option(help="From then until training continues.")] = None,
-    repair_hours: Annotated[float, typer.Option(help="Until a failed machine is back, on average.")] = 24.0,
-    shape: Annotated[float, typer.Option(help="Weibull's: below 1, new machines fail most.")] = 1.0,
-    lemons: Annotated[bool, typer.Option(help="A few machines fail again and again.")] = False,
-    runs: Annotated[int | None, typer.Option(help="Trainings of each rate; empty: as many as take a moment.")] = None,
-    seed: Annotated[int, typer.Option(help="The same gives the same.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
+    fewest: Annotated[int, typer.Option(help="The smallest number of machines that an elastic training needs.")] = 1,
+    unit: Annotated[
+        int, typer.Option(help="Machines per copy of the network: an elastic training shrinks by this many.")
+    ] = 1,
+    detection_seconds: Annotated[float | None, typer.Option(help="Seconds until a failure is detected.")] = None,
+    restart_seconds: Annotated[float | None, typer.Option(help="Seconds from then until training continues.")] = None,
+    repair_hours: Annotated[float, typer.Option(help="Hours until a failed machine is back, on average.")] = 24.0,
+    shape: Annotated[float, typer.Option(help="Weibull's shape parameter: below 1, new machines fail most.")] = 1.0,
+    lemons: Annotated[bool, typer.Option(help="Let a few machines fail again and again.")] = False,
+    runs: Annotated[
+        int | None, typer.Option(help="Simulated trainings per rate; by default as many as take a moment.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation: the same seed gives the same result.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture as PNG.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Play a training with its failures, for three rates: what share of its time is useful, and what took the rest."""
+    """Simulate a training with failures, at three rates: what share of its time is useful, and what took the rest."""
     from tasks.planning.simulation_bands import FEWEST_RUNS, bands, default_runs, swept
 
     asked = question(

@@ -15,12 +15,12 @@ from deployments.cli.output import aligned, say
 
 
 def seeds(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a line of models; without it, all.")] = "",
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="The name of a model; by default all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Show by how much stored trainings differ that differ in their seed alone, and what comparison.seed_noise should be.
+    """Show how much stored trainings with different seeds differ, and what comparison.seed_noise should be.
 
-    Nothing is trained. Train a recipe with other seeds under another name, so that its champion is left alone:
+    Trains nothing. Train the same configuration with other seeds under another name, so that the champion is left alone:
     `headway retrain -c CONFIG --set training.model=NAME-seeds --set training.seed=1 --to evaluate`.
     """
     from tasks.common.errors import Missing
@@ -61,13 +61,13 @@ COLUMNS = ("parameters", "hardware", "engine", "ranks", "runs", "TFLOP/s a rank"
 
 
 def scaling(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a line of models; without it, all.")] = "",
-    picture: Annotated[str, typer.Option(metavar="FILE", help="Draw it as PNG too.")] = "",
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="The name of a model; by default all.")] = "",
+    picture: Annotated[str, typer.Option(metavar="FILE", help="Also write a picture as PNG.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, beside the plan; regressions are flagged.
+    """Show how stored trainings scale: the rate of a GPU by GPUs and by parameters, and the plan's; regressions are flagged.
 
-    Trainings of the same network, hardware, engine and precision make a curve; efficiency is against its fewest GPUs.
+    Trainings of the same network, hardware, engine and precision form a curve; efficiency is relative to its fewest GPUs.
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
@@ -126,10 +126,10 @@ SHOWN = 10
 
 
 def train_log(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A log, also compressed by gzip.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with every step.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A log file; it may be compressed with gzip.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, with every step.")] = False,
 ) -> None:
-    """Show losses, learning rates, speed and the end of a training by its log, as `metrics.jsonl` of our own jobs has them."""
+    """Show losses, learning rates, speed and the end of a training from its log, in the fields of our own `metrics.jsonl`."""
     from tasks.common.redaction import redact, redact_value
     from tasks.formats.deepspeed_log import read_deepspeed
     from tasks.formats.log_text import text_of

@@ -20,13 +20,13 @@ from tasks.storage.settings import load_stores
 
 def copy(
     ref: Annotated[str, typer.Argument(help="KIND/NAME or KIND/NAME@VERSION: a model, a dataset, any artifact.")],
-    to: Annotated[str, typer.Option("--to", help="Store, or Azure ML registry: a name of stores.yaml, or a folder.")],
-    from_: Annotated[str, typer.Option("--from", help="Store that it is in; without it, this home's own.")] = "",
+    to: Annotated[str, typer.Option("--to", help="A store or Azure ML registry: a name in stores.yaml, or a folder.")],
+    from_: Annotated[str, typer.Option("--from", help="The store that it is in; by default this home's own.")] = "",
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Copy an artifact into another store, with what tells its lineage and with its signatures; verified on arrival."""
+    """Copy an artifact to another store, with its lineage and signatures; verified on arrival."""
     from tasks.storage.azureml_registry import SCHEME
 
     source = open_named(home(), from_) if from_ else open_store(home())
@@ -72,7 +72,7 @@ def artifacts(
         str,
         typer.Argument(
             metavar="[KIND|NAME]",
-            help="dataset, tokens, model, ...; without it, all. With --history: KIND/NAME, or a NAME that only one kind has.",
+            help="dataset, tokens, model, ...; by default all. With --history: KIND/NAME, or a NAME that only one kind has.",
         ),
     ] = "",
     history: Annotated[
@@ -122,7 +122,7 @@ def artifacts(
 def verify(
     ref: Annotated[
         str,
-        typer.Argument(metavar="[REF]", help="KIND/NAME or KIND/NAME@VERSION. Without it, everything in the store."),
+        typer.Argument(metavar="[REF]", help="KIND/NAME or KIND/NAME@VERSION; by default everything in the store."),
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -25,19 +25,23 @@ HASH = r"[0-9a-fA-F]{12,64}"
 
 
 def audit_log(
-    person: Annotated[str, typer.Option(help="Only what this name did, or was claimed for.")] = "",
-    what: Annotated[str, typer.Option(help="Only entries with this text in what was done, or to what.")] = "",
-    since: Annotated[str, typer.Option(help="Only from here on: 90m, 12h, 7d, or a date, 2026-01-31.")] = "",
+    person: Annotated[str, typer.Option(help="Only entries of this name, proven or claimed.")] = "",
+    what: Annotated[str, typer.Option(help="Only entries with this text in the action or its object.")] = "",
+    since: Annotated[
+        str, typer.Option(help="Only entries since then: 90m, 12h, 7d, or a date such as 2026-01-31.")
+    ] = "",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check that no entry was changed, put in or taken out.")
+        bool, typer.Option("--verify", help="Check that no entry was changed, inserted or removed.")
     ] = False,
     head: Annotated[
-        str, typer.Option(help="With --verify: the hash of an entry that you wrote down and that must be in the log.")
+        str, typer.Option(help="With --verify: the hash of an entry, noted earlier, that must be in the log.")
     ] = "",
-    access: Annotated[bool, typer.Option("--access", help="Who read which artifact, instead of who did what.")] = False,
+    access: Annotated[
+        bool, typer.Option("--access", help="Show who read which artifact, instead of who did what.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the audit log, newest first: who did what, when, why; and who was refused."""
+    """List the audit log, newest first: who did what, when and why, and who was refused."""
     if head and not verify:
         raise ValueError("--head is for --verify: headway audit-log --verify --head HASH")
     if verify and (access or person or what or since):

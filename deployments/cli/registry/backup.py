@@ -18,19 +18,22 @@ from tasks.storage import open_named, open_store
 
 
 def backup(
-    to: Annotated[str, typer.Option("--to", help="Store of its own: a name of stores.yaml, or a folder.")],
+    to: Annotated[str, typer.Option("--to", help="A store for backups alone: a name in stores.yaml, or a folder.")],
     keep: Annotated[
-        int | None, typer.Option(min=1, help="Remove all but so many of the newest; else all stay.")
+        int | None, typer.Option(min=1, help="Keep only this many of the newest backups; by default all.")
     ] = None,
-    with_keys: Annotated[bool, typer.Option("--with-keys", help="Private signing keys too.")] = False,
+    with_keys: Annotated[bool, typer.Option("--with-keys", help="Include private signing keys.")] = False,
     drill: Annotated[
-        bool, typer.Option("--drill", help="Make none: restore the newest into a scratch place, and prove it by hash.")
+        bool,
+        typer.Option(
+            "--drill", help="Make no backup; restore the newest one to a temporary folder and verify its hashes."
+        ),
     ] = False,
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Back up datasets, tokenizers, checkpoints, models, and everything that is known of them. Only what is new is sent."""
+    """Back up datasets, tokenizers, checkpoints, models, and all records of them. Sends only what is new."""
     if drill:
         if keep or with_keys:
             raise ValueError("--drill makes no backup: leave out --keep and --with-keys")
@@ -57,15 +60,17 @@ def backup(
 
 
 def restore(
-    from_: Annotated[str, typer.Option("--from", help="Store with the backups: a name of stores.yaml, or a folder.")],
+    from_: Annotated[
+        str, typer.Option("--from", help="The store with the backups: a name in stores.yaml, or a folder.")
+    ],
     at: Annotated[
-        str, typer.Option(help="Newest backup not later than this time, in UTC; without it, the newest.")
+        str, typer.Option(help="Use the newest backup that is not later than this time, in UTC; by default the newest.")
     ] = "",
     reason: Reason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Rebuild an empty home from a backup; every byte is checked on its way."""
+    """Rebuild an empty home from a backup; every byte is verified."""
     from tasks.registry.backup.restore import restore as restore_home
 
     source = open_named(home(), from_)

@@ -52,16 +52,16 @@ def diff(
 def rollback(
     ref: Annotated[str, typer.Argument(help="KIND/NAME, for example dataset/tiny.")],
     to: Annotated[
-        str, typer.Option("--to", metavar="VERSION", help="The version to go to; without it, what stood before.")
+        str, typer.Option("--to", metavar="VERSION", help="The version to return to; by default the previous one.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and do nothing.")] = False,
     reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make an old version of a name the current one again; of a model, also the champion. Needs --reason.
+    """Make an earlier version of an artifact the current one again; for a model, also the champion. Needs --reason.
 
-    endpoint/NAME: its traffic goes to the model before, at once; a deploy that is under way is taken back.
+    For endpoint/NAME, traffic switches to the previous model at once; a deploy in progress is rolled back.
     """
     if ref.startswith("endpoint/"):
         endpoint.roll_back(ref, to=to, dry_run=dry_run, reason=reason, as_=as_, as_json=as_json)
@@ -101,15 +101,22 @@ def rollback(
 
 
 def prune(
-    what: Annotated[str, typer.Argument(metavar="[KIND/NAME|KIND]", help="Whose versions; without it, all.")] = "",
-    keep: Annotated[int, typer.Option(help="Keep the last K of each name, 2 or more.")] = 3,
-    every: Annotated[int, typer.Option(min=0, help="And every Nth that was ever published; 0 for none.")] = 0,
-    apply: Annotated[bool, typer.Option("--apply", help="Delete. Without it, only say what would go.")] = False,
+    what: Annotated[
+        str,
+        typer.Argument(metavar="[KIND/NAME|KIND]", help="KIND/NAME or KIND whose versions to delete; by default all."),
+    ] = "",
+    keep: Annotated[int, typer.Option(help="Keep the last K versions of each name, 2 or more.")] = 3,
+    every: Annotated[
+        int, typer.Option(min=0, help="Also keep every Nth version that was ever published; 0 for none.")
+    ] = 0,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete; without it, only show what would be deleted.")
+    ] = False,
     reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Delete old versions that nothing needs. Says what would go, and why the others stay; --apply does it, with --reason."""
+    """Delete old versions that nothing needs. Shows what would be deleted, and why the rest stays; --apply deletes it."""
     from tasks.registry.retention import Rule, judge
 
     if apply and not reason.strip():

@@ -27,13 +27,13 @@ THROUGH = {"data": "made from it", "verdict": "judged or measured under it"}
 def lineage(
     ref: Annotated[str, typer.Argument(help="KIND/NAME[@VERSION] of an artifact, or endpoint/NAME.")] = "",
     forward: Annotated[
-        bool, typer.Option("--forward", help="The other way: which models and endpoints stand on it.")
+        bool, typer.Option("--forward", help="Show the reverse: which models and endpoints were made from it.")
     ] = False,
-    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Draw it, as a page of its own.")] = "",
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write it as an HTML page.")] = "",
     openlineage: Annotated[
-        str, typer.Option("--openlineage", metavar="FILE|URL", help="Hand it on as OpenLineage events.")
+        str, typer.Option("--openlineage", metavar="FILE|URL", help="Send it as OpenLineage events.")
     ] = "",
-    sync: Annotated[bool, typer.Option("--sync", help="Tell MLflow what it missed while it was away.")] = False,
+    sync: Annotated[bool, typer.Option("--sync", help="Publish what MLflow missed while it was down.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what an artifact, model or endpoint was made from, down to the raw data, code commit and configuration."""

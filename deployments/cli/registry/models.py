@@ -60,10 +60,10 @@ MOST_SHOWN = 3
 
 
 def models(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Name of a model; without it, all.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The name of a model; by default all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List the versions of models, newest first: which is champion, challenger or previous, its metrics, and who serves it."""
+    """List the versions of models, newest first: champion, challenger or previous, metrics, and what endpoints serve them."""
     store = open_store(home())
     bare = parse_ref(name, kind="model")[1] if name else ""
     results = list(store.manifests("model", bare) if bare else store.manifests("model"))
@@ -101,12 +101,12 @@ def models(
 
 def promote(
     ref: Annotated[str, typer.Argument(help="model/NAME@VERSION; without a version, the current one.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and do nothing.")] = False,
     reason: HistoryReason = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Make a version the champion of its model, when every byte of it is sound and signed by a trusted key. Needs --reason."""
+    """Make a version the champion of its model, if every byte verifies and a trusted key signed it. Needs --reason."""
     from tasks.registry import promoting
     from tasks.serving.known import accept_again
 

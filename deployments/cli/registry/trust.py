@@ -24,11 +24,11 @@ from tasks.storage.manifest import require_intact
 from tasks.storage.settings import Identity
 from tasks.storage.store import find
 
-Why = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
+Why = Annotated[str, typer.Option("--reason", help="The reason, for the audit log.")]
 
 
 def list_(as_json: Json = False) -> None:
-    """List the keys whose signatures count, what each may sign, and the revoked ones."""
+    """List the trusted keys, what each may sign, and the revoked keys."""
     file = load_or_none(home())
     keys: list[dict[str, Any]] = [
         {
@@ -51,18 +51,19 @@ def list_(as_json: Json = False) -> None:
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="What to call the key. Lower case, digits, dot, dash.")],
+    name: Annotated[str, typer.Argument(help="The name of the key: lower-case letters, digits, dot, dash.")],
     key: Annotated[
         str, typer.Argument(help="A public key (PEM), or https://VAULT.vault.azure.net/keys/NAME[/VERSION].")
     ],
     may_sign: Annotated[
-        str, typer.Option(help="KIND/NAME with * and ?, with commas: 'model/codeparrot*,checkpoint/*'.")
+        str,
+        typer.Option(help="Patterns of KIND/NAME with * and ?, separated by commas: 'model/codeparrot*,checkpoint/*'."),
     ],
     reason: Why = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Let a key in. The first one makes trust.yaml, in which the home's own key stays trusted."""
+    """Trust a key. The first one creates trust.yaml, in which the home's own key stays trusted."""
     patterns = tuple(word.strip() for word in may_sign.split(",") if word.strip())
     what = f"key {name} for {', '.join(patterns)}"
     with asked("override", as_, what=f"trust {what}", reason=_given(reason)):
@@ -83,7 +84,7 @@ def revoke(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Let a key count for nothing any more, neither for what comes nor for what it has signed."""
+    """Revoke a key: neither new signatures nor those that it has made count any more."""
     with (
         asked("override", as_, what=f"revoke key {name}", reason=_given(reason)),
         _noted("revoke key", f"key {name}", reason),

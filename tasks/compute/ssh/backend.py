@@ -328,7 +328,7 @@ class SshBackend:
             return ended or JobState(state="running")
         vanished = [rank for rank in gone if _vanished(folder, rank, looks[placed.hosts[rank]])]
         names = tuple(placed.hosts[rank].name for rank in vanished or gone)
-        reason = f"the parent process on {', '.join(names)} is gone without a word"
+        reason = f"the parent process on {', '.join(names)} ended without a result"
         if vanished:
             reason = f"machine {', '.join(names)} is gone: no answer, and no sign of life in the job folder"
         lost = Placed(placed.submission, placed.hosts, "lost", reason, names if vanished else ())

@@ -180,7 +180,7 @@ def _check_room(job: dict[str, Any], total: int) -> None:
 
 
 def _remedy(job: dict[str, Any]) -> str:
-    return f"Free room in {job['scratch']['path']}, or set cluster.scratch to another disk."
+    return f"Free space in {job['scratch']['path']}, or set cluster.scratch to another disk."
 
 
 def main(folder: Path, rank: int) -> None:

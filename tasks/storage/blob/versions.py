@@ -133,5 +133,5 @@ def examine(config: StoreConfig) -> Health:
             raise without_versions(container)
     except (HeadwayError, ValueError) as error:
         return Health(False, str(error), getattr(error, "remedy", ""))
-    kept = "keeps versions" if mode == "versions" else "is an emulator without versions, snapshots stand in for them"
+    kept = "keeps versions" if mode == "versions" else "is an emulator without versions, snapshots replace them"
     return Health(True, f"{container.uri} answers to {config.credential}, may be written, and {kept}")

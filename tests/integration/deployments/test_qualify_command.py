@@ -36,7 +36,7 @@ def home(tmp_path, monkeypatch):
         ({"history": "n1", "full": True}, "--full does not go with --history"),
         ({"resume": True, "record": "x"}, "--record does not go with --resume"),
         ({"replace": True}, "--replace is of --record NAME"),
-        ({"more": ["n1"]}, "'n1' stands alone: machines to qualify go into --nodes"),
+        ({"more": ["n1"]}, "'n1' belongs to no option: give machines with --nodes"),
         ({"reason": "why"}, "--reason does not go with a measurement"),
         ({"resume": True}, "no qualification of this home has drained any machine"),
         ({"resume": True, "config": ["tiny"]}, "backend local has no drained machines"),

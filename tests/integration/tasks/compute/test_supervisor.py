@@ -166,7 +166,7 @@ def test_domain_errors_come_through_with_their_remedy(base, journal, kind):
 def test_a_full_disk_is_said_to_be_missing_room(base, journal):
     with pytest.raises(Missing, match="No space left") as error:
         supervise(base, journal, job("fail(OSError(28, 'No space left on device'))"))
-    assert "Free room" in error.value.remedy
+    assert "Free space" in error.value.remedy
 
 
 def test_a_crash_is_tried_again_and_then_told_with_the_end_of_the_log(base, journal):
@@ -296,7 +296,7 @@ def test_a_job_that_failed_while_nobody_looked_is_a_new_submission(base, journal
 def test_a_parent_that_died_before_the_result_is_a_failure_and_after_it_is_none(base, journal):
     work = job("time.sleep(60)", retry=None)
     after(lambda: starts(base), lambda: os.kill(process.read_json(base / "job" / "handle.json")["pid"], signal.SIGKILL))
-    with pytest.raises(JobFailed, match="its parent process is gone without a word"):
+    with pytest.raises(JobFailed, match="its parent process ended without a result"):
         supervise(base, journal, work)
     open_backend(ClusterConfig()).submit(work, base / "job")
     journal.put(f"jobs/{work.token}/0002/intent", {"spec": work.spec_digest})

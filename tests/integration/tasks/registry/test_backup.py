@@ -417,9 +417,9 @@ def test_a_full_disk_is_said_and_costs_no_backup_from_before(home, made, target,
     publish_one(home, "dataset", "tiny", "newer")
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(Missing, match="no room"):
+        with pytest.raises(Missing, match="no space"):
             save(home, target)
-        with pytest.raises(Missing, match="no room"):
+        with pytest.raises(Missing, match="no space"):
             drill(home, target)
     assert len(backups(target)) == 1 and drill(home, target).artifacts == 3
 

@@ -290,6 +290,6 @@ def test_an_entry_that_could_not_say_what_was_done_is_not_written(store, monkeyp
     audit(store, "delete", what="model/coder@7", reason="model/coder@7 is old")
     (entry,) = entries(store)
     assert (entry.what, entry.reason) == ("model/coder@7", "[redacted] is old")
-    with pytest.raises(ValueError, match="form of a secret"):
+    with pytest.raises(ValueError, match="looks like a secret"):
         audit(store, "run", what="train --api_key=abcdefgh12345")
     assert [entry.number for entry in entries(store)] == [1]

@@ -119,7 +119,7 @@ def test_a_run_goes_no_further_than_those_who_handed_it_over(tmp_path, monkeypat
     add_person(tmp_path, "ben", ("run",))
     for names in (frozenset(), frozenset(["anna"])):
         require_of(tmp_path, names, "promote", what="a model")
-    for names, why in ((frozenset(["anna", "ben"]), "ben may not promote"), (None, "nobody can tell who")):
+    for names, why in ((frozenset(["anna", "ben"]), "ben may not promote"), (None, "it is not known who")):
         with pytest.raises(Refused, match=why):
             require_of(tmp_path, names, "promote", what="a model")
 

@@ -141,7 +141,7 @@ def findings(stand, code):
 
 
 @pytest.mark.parametrize(
-    ("stand", "kept"), [("versions", "keeps versions"), ("snapshots", "snapshots stand in")], indirect=["stand"]
+    ("stand", "kept"), [("versions", "keeps versions"), ("snapshots", "snapshots replace them")], indirect=["stand"]
 )
 def test_doctor_says_how_a_store_keeps_what_was(stand, kept):
     found = findings(stand, 0)

@@ -302,7 +302,7 @@ def test_whoever_writes_to_the_store_of_a_bound_home_has_no_second_name_of_what_
 def test_no_room_is_said_before_anything_is_written(store, folder, monkeypatch):
     usage = type("Usage", (), {"free": 64 << 20})
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(Missing, match="no room on the disk for dataset/corpus") as said:
+    with pytest.raises(Missing, match="no space on the disk for dataset/corpus") as said:
         put(store, folder)
     assert "HEADWAY_HOME" in said.value.remedy
     assert list(store.manifests()) == []

@@ -204,7 +204,7 @@ def test_where_it_cannot_go_is_said_at_once(home, made, tmp_path):
 
 def test_a_full_disk_is_said_and_leaves_nothing(home, made, team, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(Missing, match="no room"):
+    with pytest.raises(Missing, match="no space"):
         copy_artifact(open_store(home), team, "model/tiny", home=home)
     assert nothing_in(team)
 

@@ -79,7 +79,7 @@ def test_a_line_names_the_machine_it_was_written_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "failure", "sentence"),
-    [(137, "infrastructure", "SIGKILL"), (139, "infrastructure", "SIGSEGV"), (127, "missing", "not there")],
+    [(137, "infrastructure", "SIGKILL"), (139, "infrastructure", "SIGSEGV"), (127, "missing", "not found")],
 )
 def test_an_exit_code_tells_where_nothing_else_does(tmp_path, code, failure, sentence):
     found = classify(JOB, ended(code=code), tmp_path)
@@ -150,4 +150,4 @@ def test_what_is_missing_comes_with_the_remedy_of_its_line(tmp_path):
     state = ended()
     error = error_of(JOB, classify(JOB, state, tmp_path), state, tmp_path, submissions=1, why_not_again="")
     assert isinstance(error, Missing)
-    assert "Free room" in error.remedy
+    assert "Free space" in error.remedy

@@ -69,7 +69,7 @@ def test_every_size_with_gpus_makes_a_machine():
 def test_what_is_not_known_is_named():
     with pytest.raises(ValueError, match="gpu 'X9'.*A100-80GB"):
         machine_of_gpu("X9")
-    with pytest.raises(ValueError, match="local-cpu has no GPUs"):
+    with pytest.raises(ValueError, match="local-cpu describes no GPUs"):
         machine_of_sku("local-cpu")
     with pytest.raises(ValueError, match="nothing is known of it"):
         machine_of_sku("Standard_X9")

@@ -161,7 +161,7 @@ def test_a_full_disk_is_said_with_its_remedy(folder, tmp_path):
     try:
         failed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert failed.returncode == 6
-        assert "Free room on the disk" in json.loads(failed.stdout)["error"]["remedy"]
+        assert "Free space on the disk" in json.loads(failed.stdout)["error"]["remedy"]
         assert not list((tmp_path / "disk").glob("out_*"))
         subprocess.run(["mount", "-o", "remount,size=64m", str(tmp_path / "disk")], check=True)
         done = subprocess.run(command, capture_output=True, text=True, check=True)
