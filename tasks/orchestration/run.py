@@ -338,9 +338,11 @@ def _blame(run: Lifecycle, error: BaseException) -> None:
     run.error = error
     if isinstance(error, GateFailed) and error.stage in run.outcomes:
         outcome = run.outcomes[error.stage]
+        known = outcome.status, outcome.checks
         failed = [{**check, "passed": False} for check in error.checks]  # the error has the failed ones only
         outcome.status, outcome.checks = "gate_closed", outcome.checks or failed
-        run.observer.ended(outcome)
+        if (outcome.status, outcome.checks) != known:
+            run.observer.ended(outcome)
 
 
 @cache
