@@ -6,28 +6,28 @@
 `--base debian` builds on a small base made of Debian's packages (mmdebstrap) instead of the bases that the Dockerfiles name: for
 machines that reach no registry of images. The CUDA variant of the cluster's image has no such base and is left out.
 
-pip in a build uses the index, the certificates and the folders of wheels of this machine's pip: its settings are a secret of the build,
-and folders that they name are mounted; neither is in an image.
+pip in a build uses the index, the certificates and the folders of wheels of this machine's pip: the settings are a secret of the
+build, and folders that they name are mounted. Nothing of either stays in an image.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.supply import PROJECT, ROOT
-
+ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DEBIAN = "bookworm"
 BASE = f"localhost/headway/base:{DEBIAN}"
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
@@ -56,7 +56,7 @@ IMAGES = {
 
 def tag(name: str) -> str:
     """What an image is called here."""
-    return f"localhost/headway/{name}:{PROJECT['version']}"
+    return f"localhost/headway/{name}:{VERSION}"
 
 
 class BuildError(Exception):

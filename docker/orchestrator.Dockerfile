@@ -8,7 +8,7 @@ ARG BASE=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae1
 FROM ${BASE} AS base
 
 FROM base AS build
-ARG EXTRAS=orchestrator,tracking,report
+ARG EXTRAS=orchestrator,tracking,report,azure
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 # What we stand on, without us: a layer that stays when our code changes.

@@ -1,7 +1,6 @@
-"""Programs in the images that were built here (benchmarks/images.py): read-only files, the image's user, environment and entry point.
+"""Programs in images that were built here (benchmarks/images.py): read-only files, the image's user, environment and command.
 
-bubblewrap stands in for a container engine. What a container's engine would add beyond that (seccomp, cgroups, a network of its own)
-is not here.
+bubblewrap stands in for a container engine. What an engine adds beyond that (seccomp, cgroups, networks of its own) is missing.
 """
 
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import limit
 
-from benchmarks.images import BASE, build_all, exists, tag
+from benchmarks.images import build_all, tag
 
 ENTER = ["--", "sh", "-c", 'cd "$0" && exec "$@"']
 """Enters a folder as the user; bubblewrap would as somebody else."""
@@ -39,8 +38,7 @@ class Built:
     config: dict = field(init=False)
 
     def __post_init__(self) -> None:
-        if not exists("buildah", tag(self.name)):
-            build_all("buildah", [self.name], "debian")
+        build_all("buildah", [self.name], "debian")  # from its layers, where nothing changed
         self.config = json.loads(_buildah("inspect", "--type", "image", tag(self.name)))["Docker"]["config"]
         self._container = _buildah("from", "--pull-never", tag(self.name)).strip()
         self.root = Path(_buildah("mount", self._container).strip())
@@ -62,14 +60,18 @@ class Built:
         return self.config["Healthcheck"]["Test"][1:]
 
     def command(self, *argv: str | Path, network: bool = True, mounts: dict[str, Path] | None = None,
-                read_only: dict[str, Path] | None = None, folder: str = "", **env: str) -> list[str]:  # fmt: skip
-        """A command of the image as one of this machine. `mounts` may be written to, by the image's user."""
+                read_only: dict[str, Path] | None = None, host: str = "", **env: str) -> list[str]:  # fmt: skip
+        """A command of the image as one of this machine. `mounts` may be written to, by the image's user.
+
+        Commands with one name of a `host` see each other's processes, as with `docker exec`; and those of this machine.
+        """
         words = ["bwrap", "--ro-bind", self.root, "/", "--proc", "/proc", "--dev", "/dev"]
         for place in ("/tmp", "/dev/shm"):
             words += ["--perms", "1777", "--tmpfs", place]
-        words += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-        words += ["--hostname", "container", "--die-with-parent", "--clearenv"]
+        words += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf", "--unshare-ipc", "--unshare-uts"]
+        words += ["--hostname", host or "container", "--die-with-parent", "--clearenv"]
         words += [] if network else ["--unshare-net"]
+        words += [] if host else ["--unshare-pid"]
         for target, source in (read_only or {}).items():
             words += ["--ro-bind", source, self._mount_point(target, source)]
         uid, gid = self.user.split(":")
@@ -77,12 +79,12 @@ class Built:
             subprocess.run(["chown", "-R", f"{uid}:{gid}", source], check=True)
             words += ["--bind", source, self._mount_point(target, source)]
         given = dict(one.split("=", 1) for one in self.config["Env"]) | env
-        for key, value in {"HOSTNAME": "container", **given}.items():
+        for key, value in {"HOSTNAME": host or "container", **given}.items():
             words += ["--setenv", key, value]
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         words += ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs"]
-        words += ["--bounding-set=-all", "--inh-caps=-all"] + ENTER
-        words += [folder or self.config.get("WorkingDir") or "/", *argv]
+        words += ["--bounding-set=-all", "--inh-caps=-all", *ENTER]
+        words += [self.config.get("WorkingDir") or "/", *argv]
         return [str(word) for word in words]
 
     def _mount_point(self, target: str, source: Path) -> str:

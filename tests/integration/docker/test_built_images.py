@@ -9,10 +9,10 @@ import urllib.request
 
 import pytest
 from built_images import Built, require_builder
-from stand import free_ports
+from stand import Running, free_ports
 from tiny_model import PROMPTS, export_tiny, make_checkpoint, whole_version
-from training_runs import CONFIG, result, write_job, write_tokens
-from waiting import until
+from training_runs import CONFIG, result, write_tokens
+from waiting import limit, until
 
 from benchmarks.images import pip_settings
 from tasks.compute.job import Job
@@ -169,11 +169,18 @@ def test_an_endpoint_answers_with_the_version_that_it_verified(image, tmp_path):
     ref = whole_version(model, tmp_path / "mounted")
     (tmp_path / "run").mkdir()
     how = {"mounts": {"/run/headway": tmp_path / "run"}, "read_only": {"/model": tmp_path / "mounted"}}
+    golden_file = tmp_path / "mounted" / "files" / "golden.json"
+    golden_file.chmod(0o600)
+    assert "cannot be read by user 10001: let everybody" in one.run(*one.default(), **how).stderr
+    golden_file.chmod(0o444)  # as the store leaves what is published
     argv = one.command(*one.default(), **how, MODEL_REF=ref, PORT=str(port))
     with open(tmp_path / "log", "wb") as log:
         server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        until(lambda: one.run(*one.health_check(), PORT=str(port)).returncode == 0 or server.poll() is not None)
+        until(
+            lambda: server.poll() is not None or one.run(*one.health_check(), PORT=str(port)).returncode == 0,
+            60, every=1, why=(tmp_path / "log").read_text,
+        )  # fmt: skip
         assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
         golden = json.loads((model / "golden.json").read_text())["prompts"][0]
         body = json.dumps({"prompt": golden["prompt"], "max_tokens": len(golden["tokens"])}).encode()
@@ -186,3 +193,76 @@ def test_an_endpoint_answers_with_the_version_that_it_verified(image, tmp_path):
     finally:
         server.kill()
         server.wait()
+
+
+# --- the services of compose.yaml, each in its image's root; PostgreSQL is this machine's
+
+
+class InImages:
+    """Starts services as `stand` does, in their images instead of in virtual environments."""
+
+    def __init__(self, stand, image):
+        self.stand, self.image = stand, image
+
+    def command(self, name, *words):
+        """What `docker compose exec` starts; without words what `docker compose up` starts."""
+        service = self.stand.services[name]
+        one = self.image("platform" if name == "headway" else "orchestrator")
+        places = self.stand.folders(name, service)
+        bound = {mount["target"] for mount in service["volumes"] if mount["type"] == "bind"}
+        volumes = {target: path for target, path in places.items() if target not in bound and target != "/tmp"}
+        env = {key: self.stand.here(name, value, {}) for key, value in service["environment"].items()}
+        argv = words or [*one.config["Entrypoint"], *(self.stand.here(name, word, {}) for word in service["command"])]
+        read_only = {target: places[target] for target in bound}
+        for path in read_only.values():
+            path.chmod(0o444)
+        return one.command(*argv, mounts=volumes, read_only=read_only, host=service.get("hostname", name), **env)
+
+    def start(self, name):
+        told = self.stand.services[name].get("healthcheck", {}).get("test")
+        check = (
+            [self.stand.here(name, word, {}) for word in told[1:]] if told else self.image("platform").health_check()
+        )
+        log = self.stand.folder / f"{name}-image.log"
+        with open(log, "wb") as out:
+            process = subprocess.Popen(
+                self.command(name), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        healthy = self.command(name, *check)
+        return Running(name, process, log, lambda: subprocess.run(healthy, capture_output=True).returncode == 0)
+
+    def ok(self, *words):
+        ran = subprocess.run(self.command("headway", *words), capture_output=True, text=True, timeout=limit(900))
+        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+        return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def platform(stand, database, image):
+    """PostgreSQL, the servers of Prefect and MLflow, and `headway up`: all healthy."""
+    inside, running = InImages(stand, image), []
+    try:
+        for name, seconds in (("prefect", 240), ("mlflow", 240), ("headway", 400)):
+            running.append(inside.start(name))
+            running[-1].wait(seconds)
+        yield inside
+    finally:
+        subprocess.run(inside.command("headway", "headway", "down", "--yes"), timeout=limit(90), capture_output=True)
+        for one in reversed(running):
+            one.stop()
+
+
+def test_headway_up_in_its_image_stands_on_postgresql(platform):
+    status = json.loads(platform.ok("headway", "status", "--json"))
+    assert status, status
+
+
+def test_a_model_is_trained_exported_and_deployed_inside_the_image_of_the_platform(platform):
+    """The whole tiny lifecycle: its jobs run on the local backend, below the worker's image."""
+    library = "/usr/lib/python3.11"
+    folders = [f"{library}/{name}" for name in ("json", "email", "logging", "importlib")]
+    platform.ok("headway", "dataset", "publish", "tiny", *folders, "--include", "*.py")
+    ran = json.loads(platform.ok("headway", "retrain", "-c", "tiny", "--json"))
+    assert {stage["status"] for stage in ran["stages"]} == {"completed"}
+    platform.ok("headway", "verify", "model/tiny")
+    assert platform.ok("headway", "complete", "tiny", "def ")
