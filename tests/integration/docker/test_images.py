@@ -190,6 +190,7 @@ def test_what_is_installed_where():
     of = {path.name.split(".")[0]: distributions(*extras(path)) for path in IMAGES}
     assert {"prefect", "mlflow", "psycopg2-binary", "asyncpg", "flask-wtf", "matplotlib"} <= of["orchestrator"]
     assert not {"torch", "transformers", "onnxruntime"} & of["orchestrator"]
+    assert "azure-ai-ml" in of["orchestrator"] and {"deepspeed", "ray"} <= of["cluster"]
     assert {"torch", "onnxruntime-genai"} <= of["cluster"] and {"onnxruntime-genai", "uvicorn"} <= of["endpoint"]
     for name in ("cluster", "endpoint"):
         assert not {"prefect", "mlflow", "great-expectations"} & of[name]
