@@ -7,7 +7,7 @@
 machines that reach no registry of images. The CUDA variant of the cluster's image has no such base and is left out.
 
 pip in a build uses the index, the certificates and the folders of wheels of this machine's pip: the settings are a secret of the
-build, and folders that they name are mounted. Nothing of either stays in an image.
+build, and folders that they name are mounted. Only empty folders, where they were mounted, stay in an image.
 """
 
 from __future__ import annotations

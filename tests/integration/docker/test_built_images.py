@@ -7,6 +7,7 @@ import json
 import subprocess
 import urllib.request
 from base64 import b64encode
+from pathlib import Path
 
 import pytest
 from built_images import Built, require_builder
@@ -15,7 +16,7 @@ from tiny_model import PROMPTS, export_tiny, make_checkpoint, whole_version
 from training_runs import CONFIG, result, write_tokens
 from waiting import limit, until
 
-from benchmarks.images import pip_settings
+from benchmarks.images import named_paths, pip_settings
 from tasks.compute.job import Job
 from tasks.compute.nodes import write_nodes
 from tasks.config.engines.deepspeed import ds_config
@@ -79,11 +80,15 @@ def test_an_image_runs_as_nobody_in_particular_and_holds_nothing_of_the_machine_
     assert ok(one.run("id", "-u")) == uid != "0"
     assert "Read-only file system" in one.run("touch", "/opt/new").stderr
     assert "CapEff:\t0000000000000000" in ok(one.run("cat", "/proc/self/status"))
-    words = [word for value in pip_settings().values() for word in value.split() if word.startswith("http")]
-    described = json.dumps(one.config)
-    assert [word for word in words if word in described] == []
-    assert not (one.root / "etc" / "pip.conf").exists() or not (one.root / "etc" / "pip.conf").read_text()
-    assert not [*one.root.glob("opt/wheels/*"), *one.root.glob("opt/pypi*/*"), *one.root.glob("root/.cache/*")]
+    settings, described = pip_settings(), json.dumps(one.config)
+    assert [value for value in settings.values() if "://" in value and value in described] == []
+    assert not (one.root / "etc/pip.conf").exists() and not [*one.root.glob("root/.cache/*")]
+    for path in map(Path, named_paths(settings)):
+        left = one.root / path.relative_to("/")
+        if path.is_dir():
+            assert not left.exists() or not [*left.iterdir()], f"{left} was mounted, and is no part of the image"
+        else:
+            assert not left.exists() or left.read_bytes() != path.read_bytes(), f"{left} is this machine's"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
