@@ -15,7 +15,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit clean
+.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -76,6 +76,10 @@ constraints: .venv/.dev
 # Known vulnerabilities of what constraints.txt names, and an SBOM of each extra in build/sbom/.
 audit: .venv/.dev
 	$(BIN)/python -m benchmarks.supply audit $(ARGS)
+
+# All images of docker/, by buildah or docker; BASE=debian makes their base of Debian's packages, where no registry of images is reached.
+images: .venv/bin/python
+	$(BIN)/python -m benchmarks.images $(if $(BASE),--base $(BASE)) $(ARGS)
 
 # State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:

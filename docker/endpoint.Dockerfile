@@ -6,17 +6,19 @@
 #
 # It listens on loopback only, unless it asks who asks: HOST=0.0.0.0 needs a mounted KEYS file (headway endpoint key), or ENTRA; or
 # OPEN=true, where something before it keeps others out, as a managed endpoint of Azure Machine Learning does.
-FROM python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3 AS base
+ARG BASE=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3
+FROM ${BASE} AS base
 
 FROM base AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
-COPY tasks ./tasks
-# Without deployments/ the command `headway` has nothing to call.
+# What we stand on, without us: a layer that stays when our code changes.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python -m venv /opt/headway && \
-    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[serve]" && \
-    rm /opt/headway/bin/headway
+    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[serve]"
+COPY tasks ./tasks
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/headway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM base
 LABEL org.opencontainers.image.title="headway endpoint" \
@@ -26,6 +28,10 @@ RUN groupadd --gid 10001 headway && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /run/headway --shell /usr/sbin/nologin headway && \
     install --directory --owner headway --group headway --mode 0700 /run/headway
 COPY --from=build /opt/headway /opt/headway
+# Without deployments/ the command `headway` has nothing to call.
+RUN --mount=type=bind,from=build,source=/wheel,target=/wheel \
+    /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps --force-reinstall /wheel/*.whl && \
+    rm /opt/headway/bin/headway
 COPY --chmod=0555 docker/endpoint.sh /usr/local/bin/serve
 ENV PATH=/opt/headway/bin:$PATH \
     HOME=/run/headway \

@@ -4,18 +4,22 @@
 #
 # compose.yaml starts the Prefect server and the MLflow server from it, and `headway up` from the same file with EXTRAS=local.
 # A file of pip's settings (a mirror, other wheels of torch) is handed in as the build secret `pip`, and leaves no trace.
-FROM python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3 AS base
+ARG BASE=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3
+FROM ${BASE} AS base
 
 FROM base AS build
-ARG EXTRAS=orchestrator,tracking,report
+ARG EXTRAS=orchestrator,tracking,report,azure
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
+# What we stand on, without us: a layer that stays when our code changes.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python -m venv /opt/headway && \
+    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]"
 COPY flows ./flows
 COPY tasks ./tasks
 COPY deployments ./deployments
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python -m venv /opt/headway && \
-    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]"
+    /opt/headway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM base
 LABEL org.opencontainers.image.title="headway orchestrator" \
@@ -29,6 +33,8 @@ RUN apt-get update && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin headway && \
     install --directory --owner headway --group headway --mode 0700 /var/lib/headway
 COPY --from=build /opt/headway /opt/headway
+RUN --mount=type=bind,from=build,source=/wheel,target=/wheel \
+    /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps --force-reinstall /wheel/*.whl
 # Caches of libraries lie in /tmp, so that everything else may be read-only. Vendors are told nothing.
 ENV PATH=/opt/headway/bin:$PATH \
     HOME=/tmp \

@@ -42,6 +42,12 @@ def instructions(dockerfile: Path, *kinds: str) -> list[str]:
     ]
 
 
+def filled(dockerfile: Path, text: str) -> str:
+    """A text of a Dockerfile with the defaults of its ARGs in their places."""
+    defaults = dict(line.split("=", 1) for line in instructions(dockerfile, "ARG") if "=" in line)
+    return re.sub(r"\$\{(\w+)\}", lambda match: defaults.get(match[1], match[0]), text)
+
+
 def environment(dockerfile: Path) -> dict[str, str]:
     """What ENV of the last stage sets, but PATH."""
     found = DockerfileParser(str(dockerfile)).envs
@@ -62,11 +68,9 @@ def json_form(dockerfile: Path, kind: str) -> list[str]:
 
 def extras(dockerfile: Path) -> list[str]:
     """The extras of our own package that a Dockerfile installs; an ARG's default counts."""
-    defaults = dict(line.split("=", 1) for line in instructions(dockerfile, "ARG") if "=" in line)
-    text = " ".join(instructions(dockerfile, "RUN"))
-    named = re.search(r"\.\[([^\]]+)\]", text)
+    named = re.search(r"\.\[([^\]]+)\]", " ".join(instructions(dockerfile, "RUN")))
     assert named, f"{dockerfile.name} does not install headway"
-    return re.sub(r"\$\{(\w+)\}", lambda match: defaults[match[1]], named[1]).split(",")
+    return filled(dockerfile, named[1]).split(",")
 
 
 @cache

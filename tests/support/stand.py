@@ -97,25 +97,25 @@ class Stand:
     def start(self, name: str, path: list[Path] | None = None) -> Running:
         """Start a service by its own command, with its own environment and health check."""
         service = self.services[name]
-        folders = self._folders(name, service)
+        folders = self.folders(name, service)
         ours = [ROOT / service["build"]["dockerfile"]] if "build" in service else []
         env = {key: value for image in ours for key, value in environment(image).items()} | service["environment"]
         told = service.get("healthcheck", {}).get("test")
         check = told[1:] if told else json_form(ours[0], "HEALTHCHECK")
 
-        def here(text: str) -> str:
-            return self._here(name, text, folders)
+        def translated(text: str) -> str:
+            return self.here(name, text, folders)
 
         return launch(
             name,
-            [here(word) for word in service["command"]],
-            env={key: here(value) for key, value in env.items()},
+            [translated(word) for word in service["command"]],
+            env={key: translated(value) for key, value in env.items()},
             path=path or [self.environments[name]],
             folder=self.folder / name,
-            check=[here(word) for word in check],
+            check=[translated(word) for word in check],
         )
 
-    def _folders(self, name: str, service: dict[str, Any]) -> dict[str, Path]:
+    def folders(self, name: str, service: dict[str, Any]) -> dict[str, Path]:
         """What is mounted where: named volumes and tmpfs become folders, files of the repository copies of themselves."""
         found = {}
         for volume in service.get("volumes", []):
@@ -123,7 +123,7 @@ class Stand:
             place = self.folder / name / target.strip("/")
             place.parent.mkdir(parents=True, exist_ok=True)
             if volume["type"] == "bind":
-                place.write_text(self._here(name, source.read_text(), {}))
+                place.write_text(self.here(name, source.read_text(), {}))
             else:
                 place.mkdir(exist_ok=True)
             found[target] = place
@@ -133,7 +133,7 @@ class Stand:
             found[target].mkdir(parents=True, exist_ok=True)
         return found
 
-    def _here(self, name: str, text: str, folders: dict[str, Path]) -> str:
+    def here(self, name: str, text: str, folders: dict[str, Path]) -> str:
         """A text of the container's world in words of this machine."""
         for address, port in self.ports.items():
             owner, inside = address.split(":")

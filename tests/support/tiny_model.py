@@ -11,7 +11,7 @@ from pathlib import Path
 from waiting import limit
 
 from tasks.common.process import locked
-from tasks.storage.manifest import describe
+from tasks.storage.manifest import Content, Manifest, Provenance, describe
 
 PROMPTS = ["def ", "import ", "class ", "for i in range(", "return self."]
 CONTEXT = 256
@@ -120,6 +120,16 @@ def export_tiny(folder):
                 shutil.copytree(Path(making) / "job" / "out", f"{made}.new")
                 Path(f"{made}.new").rename(made)
     return Path(shutil.copytree(made, folder / "job" / "out"))
+
+
+def whole_version(model, folder):
+    """A published version, as a folder: its manifest beside its files. Returns its reference."""
+    shutil.copytree(model, folder / "files")
+    manifest = Manifest(
+        content=Content(kind="model", files=describe(folder / "files")), provenance=Provenance(name="tiny")
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return manifest.ref
 
 
 def files_of(model):

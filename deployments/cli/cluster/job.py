@@ -138,8 +138,8 @@ def render(
 ) -> None:
     """Print exactly what would be submitted for a stage, without submitting it. Contacts no scheduler.
 
-    The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that do not exist yet are shown as
-    placeholders, and are named. Keys of the job are added when it is submitted.
+    The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that do not exist yet are shown
+    as placeholders, and are named. Keys of the job are added when it is submitted.
     """
     from flows.support.planned_jobs import on_which, planned_job
     from tasks.config.files import load

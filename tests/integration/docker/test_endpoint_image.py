@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from containers import DOCKER, environment, json_form
 from stand import free_ports, launch
-from tiny_model import export_tiny
+from tiny_model import export_tiny, whole_version
 from waiting import limit
 
 ENDPOINT = DOCKER / "endpoint.Dockerfile"
@@ -170,18 +170,6 @@ def test_variants_of_a_version_that_is_named_are_verified_with_it(model, tmp_pat
         for file in full.files
         if file.path.startswith("variants/")
     }
-
-
-def whole_version(model, folder):
-    """A published version, as a folder: its manifest beside its files. Returns its reference."""
-    from tasks.storage.manifest import Content, Manifest, Provenance, describe
-
-    shutil.copytree(model, folder / "files")
-    manifest = Manifest(
-        content=Content(kind="model", files=describe(folder / "files")), provenance=Provenance(name="tiny")
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
-    return manifest.ref
 
 
 def test_azure_mls_variables_are_understood_and_a_version_is_verified(installed, model, tmp_path):

@@ -22,6 +22,7 @@ from containers import (
     copied,
     environment,
     extras,
+    filled,
     instructions,
     json_form,
     make_env,
@@ -54,7 +55,7 @@ def hadolint(path):
 
 def pinned_images(dockerfile):
     """What FROM names, but the stages of the same file."""
-    lines = [line.split() for line in instructions(dockerfile, "FROM")]
+    lines = [filled(dockerfile, line).split() for line in instructions(dockerfile, "FROM")]
     stages = {words[2] for words in lines if len(words) == 3}
     return [words[0] for words in lines if words[0] not in stages]
 
@@ -119,7 +120,7 @@ def test_versions_are_those_of_the_constraints(dockerfile):
     assert [name for name in named if known.get(name, named[name]) != named[name]] == []
     if dockerfile in IMAGES:
         assert re.search(r"--constraint constraints\.txt", text)
-    for line in instructions(dockerfile, "ADD"):
+    for line in (filled(dockerfile, line) for line in instructions(dockerfile, "ADD")):
         assert re.search(r"\.git#[0-9a-f]{40} ", line), f"{line} names no commit"
 
 
@@ -189,6 +190,7 @@ def test_what_is_installed_where():
     of = {path.name.split(".")[0]: distributions(*extras(path)) for path in IMAGES}
     assert {"prefect", "mlflow", "psycopg2-binary", "asyncpg", "flask-wtf", "matplotlib"} <= of["orchestrator"]
     assert not {"torch", "transformers", "onnxruntime"} & of["orchestrator"]
+    assert "azure-ai-ml" in of["orchestrator"] and {"deepspeed", "ray"} <= of["cluster"]
     assert {"torch", "onnxruntime-genai"} <= of["cluster"] and {"onnxruntime-genai", "uvicorn"} <= of["endpoint"]
     for name in ("cluster", "endpoint"):
         assert not {"prefect", "mlflow", "great-expectations"} & of[name]

@@ -1,0 +1,222 @@
+"""Builds the images of docker/ with buildah or docker, whichever is installed: `python -m benchmarks.images`, or `make images`.
+
+    python -m benchmarks.images [--base debian] [NAME ...]
+    python -m benchmarks.images --sizes
+
+`--base debian` builds on a small base made of Debian's packages (mmdebstrap) instead of the bases that the Dockerfiles name: for
+machines that reach no registry of images. The CUDA variant of the cluster's image has no such base and is left out.
+
+pip in a build uses the index, the certificates and the folders of wheels of this machine's pip: the settings are a secret of the
+build, and folders that they name are mounted. Only empty folders, where they were mounted, stay in an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+DEBIAN = "bookworm"
+BASE = f"localhost/headway/base:{DEBIAN}"
+PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image, and how it is built."""
+
+    dockerfile: str
+    target: str = ""
+    arguments: dict[str, str] = field(default_factory=dict)
+    on_debian: dict[str, str] | None = field(default_factory=dict)
+    """Arguments for the base made here; None where it cannot be the base."""
+
+
+IMAGES = {
+    "orchestrator": Image("docker/orchestrator.Dockerfile"),
+    "platform": Image("docker/orchestrator.Dockerfile", arguments={"EXTRAS": "local"}),
+    "endpoint": Image("docker/endpoint.Dockerfile"),
+    "cluster-cpu": Image("docker/cluster.Dockerfile", target="cpu", on_debian={"PYTHON": "python3"}),
+    "cluster": Image("docker/cluster.Dockerfile", on_debian=None),
+    "development": Image(".devcontainer/Dockerfile"),
+}
+
+
+def tag(name: str) -> str:
+    """What an image is called here."""
+    return f"localhost/headway/{name}:{VERSION}"
+
+
+class BuildError(Exception):
+    """An image was not built; the message says why and what helps."""
+
+
+def engine() -> str:
+    """buildah or docker."""
+    for program in ("buildah", "docker"):
+        if shutil.which(program) and subprocess.run([program, "info"], capture_output=True).returncode == 0:
+            return program
+    raise BuildError("no program here builds images: apt-get install buildah mmdebstrap, or start Docker")
+
+
+def run(*words: str | Path) -> str:
+    """The output of a command; its errors go to the terminal."""
+    ran = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        raise BuildError(f"{words[0]} {words[1]} ended with {ran.returncode}")
+    return ran.stdout
+
+
+# --- pip's settings
+
+
+def pip_settings() -> dict[str, str]:
+    """What the pip of this machine is told by its files and by the environment."""
+    lines = run(sys.executable, "-m", "pip", "config", "list").splitlines()
+    values = (line.split("=", 1) for line in lines)
+    # The environment comes first in the list, and counts more than files do.
+    return {name.rpartition(".")[2]: value.strip("'\"") for name, value in reversed([*values])}
+
+
+def named_paths(settings: dict[str, str]) -> list[str]:
+    """Files and folders of this machine that pip's settings name."""
+    words = [word for value in settings.values() for word in value.replace("\\n", " ").split()]
+    paths = [urlsplit(word).path if word.startswith("file:") else word for word in words]
+    # An index of files has its links beside it, not in it.
+    paths = [path.removesuffix("/").removesuffix("/simple") for path in paths]
+    return sorted({path for path in paths if path.startswith("/") and Path(path).exists()})
+
+
+@contextmanager
+def pip_options(program: str) -> Iterator[list[str]]:
+    """Options of a build that give its pip the settings of this machine's, for the time of the build alone."""
+    settings = pip_settings()
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+        file.write("[global]\n")
+        file.writelines(f"{name} = {value.replace(chr(92) + 'n', ' ')}\n" for name, value in sorted(settings.items()))
+        file.flush()
+        options = ["--secret", f"id=pip,src={file.name}"]
+        if program == "buildah":
+            for path in named_paths(settings):
+                options += ["--volume", f"{path}:{path}:ro"]
+        yield options
+
+
+# --- building
+
+
+def make_base() -> None:
+    """An image of Debian's packages, under the name `BASE`."""
+    if not shutil.which("mmdebstrap"):
+        raise BuildError("the base is made by mmdebstrap, which is not installed: apt-get install mmdebstrap")
+    with tempfile.TemporaryDirectory() as folder:
+        rootfs = Path(folder) / "rootfs.tar"
+        run("mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, rootfs)
+        import_base(engine(), rootfs)
+
+
+def import_base(program: str, rootfs: Path) -> None:
+    """An image of one layer, which is this archive."""
+    if program == "docker":
+        run("docker", "import", rootfs, BASE)
+        return
+    container = run("buildah", "from", "scratch").strip()
+    run("buildah", "add", "--quiet", container, rootfs, "/")
+    run("buildah", "config", "--env", "PATH=/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin", container)
+    run("buildah", "commit", "--quiet", "--rm", container, BASE)
+
+
+def exists(program: str, image: str) -> bool:
+    """Whether an image is in the storage of this machine."""
+    return subprocess.run([program, "inspect", "--type", "image", image], capture_output=True).returncode == 0
+
+
+def build(program: str, name: str, base: str) -> None:
+    """Build one image; `base` stands in for the base that its Dockerfile names."""
+    image = IMAGES[name]
+    arguments = image.arguments | ({"BASE": base, **(image.on_debian or {})} if base else {})
+    words = [program, "build", "--file", image.dockerfile, "--tag", tag(name)]
+    words += ["--target", image.target] if image.target else []
+    words += [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    # Docker keeps layers by itself. Its format has the health check, which OCI's lacks.
+    words += ["--layers", "--format", "docker", "--isolation", "chroot"] if program == "buildah" else []
+    with pip_options(program) as options:
+        ran = subprocess.run([*words, *options, "."], cwd=ROOT, stdin=subprocess.DEVNULL)
+    if ran.returncode:
+        raise BuildError(
+            f"{tag(name)} was not built: the output above says why. Where no registry of images can be reached, "
+            "give --base debian (make images BASE=debian)"
+        )
+
+
+def sizes(program: str) -> str:
+    """A line for each image that is here, and one for each of its layers."""
+    lines = []
+    for name in IMAGES:
+        if exists(program, tag(name)):
+            layers = layers_of(program, tag(name))
+            lines.append(f"{name}: {sum(size for size, _ in layers) / 1e6:,.0f} MB")
+            lines += [f"  {size / 1e6:>8,.1f} MB  {words}" for size, words in layers]
+    return "\n".join(lines)
+
+
+def layers_of(program: str, image: str) -> list[tuple[int, str]]:
+    """Bytes of each layer, and the instruction that made it."""
+    if program == "docker":
+        history = run("docker", "history", "--no-trunc", "--human=false", "--format", "{{json .}}", image)
+        rows = [json.loads(line) for line in reversed(history.splitlines())]
+        return [(int(row["Size"]), row["CreatedBy"]) for row in rows if int(row["Size"])]
+    described = json.loads(run("buildah", "inspect", "--type", "image", image))
+    blobs = iter(json.loads(described["Manifest"])["layers"])
+    history = [one for one in described["Docker"]["history"] if not one.get("empty_layer")]
+    return [(blob["size"], one.get("created_by", "")) for blob, one in zip(blobs, history, strict=True)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; all without one")
+    parser.add_argument("--base", default="", help="debian, or the name of an image; else what each Dockerfile names")
+    parser.add_argument("--sizes", action="store_true", help="print the sizes of images and layers, and build nothing")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in IMAGES]:
+        parser.error(f"no image is called {', '.join(unknown)}; there are {', '.join(IMAGES)}")
+    try:
+        program = engine()
+        if not given.sizes:
+            build_all(program, given.names or [*IMAGES], given.base)
+        print(sizes(program))
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_all(program: str, names: list[str], base: str) -> None:
+    """Build images, and the base where it is to be Debian's."""
+    if base == "debian":
+        if not exists(program, BASE):
+            make_base()
+        base = BASE
+    for name in names:
+        if base and IMAGES[name].on_debian is None:
+            print(f"{name}: left out, as nothing stands in for its base")
+            continue
+        started = time.monotonic()
+        build(program, name, base)
+        print(f"{name}: built in {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
