@@ -62,7 +62,9 @@ def test_of_a_broken_line_people_read_once_what_is_wrong_and_where(home, tmp_pat
     process = home.start("validate", "broken", *QUICK, "--set", "validation.max_duplicate_share=1")
     out, err = process.communicate(timeout=limit(300))
     lines = [line.strip() for line in (out + err).splitlines() if line.strip()]
-    assert "broken.jsonl:201: not a JSON line: Expecting ',' delimiter at its end, after 12 characters" in " ".join(lines)
+    assert "broken.jsonl:201: not a JSON line: Expecting ',' delimiter at its end, after 12 characters" in " ".join(
+        lines
+    )
     assert len(lines) == len(set(lines)), lines
 
 
