@@ -212,6 +212,8 @@ def classify(job: Job, state: JobState, folder: Path, *, hung: str = "") -> Fail
         return _as("infrastructure", hung, sentence="The job hung.")
     if bool(read_mark(folder / CANCELLED).get("submission") == job.submission):
         return _as("cancelled", "it was cancelled by hand")
+    if state.failure == "integrity":  # what the folder has cannot be trusted, and says less
+        return _as("integrity", state.reason)
     if own:
         return _as(own["class"], _said(own), remedy=own.get("remedy", ""))
     if state.failure in OF_THE_SCHEDULER:

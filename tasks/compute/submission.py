@@ -24,8 +24,9 @@ from tasks.compute.job import Job, Journal
 from tasks.compute.metrics import newest_step
 from tasks.config.cluster import ClusterConfig
 
-MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "retry", "watch")
-"""Of two jobs under one token: what a further submission changes, and what concerns the supervisor only."""
+MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "size", "retry", "watch")
+"""Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
+supervisor only."""
 OF_ITS_END = (
     "result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "cancelled.json", "launcher.log",
 )  # fmt: skip

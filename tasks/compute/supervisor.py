@@ -126,6 +126,8 @@ class Submitter:
 
         Raises Missing when the scheduler does not answer.
         """
+        if not (self.folder / "job.json").exists():  # somebody deleted the folder
+            write_folder(job, self.folder)
         handle = generation.handle or self.backend.find(job, self.folder)
         if handle is not None:
             note_handle(job.token, job.submission, handle, self.journal)

@@ -156,7 +156,7 @@ def job_of_program(
         **shape(cluster),
     }
     job = Job(**spec, token="")
-    known = {**job.model_dump(mode="json", exclude={"token", "retry", "watch"}), "backend": cluster.backend}
+    known = {**job.model_dump(mode="json", exclude={"token", "size", "retry", "watch"}), "backend": cluster.backend}
     content = hashlib.sha256(program.read_bytes()).hexdigest()
     return job.model_copy(update={"token": digest([known, content, uuid.uuid4().hex if again else ""])[:32]})
 

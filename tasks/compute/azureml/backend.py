@@ -15,7 +15,7 @@ from typing import Any
 from tasks.azure import arm_client
 from tasks.azure.arm_client import QUOTA
 from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
-from tasks.common.process import write_text
+from tasks.common.process import read_json, write_text
 from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, prefix_of, write_code
 from tasks.compute.azureml.render import CODED, OURS, SERVERLESS, Rendering, job_name, rendering, rest
@@ -163,14 +163,14 @@ class AzureMlBackend:
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         self._cluster.require_own()
-        made = rendering(self._cluster, self._files, job, folder)
+        made = rendering(self._cluster, self._files, job, folder, key_of(folder))
         with before_submission():
             self.require_cluster(job.nodes, preemptible=job.preemptible)
             existing = self._workspace.job(made.name)
             if existing is None:
                 self._prepare(made, job, folder)
         if existing is None:
-            existing = self._workspace.put_job(made.name, made.request(key_of(folder)))
+            existing = self._workspace.put_job(made.name, made.request())
         elif existing["properties"].get("status") in OVER:
             raise JobFailed(
                 f"the workspace has an ended job of the name {made.name}, and Azure ML gives no name twice",
@@ -202,21 +202,26 @@ class AzureMlBackend:
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         try:
-            result = self._workspace.jobs({str(handle["name"]) for handle, _ in jobs}, tag=OURS)
-            return [self._state(handle, folder, result[str(handle["name"])]) for handle, folder in jobs]
+            names = {folder: _name_of(folder) for _, folder in jobs if (folder / "job.json").exists()}
+            result = self._workspace.jobs(set(names.values()), tag=OURS)
+            return [
+                self._state(names[folder], folder, result[names[folder]])
+                if folder in names
+                else JobState(
+                    state="unknown", reason=f"{folder} was deleted: cancel the job, or run the same command again"
+                )
+                for _, folder in jobs
+            ]
         except (HeadwayError, ValueError) as error:
             text = f"{error} {getattr(error, 'remedy', '')}".strip()
             return [JobState(state="unknown", reason=text) for _ in jobs]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
-        self._workspace.cancel(str(handle["name"]))
+        self._workspace.cancel(_name_of(folder))
 
-    def _state(self, handle: dict[str, Any], folder: Path, result: dict[str, Any] | None) -> JobState:
+    def _state(self, name: str, folder: Path, result: dict[str, Any] | None) -> JobState:
         """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
-        name, prefix = (
-            str(handle["name"]),
-            prefix_of(folder),
-        )  # the handle's lies in the store, which others may write to
+        prefix = prefix_of(folder)
         status = result["properties"].get("status") if result else None
         over = result is None or status in OVER
         # One that an earlier release submitted carries no codes, and the workspace says so: nobody reaches it through the store.
@@ -224,8 +229,8 @@ class AzureMlBackend:
         try:
             self._folders.pull(prefix, folder, ended=over, coded=coded)
         except IntegrityError as error:
-            if not over:
-                raise
+            if not over:  # of this job alone: the others' states are known
+                return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
             return JobState(state="ended", code=error.exit_code, reason=str(error), failure="integrity")
         state = state_of(result, self._why(name) if status == "Failed" else {}, folder)
         if state.code == 0 and (folder / "result.json").exists():
@@ -283,6 +288,11 @@ def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: 
             remedy="Ask for quota of that size in the studio, or name a cluster of another size or tier.",
         )
     return size
+
+
+def _name_of(folder: Path) -> str:
+    """The name of a folder's submission there, as this home wrote it: the handle lies in the store, which others may write to."""
+    return job_name(Job.model_validate(read_json(folder / "job.json")))
 
 
 def _handle(name: str, prefix: str, existing: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.nodes import write_nodes
@@ -151,20 +151,25 @@ def _is_read_here(name: str) -> bool:
     return not name.startswith(CHECKPOINTS) or name.count("/") == 1
 
 
-@cache
 def code_name() -> str:
     """The name under which this code lies in the store: the sha256 of the zip file."""
-    made = io.BytesIO()
-    write_code(made)
-    return f"code/headway-{hashlib.sha256(made.getvalue()).hexdigest()}.zip"
+    return f"code/headway-{hashlib.sha256(_code()).hexdigest()}.zip"
 
 
-def write_code(target: Path | IO[bytes]) -> None:
+def write_code(target: Path) -> None:
     """Write the zip file."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    target.write_bytes(_code())
+
+
+@cache
+def _code() -> bytes:
+    """The zip file, made once: what is sent is what `code_name` tells, whatever becomes of the files meanwhile."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _code_files():
             entry = zipfile.ZipInfo(path.relative_to(PACKAGE.parent).as_posix(), EPOCH)
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return made.getvalue()
 
 
 def _code_files() -> list[Path]:

@@ -59,6 +59,8 @@ class Rendering:
     files: Files
     job: Job
     prefix: str
+    key: bytes = b""
+    """Of the job's folder: its files carry codes by it. Empty for who only reads the request."""
 
     @property
     def config(self) -> AzureMlConfig:
@@ -88,12 +90,9 @@ class Rendering:
         texts |= ray.files if (ray := self.ray()) else {}
         return Rendered(backend="azureml", files=texts, request=self.request())
 
-    def request(self, key: bytes = b"") -> dict[str, Any]:
-        """Body of PUT .../jobs/NAME. The key of the job's folder is there only when it is sent, for who reads a request."""
-        body = rest(self.command_job(by_id=True))
-        if key:
-            body["properties"]["environmentVariables"][FOLDER_KEY] = key.decode()
-        return body
+    def request(self) -> dict[str, Any]:
+        """Body of PUT .../jobs/NAME."""
+        return rest(self.command_job(by_id=True))
 
     def command_job(self, *, by_id: bool) -> CommandJob:
         """The job; the service takes other resources by their ids, the Azure CLI by their names."""
@@ -108,7 +107,12 @@ class Rendering:
             experiment_name=config.experiment,
             command=self.command(),
             environment=self._environment(by_id=by_id),
-            environment_variables={**network_environment(job), "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+            environment_variables={
+                **network_environment(job),
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONSAFEPATH": "1",
+                **({FOLDER_KEY: self.key.decode()} if self.key else {}),
+            },
             compute=self._compute(by_id=by_id),
             inputs=self._inputs(by_id=by_id),
             limits=CommandJobLimits(timeout=int(limit + LAST_FILES_SECONDS)) if limit else None,
@@ -144,12 +148,14 @@ class Rendering:
         job = self.job
         output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
         output["folder"] = f"{self.files.uri}/{self.prefix}"
-        return {OURS: "job", CODED: "sha256", **{f"{OURS}.{key}": value for key, value in output.items()}}
+        coded = {CODED: "sha256"} if self.key else {}
+        return {OURS: "job", **coded, **{f"{OURS}.{key}": value for key, value in output.items()}}
 
     def command(self) -> str:
         """What each machine executes: the mirror of the job folder, and below it the node agent."""
         python = shlex.quote(self.job.python or "python3")
-        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}"
+        codes = " --codes" if self.key else ""  # an image of an earlier release, which makes none, refuses it at once
+        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}"
         mirror = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
         if self.job.image:
             return f"exec {mirror}"
@@ -251,7 +257,7 @@ class Rendering:
         return result
 
 
-def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> Rendering:
+def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path, key: bytes = b"") -> Rendering:
     """What a job is on Azure ML. Raises ValueError for what Azure ML cannot do."""
     config = cluster.azureml
     if job.elastic:
@@ -267,7 +273,7 @@ def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path) -> R
         raise ValueError("azureml.compute is serverless: name the VM size in azureml.size")
     if set(job.artifacts) & {OURS}:
         raise ValueError(f"an input must not be called {OURS}")
-    return Rendering(cluster, files, job, prefix_of(folder))
+    return Rendering(cluster, files, job, prefix_of(folder), key)
 
 
 def job_name(job: Job) -> str:

@@ -262,11 +262,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--credential", default="managed_identity")
     parser.add_argument("--secret", default="")
+    parser.add_argument("--codes", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if options.credential == "managed_identity" else ""
     store = StoreConfig(uri=options.store, credential=options.credential, secret=options.secret, client=client)
     base, key = Path(tempfile.gettempdir()) / "headway", os.environ.pop(FOLDER_KEY, "")
+    if options.codes and not key:
+        parser.error(f"the variable {FOLDER_KEY} is not set")
     mirror = Mirror(store, options.prefix, where_we_are(), base, key)
     signal.signal(signal.SIGTERM, mirror.stop)
     try:

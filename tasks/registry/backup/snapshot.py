@@ -143,8 +143,9 @@ ENDPOINTS = (f"endpoints/*/{ENDPOINT}", "endpoints/*/keys.json")
 ACCESS = "access/*.jsonl"
 MLFLOW = "mlflow/mlflow.db"
 KEYS = "keys"
-OF_APPROVALS = ("approvals.key", "decisions.jsonl")
-"""In no backup: a home that is set back to an earlier day would count approvals again that were used after it."""
+NEVER = ("approvals.key", "decisions.jsonl", "jobs.key")
+"""In no backup: a home that is set back to an earlier day would count approvals again that were used after it. And the key of
+the jobs' folders must lie in no store."""
 MOVING = ("refs/", "heads/")
 READERS = 16
 PAGES = 4096
@@ -154,7 +155,7 @@ PAGES = 4096
 def is_taken(name: Path) -> bool:
     """Whether a backup may hold this file of a home; from one that somebody changed nothing else is restored."""
     if name.parent == Path(KEYS):
-        return name.name not in OF_APPROVALS
+        return name.name not in NEVER
     exact = name.as_posix() in (*SETTINGS, MLFLOW)
     return exact or any(
         len(name.parts) == pattern.count("/") + 1 and name.match(pattern) for pattern in (ACCESS, *ENDPOINTS)
@@ -194,9 +195,7 @@ def take_files(home: Path, folder: Path, *, with_keys: bool) -> tuple[str, ...]:
     """
     results = [home / name for name in SETTINGS] + sorted(home.glob(ACCESS))
     results += [path for pattern in ENDPOINTS for path in sorted(home.glob(pattern))]
-    results += sorted(
-        path for path in (home / KEYS).glob("*" if with_keys else "*.pub") if path.name not in OF_APPROVALS
-    )
+    results += sorted(path for path in (home / KEYS).glob("*" if with_keys else "*.pub") if path.name not in NEVER)
     for path in results:
         if path.is_file():
             target = folder / FILES / path.relative_to(home)

@@ -143,9 +143,14 @@ class Container:
     def get(self, name: str) -> Small | None:
         """A small blob; None when there is none. Raises IntegrityError when it is not what was written."""
         for _ in range(READ_TRIES):
-            stream = self._found(name, lambda: self.blob(name).download_blob(max_concurrency=1))
+            stream = self._found(name, lambda: self.blob(name).download_blob(max_concurrency=1, decompress=False))
             if stream is None:
                 return None
+            if stream.size > LARGEST_WHOLE:
+                raise IntegrityError(
+                    f"{self.uri}/{name} is not what was written: it has {stream.size:,} bytes",
+                    remedy="Find out who wrote it, and delete it.",
+                )
             data = self.ask(stream.readall, name)
             written = (stream.properties.metadata or {}).get("sha256")
             if len(data) == stream.size and written in (None, hashlib.sha256(data).hexdigest()):

@@ -163,12 +163,14 @@ class BlobFolder:
             self._note(_file_of(name))
 
     def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.name.endswith(GROWING):
+            if blob.size > SEGMENT:
+                raise self._not_ours(name, f"it has {blob.size:,} bytes, more than a segment")
             result = self._small(name)
             if result is None:
                 return None
             start = _number_of(name) * SEGMENT
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
             with open(path, "r+b") as file:
                 file.seek(start)
@@ -199,12 +201,15 @@ class BlobFolder:
 
     def _require_ours(self, name: str, sha256: str, metadata: Mapping[str, str]) -> None:
         expected = self._marks(name, sha256).get("code", "")
-        if not hmac.compare_digest(expected, metadata.get("code", "") if self._key else ""):
-            raise IntegrityError(
-                f"{self.container.uri}/{self.prefix}{name} is not from the job or from who submitted it: its code is "
-                f"{'wrong' if 'code' in metadata else 'missing'}",
-                remedy="See who may write to this container, delete the folder, and run the same command again.",
-            )
+        actual = metadata.get("code", "") if self._key else ""
+        if not hmac.compare_digest(expected.encode(), actual.encode()):
+            raise self._not_ours(name, f"its code is {'wrong' if 'code' in metadata else 'missing'}")
+
+    def _not_ours(self, name: str, why: str) -> IntegrityError:
+        return IntegrityError(
+            f"{self.container.uri}/{self.prefix}{name} is not from the job or from who submitted it: {why}",
+            remedy="See who may write to this container, delete that folder there, and run the same command again.",
+        )
 
     def _receive_large(self, path: Path, name: str) -> str | None:
         """A file of many ranges, whole and with the sha256 that it was sent with; None when it changed on the way."""
@@ -219,6 +224,9 @@ class BlobFolder:
                 if check_stored(self.container, self.prefix + name, entry, "", file.write):
                     raise _Changed
         except _Changed:
+            now = self.container.head(self.prefix + name)
+            if now and now.etag == head.etag:
+                raise self._not_ours(name, "its bytes are not those of its sha256") from None
             return None
         return str(head.etag)
 

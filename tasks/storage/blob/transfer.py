@@ -132,7 +132,8 @@ def check_stored(
 
     if not file.size:
         existing = container.head(name, version)
-        return None if existing and not existing.size else _other_size(file, existing.size if existing else None)
+        if existing is None or existing.size:
+            return _other_size(file, existing.size if existing else None)
     with container.told(name):
         try:
             for piece, total in _pieces(get, range(0, file.size, BLOCK)):

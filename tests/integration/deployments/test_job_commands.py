@@ -1,5 +1,6 @@
 """`headway job`, `jobs`, `submit`: a program of the user's own is run, adopted, retried, cancelled, and told of."""
 
+import hashlib
 import json
 import signal
 import time
@@ -12,9 +13,12 @@ from support import Home, Ran
 from waiting import limit
 
 from deployments.cli.cluster.job import age, said
+from deployments.cli.cluster.submit import job_of_program
 from deployments.cli.main import app
 from tasks.common.errors import Unknown
 from tasks.compute.jobs_book import JobEntry
+from tasks.config.base import digest
+from tasks.config.cluster import ClusterConfig
 
 PROGRAM = """
 import json, os, sys, time
@@ -45,6 +49,18 @@ def here(tmp_path_factory):
     made.ok("dataset", "publish", "corpus", made.path.parent / "corpus")
     yield made
     made.run("down", "--yes")
+
+
+def test_the_size_of_the_machines_makes_no_other_job(tmp_path):
+    """A job that an earlier release submitted, which knew no sizes, is found again."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    sizes = ("", "Standard_ND96isr_H100_v5")
+    clusters = [ClusterConfig.model_validate({"backend": "slurm", "slurm": {"sku": size}}) for size in sizes]
+    one, two = (job_of_program(tmp_path / "mine.py", (), cluster, {}) for cluster in clusters)
+    assert two.size and one.token == two.token
+    known = {**one.model_dump(mode="json", exclude={"token", "retry", "watch", "size"}), "backend": "slurm"}
+    content = hashlib.sha256(PROGRAM.encode()).hexdigest()
+    assert one.token == digest([known, content, ""])[:32]
 
 
 def start(here, *arguments, options=ALONE):

@@ -94,7 +94,8 @@ def test_a_job_runs_there_and_its_folder_arrives_here(stand, service, job, tmp_p
     assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 2.5
     assert not (folder / "out").exists()
     go.touch()
-    ended = stand.wait(backend, {**handle, "prefix": "jobs/of-another"}, folder)  # as its home may say it, no journal
+    changed = {"name": "of-another", "prefix": "jobs/of-another"}
+    ended = stand.wait(backend, changed, folder)  # as its home may say it, no journal
     assert (ended.state, ended.code, ended.attempts) == ("ended", 0, 1), stand.said()
     assert (folder / "out" / "made").read_text() == "abcabc"
     assert "hello" in (folder / "logs" / "rank-0.log").read_text()
@@ -140,10 +141,54 @@ def test_a_job_of_an_earlier_release_whose_files_have_no_codes_ends_as_it_did(st
     handle = backend.submit(work, folder)
     sent = service.record(work.submission_id).body["properties"]
     del sent["tags"]["headway.codes"], sent["environmentVariables"]["HEADWAY_FOLDER_KEY"]
+    sent["command"] = sent["command"].replace(" --codes", "")
     service.holds.set()
     state = stand.wait(backend, handle, folder)
     assert (state.state, state.code) == ("ended", 0), stand.said()
     assert (folder / "out" / "made").read_text() == "weights"
+
+
+def test_a_handle_that_somebody_changed_names_no_other_job(stand, service, job):
+    """The workspace has jobs whose files have no codes, such as one of an earlier release; a handle could name one."""
+    other = job(name="earlier")
+    backend, folder = stand.backend(), folder_of(stand, other)
+    service.holds.clear()
+    handle = backend.submit(other, folder)
+    sent = service.record(other.submission_id).body["properties"]
+    del sent["tags"]["headway.codes"], sent["environmentVariables"]["HEADWAY_FOLDER_KEY"]
+    sent["command"] = sent["command"].replace(" --codes", "")
+    service.holds.set()
+    assert stand.wait(backend, handle, folder).code == 0, stand.said()
+    service.holds.clear()
+    work = job()
+    folder = folder_of(stand, work)
+    backend.submit(work, folder)
+    forged = {"nodes/0/exit.json": b'{"code": 0, "reason": "ended", "attempts": 1}', "result.json": b'{"answer": 1}'}
+    for name, data in {**forged, "out/made": b"poison"}.items():
+        stand.blobs().upload_blob(f"some/prefix/jobs/{folder.name}/{name}", data)
+    for changed in (handle, {"name": 1}, {}):
+        state = backend.states([(changed, folder)])[0]
+        assert not state.over and not (folder / "result.json").exists() and not (folder / "out").exists()
+    backend.cancel(handle, folder)
+    service.holds.set()
+    assert stand.wait(backend, handle, folder).failure == "integrity"
+    assert service.record(work.submission_id).history[-1] == "Canceled"
+    assert service.record(other.submission_id).history[-1] == "Completed"
+
+
+def test_what_somebody_wrote_into_one_folder_hides_no_other_job(stand, service, job):
+    service.holds.clear()
+    works = [job(name=name) for name in ("one", "two")]
+    backend, folders = stand.backend(), [folder_of(stand, work) for work in works]
+    handles = [(backend.submit(work, folder), folder) for work, folder in zip(works, folders, strict=True)]
+    stand.blobs().upload_blob(f"some/prefix/jobs/{works[0].id}/logs/rank-0.log", b"x")
+    stand.blobs().upload_blob(f"some/prefix/jobs/{works[0].id}/job.json/below", b"x")
+    one, two = backend.states(handles)
+    assert one.state == "unknown" and f"jobs/{works[0].id}/" in one.reason
+    assert two.state in ("queued", "starting", "running")
+    for handle, folder in handles:
+        backend.cancel(handle, folder)
+    service.holds.set()
 
 
 def test_an_input_of_another_store_goes_along(stand, service, job, tmp_path):

@@ -331,6 +331,15 @@ def test_another_spec_under_the_same_token_is_refused_while_the_first_one_runs(b
     assert process.alive(process.read_json(base / "job" / "handle.json"))
 
 
+def test_a_job_of_a_release_that_knew_no_sizes_is_the_same_job(base, journal):
+    work = job("{'done': True}", size="Standard_ND96isr_H100_v5")
+    folder, known = base / "job", work.model_dump(mode="json", exclude={"size"})
+    open_backend(ClusterConfig()).submit(work.model_copy(update={"size": ""}), folder)
+    journal.put(f"jobs/{work.token}/0001/intent", {"job": known, "spec": work.spec_digest})
+    done = supervise(base, journal, work)
+    assert (done.adopted, done.submissions, done.result) == (True, 1, {"done": True})
+
+
 def test_cancelling_stops_the_job_and_leaves_no_process(base, journal):
     work = job("(__import__('subprocess').Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']), "
                "rank.progress(1, 2), time.sleep(60))")  # fmt: skip

@@ -294,13 +294,13 @@ def test_private_keys_go_only_when_asked_for(home, made, target, other):
     keys = {require_signed(open_store(other), other, one).key for one in (made["model"], newer)}
     assert len(keys) == 2, "the old home's key still counts, and the new home has one of its own"
     with_keys = other.with_name("third")
-    for name in ("approvals.key", "decisions.jsonl"):
+    for name in ("approvals.key", "decisions.jsonl", "jobs.key"):
         (home / "keys" / name).write_text("x" * 64)
     save(home, target, with_keys=True)
     bring_back(with_keys, target)
     kept = with_keys / "keys" / "signing.pem"
     assert kept.read_bytes() == (home / "keys" / "signing.pem").read_bytes() and kept.stat().st_mode & 0o077 == 0
-    assert not {"approvals.key", "decisions.jsonl"} & {path.name for path in kept.parent.iterdir()}, (
+    assert not {"approvals.key", "decisions.jsonl", "jobs.key"} & {path.name for path in kept.parent.iterdir()}, (
         "they count no more"
     )
 

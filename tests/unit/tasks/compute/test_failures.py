@@ -117,6 +117,13 @@ def test_reports_of_attempts_that_were_got_over_do_not_count(tmp_path):
     assert (found.failure, "SIGSEGV" in found.sentence) == ("infrastructure", True)
 
 
+def test_a_folder_that_others_wrote_into_says_nothing_more_of_the_failure(tmp_path):
+    report(tmp_path, "rank-0", "preempted")
+    log(tmp_path, "launcher.log", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    found = classify(JOB, ended(failure="integrity", code=5, reason="out/x is not from the job"), tmp_path)
+    assert (found.failure, found.what) == ("integrity", "out/x is not from the job")
+
+
 def test_a_torn_report_is_left_out(tmp_path):
     log(tmp_path, "errors/rank-0.json", '{"class": "us')
     assert classify(JOB, ended(), tmp_path).failure == "infrastructure"

@@ -1,5 +1,6 @@
 """Machines that share no folder: their mirrors keep a job folder in step through a real Azurite, whatever is killed meanwhile."""
 
+import gzip
 import os
 import re
 import signal
@@ -25,6 +26,8 @@ from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.storage import through
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
+from tasks.storage.blob.transfer import check_stored, upload
+from tasks.storage.manifest import FileEntry
 from tasks.storage.settings import StoreConfig
 
 ROOT = Path(__file__).parents[5]
@@ -412,6 +415,62 @@ def test_with_a_key_only_files_of_who_has_it_come(store, tmp_path):
             theirs.pull()
     assert {name: (tmp_path / "theirs" / name).read_text() for name in texts} == texts
     assert not (tmp_path / "theirs/out/another.bin").exists()
+
+
+def test_other_bytes_with_the_metadata_of_those_that_were_there_are_refused(store, tmp_path):
+    container = open_container(store)
+    ours = BlobFolder(container, "jobs/one", tmp_path / "ours", key=b"secret")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/large.bin").write_bytes(b"x" * (9 << 20))
+    ours.push(settled=True)
+    known = container.head("jobs/one/large.bin").metadata
+    (tmp_path / "y").write_bytes(b"y" * (9 << 20))
+    upload(container, "jobs/one/large.bin", tmp_path / "y", lambda _: known)
+    with pytest.raises(
+        IntegrityError, match=r"large\.bin is not from the job .*: its bytes are not those of its sha256"
+    ):
+        BlobFolder(container, "jobs/one", tmp_path / "theirs", theirs=True, key=b"secret").pull(
+            lambda name: name == "large.bin"
+        )
+    assert not (tmp_path / "theirs/large.bin").exists()
+    # Without a byte, as it may be by the time that its size is asked for.
+    container.put("jobs/one/large.bin", b"", metadata=known)
+    empty = FileEntry(path="large.bin", size=0, sha256=known["sha256"])
+    assert check_stored(container, "jobs/one/large.bin", empty, "").problem == "sha256"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "metadata"),
+    [
+        ("small.bin", b"x", {"code": "\u00e9" * 8}),
+        ("result.json/below/it", b"x", {}),
+        (f"{'d' * 300}/small.bin", b"x", {}),
+        ("grows.log", b"x" * (SEGMENT + 1), {}),
+    ],
+    ids=["code that is not ASCII", "below a file", "name that no file system has", "segment that is too long"],
+)
+def test_whatever_somebody_writes_is_refused_in_words(store, tmp_path, name, data, metadata):
+    container = open_container(store)
+    ours = BlobFolder(container, "jobs/one", tmp_path / "ours", key=b"secret")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/result.json").write_text("{}")
+    ours.push(settled=True)
+    theirs = BlobFolder(container, "jobs/one", tmp_path / "theirs", theirs=True, key=b"secret")
+    theirs.pull()
+    container.put(f"jobs/one/{name}", data, metadata=metadata)
+    with pytest.raises(IntegrityError, match="is not from the job"):
+        theirs.pull()
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["result.json"]
+
+
+def test_a_small_blob_is_taken_as_it_lies_there(store):
+    """Somebody may say that its bytes are packed: unpacked, a few of them may be more than memory."""
+    from azure.storage.blob import ContentSettings
+
+    container = open_container(store)
+    data = gzip.compress(bytes(1 << 20))
+    container.blob("packed").upload_blob(data, content_settings=ContentSettings(content_encoding="gzip"))
+    assert container.get("packed").data == data
 
 
 def test_a_node_begins_with_nothing_that_somebody_else_wrote(store, start, tmp_path, monkeypatch):
