@@ -18,7 +18,7 @@ from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_text
 from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, prefix_of, write_code
-from tasks.compute.azureml.render import CODED, OURS, SERVERLESS, Rendering, job_name, rendering, rest
+from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.machines import Finding, Machines
 from tasks.compute.nodes import ended_state
@@ -224,10 +224,8 @@ class AzureMlBackend:
         prefix = prefix_of(folder)
         status = result["properties"].get("status") if result else None
         over = result is None or status in OVER
-        # One that an earlier release submitted carries no codes, and the workspace says so: nobody reaches it through the store.
-        coded = result is None or CODED in (result["properties"].get("tags") or {})
         try:
-            self._folders.pull(prefix, folder, ended=over, coded=coded)
+            self._folders.pull(prefix, folder, ended=over, key=_key_of(result, folder))
         except IntegrityError as error:
             if not over:  # of this job alone: the others' states are known
                 return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
@@ -293,6 +291,17 @@ def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: 
 def _name_of(folder: Path) -> str:
     """The name of a folder's submission there, as this home wrote it: the handle lies in the store, which others may write to."""
     return job_name(Job.model_validate(read_json(folder / "job.json")))
+
+
+def _key_of(result: dict[str, Any] | None, folder: Path) -> bytes:
+    """The key by which a job's files are known; none for a job of an earlier release, whose files carry no codes.
+
+    The workspace tells it, which nobody reaches through the store, so a job that another home submitted is taken too.
+    """
+    sent = result["properties"] if result else {}
+    if result and CODED not in (sent.get("tags") or {}):
+        return b""
+    return str((sent.get("environmentVariables") or {}).get(FOLDER_KEY, "")).encode() or key_of(folder)
 
 
 def _handle(name: str, prefix: str, existing: dict[str, Any]) -> dict[str, Any]:

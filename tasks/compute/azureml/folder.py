@@ -104,9 +104,9 @@ class Folders:
             lambda name: not name.startswith((CHECKPOINTS, OUTPUT)) and not name.endswith(GROWING), settled=True
         )
 
-    def pull(self, prefix: str, folder: Path, *, ended: bool, coded: bool) -> None:
-        """Bring what the job changed; of its checkpoints only which there are. `coded`: only files with the job's code."""
-        existing = self._folder(prefix, folder, key_of(folder) if coded else b"")
+    def pull(self, prefix: str, folder: Path, *, ended: bool, key: bytes) -> None:
+        """Bring what the job changed; of its checkpoints only which there are. With a key, only files with a code by it come."""
+        existing = self._folder(prefix, folder, key)
         existing.pull(lambda name: _is_read_here(name) and (ended or not name.startswith(OUTPUT)))
 
     def drop_checkpoints(self, prefix: str, folder: Path) -> None:

@@ -134,6 +134,15 @@ def test_an_output_that_somebody_else_wrote_into_the_store_is_refused(stand, ser
         assert key.encode() not in data and secret.encode() not in data, blob.name
 
 
+def test_a_job_that_another_home_submitted_is_taken_by_the_key_that_the_workspace_has(stand, service, job):
+    work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
+    backend, folder = stand.backend(), folder_of(stand, work)
+    handle = backend.submit(work, folder)
+    (stand.home / "keys" / "jobs.key").write_text("f" * 64)
+    assert stand.wait(backend, handle, folder).code == 0, stand.said()
+    assert (folder / "out" / "made").read_text() == "weights"
+
+
 def test_a_job_of_an_earlier_release_whose_files_have_no_codes_ends_as_it_did(stand, service, job):
     work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
     backend, folder = stand.backend(), folder_of(stand, work)
