@@ -242,6 +242,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "doctor": (
             "headway doctor",
             "headway doctor -c slurm",
+            "headway doctor -c mine.yaml --rights",
         ),
     },
     "Data": {

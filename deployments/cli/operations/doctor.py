@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import CommandError, extra_of, install, say, short_ref, visible
 from deployments.services import prefect_server
+from tasks.azure import rights as azure_rights
 from tasks.common.errors import HeadwayError, Missing, Refused
 from tasks.common.home import home
 from tasks.security.policy import in_force, load_policy
@@ -72,8 +75,25 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json = False) -> None:
+def doctor(
+    config: Config = None,
+    set_: Set = None,
+    rights: Annotated[
+        bool,
+        typer.Option(
+            "--rights",
+            help="Print the roles that the configuration needs in Azure, as a script of az commands; contact no service.",
+        ),
+    ] = False,
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
     """Report what is missing or broken and how to fix it; with -c, also for the backend that the configuration names."""
+    if rights:
+        uses = _used_of_azure(config or "azureml", set_ or [])
+        needed = {"rights": [{**asdict(one), "command": one.command} for one in azure_rights.rights(uses)]}
+        say(needed, azure_rights.script(uses).rstrip(), as_json=as_json)
+        return
     findings = list(examine(home()))
     if config or set_:
         from tasks.config.files import load_cluster
@@ -98,6 +118,37 @@ def doctor(config: Config = None, set_: Set = None, as_: As = "", as_json: Json 
 
     text = "; ".join(f"{finding.name}: {finding.said}" for finding in broken)
     raise CommandError(Missing(text, remedy=" ".join(dict.fromkeys(f.remedy for f in broken))), fields)
+
+
+def _used_of_azure(config: str | list[str], overrides: list[str]) -> azure_rights.Uses:
+    """What a configuration uses of Azure. Raises ValueError when that is nothing, or has placeholders."""
+    from tasks.config.files import load
+
+    settings = load(config, overrides)
+    cluster, served = settings.cluster, settings.served
+    jobs, endpoint = cluster.backend == "azureml", served.backend == "azureml"
+    if not (jobs or endpoint):
+        raise ValueError(
+            "--rights is for a configuration with cluster.backend or deployment.backend azureml: name it with -c "
+            "(docs/azureml.md)"
+        )
+    cluster.require_own()
+    where = cluster.azureml if jobs else served.azureml
+    stores = load_stores(home())
+    name = where.store or stores.use
+    if name not in stores.stores or not stores.stores[name].uri.startswith("az://"):
+        raise ValueError(
+            f"the store {name} is not on Azure Blob: set cluster.azureml.store to one of stores.yaml that is (docs/storage.md)"
+        )
+    return azure_rights.Uses(
+        where=where,
+        store=stores.stores[name].uri,
+        compute=cluster.azureml.compute if jobs else "",
+        image=cluster.image if jobs else "",
+        as_submitter=jobs and cluster.azureml.identity == "user",
+        endpoint_identity=served.azureml.identity if endpoint else "",
+        endpoint_image=served.azureml.image if endpoint else "",
+    )
 
 
 def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:

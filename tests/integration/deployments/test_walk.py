@@ -243,6 +243,25 @@ def test_the_names_of_deployments_stand_apart_from_their_descriptions(fresh):
     assert code == 0 and all(f"{name}  " in out and f"{name}{text}" not in out for name, text in names.items())
 
 
+def test_the_rights_of_a_configuration_are_printed_and_nobody_is_asked(fresh, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "cluster: {image: acme.azurecr.io/c:1, azureml: {subscription_id: s, resource_group: g, workspace: w, compute: c}}\n"
+    )
+    fresh.path.mkdir()
+    store = {"uri": "az://account/models/team", "credential": "managed_identity"}
+    (fresh.path / "stores.yaml").write_text(yaml.safe_dump({"use": "team", "stores": {"team": store}}))
+    own = ("-c", tmp_path / "mine.yaml", "--rights")
+    roles = [(one["who"], one["role"]) for one in fresh.ok("doctor", *AZURE, *own).said["rights"]]
+    assert ("CLUSTER_PRINCIPAL", "AcrPull") in roles and len(roles) == 4
+    for words, said in (
+        ((*AZURE, "--rights"), "cluster.azureml.workspace (my-workspace)"),
+        (("-c", "tiny", "--rights"), "backend azureml"),
+        ((*AZURE, *own, "--set", "cluster.azureml.store=local"), "the store local is not on Azure Blob"),
+    ):
+        ran = fresh.run("doctor", *words)
+        assert ran.code == 2 and said in ran.said["error"]["message"], words
+
+
 def test_what_a_job_would_be_is_written_into_a_folder(fresh, tmp_path):
     own = ("--set", "cluster.azureml.size=Standard_D4s_v3", "--set", "cluster.azureml.subnet=inner",
            "--set", "cluster.azureml.vnet=net", "--set", "cluster.azureml.max_nodes=7",

@@ -1,0 +1,77 @@
+"""The roles that a configuration needs in Azure, as a script that is run with an `az` that writes down what it is told."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.azure.rights import Uses, rights, script
+from tasks.config.backends.azureml import AzureMlConfig
+
+WHERE = AzureMlConfig(subscription_id="sub", resource_group="group", workspace="space")
+IDENTITY = "/subscriptions/sub/resourceGroups/group/providers/Microsoft.ManagedIdentity/userAssignedIdentities/endpoint"
+WHOLE = Uses(
+    where=WHERE,
+    store="az://account/models/team",
+    compute="gpus",
+    image="acme.azurecr.io/headway/cluster:1",
+    endpoint_identity=IDENTITY,
+    endpoint_image="acme.azurecr.io/headway/endpoint:1",
+)
+AZ = """#!/bin/bash
+printf '%s\\n' "$*" >> "$LOG"
+case "$1 $2 $3" in
+  "ad signed-in-user show") echo me ;;
+  "storage account show") echo /storage ;;
+  "acr show --name") echo /registries/$4 ;;
+  "ml compute show") echo cluster-principal ;;
+  "identity show --ids") echo endpoint-principal ;;
+esac
+"""
+
+
+def given(uses, tmp_path, **environment):
+    """The role assignments that the script makes: role, object id, scope."""
+    az = tmp_path / "az"
+    az.write_text(AZ)
+    az.chmod(0o755)
+    (tmp_path / "rights.sh").write_text(script(uses))
+    where = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), **environment}
+    ran = subprocess.run(["bash", tmp_path / "rights.sh"], env=where, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    said = (tmp_path / "log").read_text()
+    made = re.findall(r"^role assignment create --role (.+) --assignee-object-id (\S+).* --scope (\S+)$", said, re.M)
+    assert len(made) == said.count("role assignment create")
+    return made
+
+
+def test_the_script_gives_every_role_to_whom_it_belongs(tmp_path):
+    workspace = "/subscriptions/sub/resourceGroups/group/providers/Microsoft.MachineLearningServices/workspaces/space"
+    container = "/storage/blobServices/default/containers/models"
+    assert given(WHOLE, tmp_path) == [
+        ("AzureML Data Scientist", "me", workspace),
+        ("Storage Blob Data Contributor", "me", container),
+        ("Storage Blob Data Contributor", "cluster-principal", container),
+        ("AcrPull", "cluster-principal", "/registries/acme"),
+        ("Managed Identity Operator", "me", IDENTITY),
+        ("Monitoring Reader", "me", workspace),
+        ("Storage Blob Data Reader", "endpoint-principal", container),
+        ("AcrPull", "endpoint-principal", "/registries/acme"),
+    ]
+
+
+def test_a_job_that_acts_as_its_submitter_gives_the_cluster_no_data(tmp_path):
+    uses = Uses(where=WHERE, store="az://account/models", compute="gpus", image="ghcr.io/acme/it:1", as_submitter=True)
+    made = given(uses, tmp_path, SUBMITTER="robot")
+    assert [(role, who) for role, who, _ in made] == [
+        ("AzureML Data Scientist", "robot"),
+        ("Storage Blob Data Contributor", "robot"),
+    ]
+    assert "# ghcr.io/acme/it:1 is in no registry of Azure" in script(uses)
+
+
+@pytest.mark.parametrize("page", ["azureml.md"])
+def test_the_page_names_every_role(page):
+    text = (Path(__file__).parents[4] / "docs" / page).read_text()
+    assert [one.role for one in rights(WHOLE) if f"*{one.role}*" not in text.replace("\n", " ")] == []
