@@ -17,7 +17,7 @@ from tasks.azure.arm_client import QUOTA
 from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_text
 from tasks.compute.azureml.client import Workspace
-from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, prefix_of, write_code
+from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.machines import Finding, Machines
@@ -202,7 +202,7 @@ class AzureMlBackend:
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         try:
-            names = {folder: _name_of(folder) for _, folder in jobs if (folder / "job.json").exists()}
+            names = {folder: job_name(_job_of(folder)) for _, folder in jobs if (folder / "job.json").exists()}
             result = self._workspace.jobs(set(names.values()), tag=OURS)
             return [
                 self._state(names[folder], folder, result[names[folder]])
@@ -217,15 +217,21 @@ class AzureMlBackend:
             return [JobState(state="unknown", reason=text) for _ in jobs]
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
-        self._workspace.cancel(_name_of(folder))
+        self._workspace.cancel(job_name(_job_of(folder)))
 
     def _state(self, name: str, folder: Path, result: dict[str, Any] | None) -> JobState:
         """The state; before it is told, the folder is brought up to date, and all of it when the job is over."""
         prefix = prefix_of(folder)
         status = result["properties"].get("status") if result else None
         over = result is None or status in OVER
+        key = _key_of(result, folder)
         try:
-            self._folders.pull(prefix, folder, ended=over, key=_key_of(result, folder))
+            self._folders.pull(prefix, folder, ended=over, key=key)
+            if key and status == "Completed" and (missing := missing_output(folder, _job_of(folder).nodes)):
+                raise IntegrityError(
+                    f"of what the job sent, {self.store}/{prefix} has no {', '.join(missing[:3])}{' ...' if missing[3:] else ''}",
+                    remedy="See who may write to this container, and run the same command again.",
+                )
         except IntegrityError as error:
             if not over:  # of this job alone: the others' states are known
                 return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
@@ -288,9 +294,9 @@ def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: 
     return size
 
 
-def _name_of(folder: Path) -> str:
-    """The name of a folder's submission there, as this home wrote it: the handle lies in the store, which others may write to."""
-    return job_name(Job.model_validate(read_json(folder / "job.json")))
+def _job_of(folder: Path) -> Job:
+    """The folder's submission, as this home wrote it: the handle lies in the store, which others may write to."""
+    return Job.model_validate(read_json(folder / "job.json"))
 
 
 def _key_of(result: dict[str, Any] | None, folder: Path) -> bytes:

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from tasks.common.process import read_json
 from tasks.compute.job import WRITTEN_HERE, Job
 from tasks.compute.nodes import write_nodes
 from tasks.signing.keys import ensure_secret
@@ -118,6 +119,16 @@ class Folders:
         if new or key not in self._known:
             self._known[key] = self._files.folder(prefix, folder, secret)
         return self._known[key]
+
+
+def missing_output(folder: Path, nodes: int) -> list[str]:
+    """What the machines of a job that ended well sent of its output, by the lists of tasks/jobs/node/mirror.py, and is not here."""
+    missing = []
+    for rank in range(nodes):
+        listed = read_json(folder / "nodes" / str(rank) / "output.json")
+        names = [f"nodes/{rank}/output.json"] if listed is None else listed["files"]
+        missing += [name for name in names if not (folder / name).is_file()]
+    return missing
 
 
 def key_of(folder: Path) -> bytes:

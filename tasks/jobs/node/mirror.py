@@ -93,6 +93,8 @@ WITH_INPUTS = ("config.json", "job.json")
 LAUNCHERS = (*WITH_INPUTS, "ray.json")
 """With each machine's process.json, what the launcher writes and no machine changes."""
 OUTPUT = "out/"
+LISTED = "output.json"
+"""In a machine's part of the folder: what it sent of the output, so that a file that is deleted there is missed."""
 
 
 class Mirror:
@@ -146,7 +148,9 @@ class Mirror:
             print(f"mirror: {error.message}", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Send all that is left, the output too; results and exit marks last. Raises Missing when the store stays away."""
+        """Send all that is left, the output and its list too; results and exit marks last. Raises Missing without the store."""
+        made = (path for path in (self.local / OUTPUT).rglob("*") if path.is_file() and not path.name.startswith("."))
+        write_json(self.node / LISTED, {"files": sorted(path.relative_to(self.local).as_posix() for path in made)})
         for tries in range(LAST_TRIES):
             try:
                 self.folder.pull(lambda name: name == "job.json")

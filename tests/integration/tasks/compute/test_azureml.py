@@ -126,6 +126,11 @@ def test_an_output_that_somebody_else_wrote_into_the_store_is_refused(stand, ser
     assert (state.state, state.failure, state.code) == ("ended", "integrity", 5)
     assert "out/made is not from the job or from who submitted it: its code is missing" in state.reason
     assert not (folder / "out" / "made").exists()
+    for gone in ("out/made", "nodes/0/output.json"):
+        stand.blobs().delete_blob(made.name.replace("out/made", gone))
+        (folder / gone).unlink(missing_ok=True)
+        state = stand.backend().states([(handle, folder)])[0]
+        assert (state.failure, state.code) == ("integrity", 5) and f"has no {gone}" in state.reason
     secret = (stand.home / "keys" / "jobs.key").read_text()
     body = service.record(work.submission_id).body
     key = body["properties"]["environmentVariables"]["HEADWAY_FOLDER_KEY"]
