@@ -133,7 +133,7 @@ def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
         HEADWAY_LEADER="127.0.0.1", HEADWAY_NODE_NAME="container", PYTHONSAFEPATH="1",
     )  # fmt: skip
     logs = "".join(path.read_text() for path in [*folder.glob("**/*.log"), *folder.glob("errors/*.json")])
-    assert ran.returncode == 0, ran.stderr + logs[-6000:]
+    assert ran.returncode == 0 and (folder / "result.json").exists(), ran.stderr + logs[-6000:]
     return result(folder)
 
 
