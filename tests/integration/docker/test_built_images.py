@@ -185,7 +185,7 @@ def test_an_endpoint_answers_with_the_version_that_it_verified(image, tmp_path):
     ref = whole_version(model, tmp_path / "mounted")
     (tmp_path / "run").mkdir()
     how = {"mounts": {"/run/headway": tmp_path / "run"}, "read_only": {"/model": tmp_path / "mounted"}}
-    (tmp_path / "mounted" / "files" / "parity.json").chmod(0o600)
+    (as_published(tmp_path / "mounted") / "files" / "parity.json").chmod(0o600)
     assert (
         "parity.json cannot be read by user 10001: let everybody" in one.run(*one.default(), **how, seconds=20).stderr
     )
