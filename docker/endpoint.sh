@@ -28,7 +28,8 @@ for place in "$mounted" "$mounted/files" "$mounted"/*/files "$mounted"/*; do
     fi
 done
 [ -n "$folder" ] || refuse "$mounted holds no exported model (no golden.json): mount its files there"
-[ -r "$folder/golden.json" ] || refuse "$folder/golden.json cannot be read by user $(id -u): let everybody read the files (chmod -R a+rX), \
+unreadable=$(find "$folder" -type f ! -readable 2>/dev/null | head -n 1)
+[ -z "$unreadable" ] || refuse "$unreadable cannot be read by user $(id -u): let everybody read the files (chmod -R a+rX), \
 or start the container as their owner (docker run --user UID:GID)"
 limits=${LIMITS:-}
 [ -n "$limits" ] || limits='{}'

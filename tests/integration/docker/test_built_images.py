@@ -110,6 +110,13 @@ def tokens(tmp_path):
     return write_tokens(tmp_path / "tokens")
 
 
+def as_published(folder):
+    """Everybody may read the files, as the store leaves them; libraries write theirs for their owner."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o444)
+    return folder
+
+
 def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
     """A job in an image as a backend starts it on a machine: the parent, the agent below it, the launcher, the ranks."""
     job = Job(
@@ -117,6 +124,8 @@ def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
         inputs={name: f"/inputs/{name}" for name in inputs or {}}, **fields,
     )  # fmt: skip
     folder.mkdir()
+    for path in (inputs or {}).values():
+        as_published(path)
     write_nodes(job, folder, seen="/job")
     ran = one.run(
         "python", "-m", "tasks.common.process", "/job/nodes/0", network=False, seconds=400,
@@ -124,7 +133,7 @@ def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
         HEADWAY_LEADER="127.0.0.1", HEADWAY_NODE_NAME="container", PYTHONSAFEPATH="1",
     )  # fmt: skip
     logs = "".join(path.read_text() for path in [*folder.glob("**/*.log"), *folder.glob("errors/*.json")])
-    assert ran.returncode == 0, ran.stderr + logs[-6000:]
+    assert ran.returncode == 0 and (folder / "result.json").exists(), ran.stderr + logs[-6000:]
     return result(folder)
 
 
@@ -176,10 +185,11 @@ def test_an_endpoint_answers_with_the_version_that_it_verified(image, tmp_path):
     ref = whole_version(model, tmp_path / "mounted")
     (tmp_path / "run").mkdir()
     how = {"mounts": {"/run/headway": tmp_path / "run"}, "read_only": {"/model": tmp_path / "mounted"}}
-    golden_file = tmp_path / "mounted" / "files" / "golden.json"
-    golden_file.chmod(0o600)
-    assert "cannot be read by user 10001: let everybody" in one.run(*one.default(), **how).stderr
-    golden_file.chmod(0o444)  # as the store leaves what is published
+    (as_published(tmp_path / "mounted") / "files" / "parity.json").chmod(0o600)
+    assert (
+        "parity.json cannot be read by user 10001: let everybody" in one.run(*one.default(), **how, seconds=20).stderr
+    )
+    as_published(tmp_path / "mounted")
     argv = one.command(*one.default(), **how, MODEL_REF=ref, PORT=str(port))
     with open(tmp_path / "log", "wb") as log:
         server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
