@@ -122,7 +122,7 @@ class Folders:
 
 
 def missing_output(folder: Path, nodes: int) -> list[str]:
-    """What the machines of a job that ended well sent of its output, by the lists of tasks/jobs/node/mirror.py, and is not here."""
+    """What machines of a job that ended well sent of its output and is not here; tasks/jobs/node/mirror.py writes the lists."""
     missing = []
     for rank in range(nodes):
         listed = read_json(folder / "nodes" / str(rank) / "output.json")

@@ -148,7 +148,7 @@ class Mirror:
             print(f"mirror: {error.message}", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Send all that is left, the output and its list too; results and exit marks last. Raises Missing without the store."""
+        """Send all that is left, the output and its list too; results and exit marks last. Raises Missing."""
         made = (path for path in (self.local / OUTPUT).rglob("*") if path.is_file() and not path.name.startswith("."))
         write_json(self.node / LISTED, {"files": sorted(path.relative_to(self.local).as_posix() for path in made)})
         for tries in range(LAST_TRIES):
