@@ -240,7 +240,6 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "complete": ("headway complete tiny 'def '",),
         "doctor": (
-            "headway doctor",
             "headway doctor -c slurm",
             "headway doctor -c mine.yaml --rights",
         ),
