@@ -100,6 +100,7 @@ def test_a_deployment_that_is_deleted_while_its_runs_are_looked_at_ends_no_look(
     monkeypatch.setattr(client, "read_deployment_schedules", read_too_late)
     tended(platform, client, config)
     assert runs(platform, client, "deleted") == []
+    del platform.made["deleted"]
 
 
 @pytest.mark.parametrize(("missed", "kept"), [("skip", 0), ("run_once", 1), ("run_all", 5)])
