@@ -10,10 +10,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.common.home import home
 from tasks.config.cluster import ClusterConfig
+from tasks.hardware.sku import nccl_environment
 
 Finding = tuple[str, bool, str, str]
 """Name, whether it is in order, what was seen, the remedy."""
+
+
+def network_finding(name: str, size: str, remedy: str) -> Finding:
+    """Whether the hardware files know a VM size, by which NCCL's variables are set."""
+    try:
+        return name, True, f"{size}: {len(nccl_environment(size, home() / 'hardware'))} variables of NCCL", ""
+    except ValueError as error:
+        return name, False, str(error), remedy
 
 
 class Drained(BaseModel):

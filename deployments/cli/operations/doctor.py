@@ -105,7 +105,7 @@ def doctor(
             with asked("run", as_, what=f"look at the backend {cluster.backend}"):
                 findings += backend_findings(cluster)
     words = "\n".join(
-        f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<22}{f.said}')}" + (f"\n    -> {f.remedy}" if not f.ok else "")
+        f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<21} {f.said}')}" + (f"\n    -> {f.remedy}" if not f.ok else "")
         for f in findings
     )
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}

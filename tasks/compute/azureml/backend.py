@@ -20,7 +20,7 @@ from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
-from tasks.compute.machines import Finding, Machines
+from tasks.compute.machines import Finding, Machines, network_finding
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig
 
@@ -123,6 +123,9 @@ def azureml_findings(config: ClusterConfig) -> Iterator[Finding]:
             "Write a file with your own values, and name it after this one: -c FILE.",
         )
         return
+    if config.gpus_per_node and config.azureml.size:
+        remedy = "Correct cluster.azureml.size; for another size, set NCCL's variables in cluster.environment if it needs any."
+        yield network_finding("azureml size", config.azureml.size, remedy)
     try:
         backend = AzureMlBackend(config, arm_client.open_files)
     except (HeadwayError, ValueError) as error:

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tasks.common.errors import HeadwayError, Missing
-from tasks.common.home import home
-from tasks.compute.machines import Drained, Finding, Machines
+from tasks.compute.machines import Drained, Finding, Machines, network_finding
 from tasks.compute.slurm.commands import Login, Said, open_login, silent
 from tasks.compute.slurm.errors import PARTITIONS, parse_partitions
 from tasks.config.cluster import ClusterConfig
-from tasks.hardware.sku import nccl_environment
 
 SECONDS = 10.0
 PYXIS = (
@@ -76,7 +74,7 @@ def slurm_findings(config: ClusterConfig) -> Iterator[Finding]:
     yield "slurm accounting", True, source, ""
     yield from _containers(config, login)
     if config.slurm.sku:
-        yield _sku(config.slurm.sku)
+        yield network_finding("slurm sku", config.slurm.sku, "Correct cluster.slurm.sku, or leave it empty.")
 
 
 def _partition(config: ClusterConfig, text: str) -> Finding:
@@ -114,13 +112,6 @@ def _containers(config: ClusterConfig, login: Login) -> Iterator[Finding]:
     version = re.search(r"[\d.]+$", enroot.out)
     text = f"enroot {version.group()}" if version else "enroot is not on the login node; the compute nodes need it"
     yield "slurm enroot", bool(version) or not needed or pyxis, text, PYXIS
-
-
-def _sku(sku: str) -> Finding:
-    try:
-        return "slurm sku", True, f"{sku}: {len(nccl_environment(sku, home() / 'hardware'))} variables of NCCL", ""
-    except ValueError as error:
-        return "slurm sku", False, str(error), "Correct cluster.slurm.sku, or leave it empty."
 
 
 @dataclass(frozen=True)

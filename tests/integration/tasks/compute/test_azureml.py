@@ -398,6 +398,9 @@ def test_doctor_finds_the_store_the_workspace_and_the_cluster(stand, service):
     use_files(partial(open_files, stand.home))
     (_, ok, said, _), (_, fits, size, _) = azureml_findings(stand.cluster(nodes=2))
     assert ok and "/some/prefix" in said and fits and "STANDARD_D2_V2" in size
+    typo = {"size": "Standard_ND96irs_H100_v5"}
+    name, ok, said, _ = next(azureml_findings(stand.cluster(azureml=typo, gpus_per_node=8)))
+    assert (name, ok) == ("azureml size", False) and "Standard_ND96isr_H100_v5" in said
     *_, (name, fits, said, _) = azureml_findings(stand.cluster(nodes=3))
     assert name == "azureml compute" and not fits and "at most 2" in said
     *_, (_, ok, said, _) = azureml_findings(stand.cluster(azureml={"store": "nowhere"}))
