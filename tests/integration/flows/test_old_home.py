@@ -216,7 +216,9 @@ def test_the_run_that_waited_for_a_person_waits_again_and_goes_on_with_the_answe
     assert (waiting["flow_run"], waiting["subject"]) == (asked["flow_run"], asked["subject"])
     model = asked["question"].partition("model/")[2].split()[0]
     assert f"model/{model}" in waiting["question"]
-    platform.home.ok("approve", waiting["name"], "--approve", "--reason", "it waited long enough")
+    # The question is listed a moment before Prefect has paused the run, and is refused an answer until then.
+    answer = ("approve", waiting["name"], "--approve", "--reason", "it waited long enough")
+    until(lambda: platform.home.run(*answer).code == 0, every=2.0, why=lambda: platform.home.ok("status").said)
     until(
         lambda: platform.states(asked["flow_run"])[-1][0] == "COMPLETED", why=lambda: platform.states(asked["flow_run"])
     )

@@ -18,7 +18,7 @@ GOOD = b'{"text": "fine"}\n'
     [
         ("a.jsonl", GOOD + b'{"text": "b"\n', "line 2: not a JSON line"),
         ("a.jsonl", GOOD + b'{"content": "b"}\n', r"line 2: no text in field 'text' \(there: content\)"),
-        ("a.jsonl.gz", gzip.compress(GOOD + b"text\n"), "line 2: not a JSON line"),
+        ("a.jsonl.gz", gzip.compress(GOOD + b"text\n", mtime=0), "line 2: not a JSON line"),
         ("a.jsonl", b'{"text": 7}\n', "line 1: no text in field 'text'"),
     ],
 )
