@@ -126,11 +126,11 @@ def _used_of_azure(config: str | list[str], overrides: list[str]) -> azure_right
 
     settings = load(config, overrides)
     cluster, served = settings.cluster, settings.served
-    jobs, endpoint = cluster.backend == "azureml", served.backend == "azureml"
+    jobs, endpoint = cluster.section is cluster.azureml, bool(served.azureml.identity)
     if not (jobs or endpoint):
         raise ValueError(
-            "--rights is for a configuration with cluster.backend or deployment.backend azureml: name it with -c "
-            "(docs/azureml.md)"
+            "--rights is for a configuration with cluster.backend azureml, or an endpoint's deployment.azureml.identity: name it "
+            "with -c (docs/azureml.md)"
         )
     cluster.require_own()
     where = cluster.azureml if jobs else served.azureml

@@ -255,7 +255,7 @@ def test_the_rights_of_a_configuration_are_printed_and_nobody_is_asked(fresh, tm
     assert ("CLUSTER_PRINCIPAL", "AcrPull") in roles and len(roles) == 4
     for words, said in (
         ((*AZURE, "--rights"), "cluster.azureml.workspace (my-workspace)"),
-        (("-c", "tiny", "--rights"), "backend azureml"),
+        (("-c", "tiny", "--rights"), "cluster.backend azureml"),
         ((*AZURE, *own, "--set", "cluster.azureml.store=local"), "the store local is not on Azure Blob"),
     ):
         ran = fresh.run("doctor", *words)
