@@ -123,8 +123,11 @@ def azureml_findings(config: ClusterConfig) -> Iterator[Finding]:
             "Write a file with your own values, and name it after this one: -c FILE.",
         )
         return
-    if config.gpus_per_node and config.azureml.size:
-        remedy = "Correct cluster.azureml.size; for another size, set NCCL's variables in cluster.environment if it needs any."
+    own = any(name.startswith("NCCL_") for name in config.environment)
+    if config.gpus_per_node and config.azureml.size and not own:
+        remedy = (
+            "Correct cluster.azureml.size, or set that size's NCCL variables in cluster.environment, as NCCL_DEBUG."
+        )
         yield network_finding("azureml size", config.azureml.size, remedy)
     try:
         backend = AzureMlBackend(config, arm_client.open_files)

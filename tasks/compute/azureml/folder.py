@@ -138,7 +138,7 @@ def key_of(folder: Path) -> bytes:
         home / "keys" / "jobs.key",
         lock=home / "locks" / "jobs-key",
         lost="files of jobs cannot be distinguished from those that others wrote",
-        remedy="Find out who changed it, and remove it: jobs that run now are then submitted again.",
+        remedy="Find out who changed it, and remove it. Then delete jobs/ID/ of unfinished jobs in the store, which is refused.",
     )
     return hmac.new(secret, prefix_of(folder).encode(), "sha256").hexdigest().encode()
 

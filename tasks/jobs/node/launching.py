@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,16 +237,20 @@ def environment(job: dict[str, Any], folder: Path, place: Place) -> dict[str, st
     return {**QUIET, **gloo, **ours, **elastic, **job["environment"]}
 
 
-def forget_missing_topology(job: dict[str, Any]) -> Iterator[str]:
+def forget_missing_topology(job: dict[str, Any]) -> list[str]:
     """Take NCCL's topology files that this machine does not have out of the environment, and say so, a line each.
 
     They are part of Azure's HPC images, and a container may have none. A file that the user's settings name stays.
     """
+    lines = []
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"):
         file = os.environ.get(name, "")
         if file and name not in job["environment"] and not Path(file).is_file():
             del os.environ[name]
-            yield f"{name} is not set: {file} is not here, so NCCL finds the topology by itself, which may be slower"
+            lines.append(
+                f"{name} is not set: {file} is not here, so NCCL finds the topology by itself, which may be slower"
+            )
+    return lines
 
 
 def compile_cache(job: dict[str, Any]) -> dict[str, str]:

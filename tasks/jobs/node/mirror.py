@@ -84,7 +84,7 @@ POLL_SECONDS = 0.1
 LAST_TRIES = 8
 """Of the last push, with waits that double from one second: four minutes beside the store's own."""
 FOLDER_KEY = "HEADWAY_FOLDER_KEY"
-"""Variable with the key of the job's folder, as who submits sets it (tasks/compute/azureml/render.py); no program gets it."""
+"""Variable with the key of the job's folder, by tasks/compute/azureml/render.py; the programs below do not have it in theirs."""
 FENCED = 76
 """Exit code, as the node agent's: a newer submission has the folder."""
 FOLDER = "{folder}"
