@@ -109,6 +109,11 @@ def say(fields: dict[str, Any], words: str | list[str], *, as_json: bool) -> Non
         print(harmless(text), flush=True)  # who stays in the foreground says it now
 
 
+def note(text: str) -> None:
+    """Tell people what a command waits for, on stderr."""
+    print(f"  {text} ...", file=sys.stderr, flush=True)
+
+
 def in_home(text: str, hint: str = "") -> str:
     """A sentence about something that a home does not have, with the home's path; then what to do."""
     return f"{text} in {home()}. {hint}".rstrip()

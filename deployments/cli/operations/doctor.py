@@ -209,9 +209,12 @@ def _installed_or_said(name: str, findings: Iterator[Finding]) -> Iterator[Findi
 
 def _services(home: Path) -> Iterator[Finding]:
     from deployments.services.parts import bridge, worker
+    from deployments.services.starting import starting
 
     server = prefect_server.status(home)
     text = f"{server['url']}{prefect_server.login_of(home)}" if server else "not running; the next run starts it"
+    if server and (age := starting(server)) is not None:
+        text = f"starting, for {age:.0f} s so far: {server['url']} does not listen yet"
     yield Finding("prefect server", True, text)
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "See docs/events.md for how to set up each source.")
