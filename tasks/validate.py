@@ -197,7 +197,7 @@ def _own_checks(profile: Profile, results: Sequence[Any], breaking: Sequence[lis
                 limit=", ".join(limits) or "every document",
                 passed=result.success or not closes,
                 warned=(not closes and not result.success) or bool(result.success and outcome.get("unexpected_count")),
-                remedy="Look at the documents that are named, or change the suite that validation.suite names.",
+                remedy="Look at these documents, or change the suite that validation.suite names.",
                 count=outcome.get("unexpected_count"),
                 samples=tuple(places[row] for row in rows),
             )

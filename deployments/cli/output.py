@@ -84,6 +84,8 @@ def _name(uid: int) -> str:
 OWN_EXTRAS = {"azure": "azure", "datasets": "measure", "deepspeed": "deepspeed", "lm_eval": "measure", "ray": "ray"}
 """Extras by the first word of a module's name, for what has one of its own."""
 SCHEMA = "headway/output/1"
+SAMPLES = 3
+"""How many of the things that break a check an error lists; the report has more."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys and does not show; not the line end and the tab."""
 
@@ -167,9 +169,17 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
         print(_json({"schema": SCHEMA, "exit_code": code, "error": output, **fields}))
-    words = f"headway: {output['message']}" + (f"\n  -> {output['remedy']}" if output["remedy"] else "")
-    print(harmless(words), file=sys.stderr)
+    listed = "checks" in fields  # the command has printed its table of checks with the samples
+    lines = [f"headway: {output['message']}", *([] if listed else samples(output["checks"]))]
+    lines += [f"  -> {output['remedy']}"] if output["remedy"] else []
+    print(harmless("\n".join(lines)), file=sys.stderr)
     return code
+
+
+def samples(checks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines with the first things that break a closed gate's checks: file, line number and why."""
+    for check in checks:
+        yield from (f"     {visible(one)}" for one in check.get("samples", ())[:SAMPLES])
 
 
 def _json(value: Any) -> str:

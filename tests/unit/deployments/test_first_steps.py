@@ -61,6 +61,59 @@ def test_a_home_says_what_ran_last_and_what_is_served(desk):
     assert "headway retrain -c headway.yaml" in text and "headway init" not in text
 
 
+def proposed(home, desk):
+    return [line.strip() for line in overview(home, desk) if line.startswith("    headway ")]
+
+
+@pytest.mark.parametrize(
+    "dataset, configuration, command",
+    [
+        ("python-stdlib", None, "headway retrain"),
+        ("tiny", None, "headway retrain -c tiny"),
+        ("mine", None, "headway retrain --dataset mine"),
+        ("mine", "dataset: mine", "headway retrain -c headway.yaml"),
+    ],
+)
+def test_the_training_that_is_proposed_is_of_the_dataset_that_was_published(desk, dataset, configuration, command):
+    home = desk / ".headway"
+    (home / "store" / "artifacts" / "dataset" / dataset).mkdir(parents=True)
+    if configuration:
+        (desk / "headway.yaml").write_text(configuration)
+    assert proposed(home, desk)[0] == command
+
+
+def test_a_configuration_whose_dataset_nobody_published_is_first_given_it(desk):
+    home = desk / ".headway"
+    (home / "store" / "artifacts" / "dataset" / "other").mkdir(parents=True)
+    (desk / "headway.yaml").write_text("dataset: mine")
+    assert proposed(home, desk)[:2] == ["headway dataset publish mine PATH", "headway retrain -c headway.yaml"]
+
+
+@pytest.mark.parametrize(
+    "flow, subject, dataset, command",
+    [
+        ("retrain", "tiny", "dataset/tiny@" + "a" * 64, "headway retrain -c tiny"),
+        ("retrain", "tiny", "dataset/mine@" + "a" * 64, "headway retrain -c tiny --dataset mine"),
+        ("retrain", "python-coder", "dataset/mine@" + "a" * 64, "headway retrain --dataset mine"),
+        ("validate", "mine", None, "headway validate mine"),
+        ("qualify", "local", None, "headway qualify"),
+    ],
+)
+def test_a_run_that_stopped_is_continued_by_a_command_with_its_configuration_and_dataset(
+    desk, flow, subject, dataset, command
+):
+    folder = desk / ".headway" / "runs" / "a"
+    folder.mkdir(parents=True)
+    handle = {"pid": 1, "started": 0, "boot_id": "", "flow": flow, "subject": subject, "host": "h"}
+    (folder / "handle.json").write_text(json.dumps(handle))
+    events = [
+        {"event": "opened", "time": 1.0},
+        {"event": "closed", "time": 2.0, "status": "failed", "dataset": dataset},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    assert proposed(desk / ".headway", desk)[1] == command
+
+
 def test_every_size_stands_for_a_shipped_configuration():
     assert sorted(SIZES.values()) == presets()
 
