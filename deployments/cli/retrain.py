@@ -117,6 +117,7 @@ def retrain(
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
     origin = ContinueFrom(job=continue_from, force=force, reason=reason)
     if dry_run:
+        _require_port(settings, to_stage)
         fields, closed = _preview(name, settings, from_stage, to_stage, origin)
         words = "\n".join(f"{s['name']:<11}{s['status'].replace('_', ' '):<12}{s['why']}" for s in fields["stages"])
         if closed:
@@ -135,7 +136,11 @@ def retrain(
         audit(open_store(home()), "start run", right="run", what=what)
         arguments = {"dataset": name, "from_stage": from_stage, "to_stage": to_stage, "continue_from": origin}
         run_and_tell(
-            "retrain", settings, arguments, preflight=lambda: _preflight(name, settings, origin), as_json=as_json
+            "retrain",
+            settings,
+            arguments,
+            preflight=lambda: _preflight(name, settings, to_stage, origin),
+            as_json=as_json,
         )
 
 
@@ -155,7 +160,7 @@ def _preview(
 
 def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> list[dict[str, Any]]:
     """The stages of a dry run. Raises what a start would be refused for: nobody is asked about a run that cannot begin."""
-    _preflight(name, settings, origin)
+    _preflight(name, settings, to_stage, origin)
     fields, closed = _preview(name, settings, from_stage, to_stage, origin)
     if closed:
         raise closed
@@ -163,16 +168,23 @@ def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: 
     return stages
 
 
-def _preflight(name: str, settings: Any, origin: Any) -> None:
+def _preflight(name: str, settings: Any, to_stage: Any, origin: Any) -> None:
     """Refuse what is wrong before anything is spent: dataset, port, hardware and its proof, checkpoint to continue from."""
     from flows.support.continuing import require_possible
     from tasks.benchmark import hardware_of
     from tasks.orchestration.node_exclusion import require_proof
-    from tasks.serving.known import require_port
 
     require_dataset(name, "--dataset")
     settings.cluster.require_own()
     hardware_of(settings.cluster, settings.benchmark)
     require_proof(settings.cluster, settings.benchmark)
     require_possible(home(), open_store(home()), origin, settings)
-    require_port(home(), settings.deployment.endpoint, settings.deployment.port)
+    _require_port(settings, to_stage)
+
+
+def _require_port(settings: RetrainConfig, to_stage: str | None) -> None:
+    """Refuse a port of the endpoint that another program listens on, where the run goes as far as deploying."""
+    from tasks.serving.known import require_port
+
+    if to_stage in (None, "deploy"):
+        require_port(home(), settings.deployment.endpoint, settings.deployment.port)

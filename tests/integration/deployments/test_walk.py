@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -235,6 +236,16 @@ def test_a_platform_that_runs_is_not_asked_for_another_port(tmp_path, monkeypatc
         with pytest.raises(ValueError, match="runs on port 4321, which port 4322 cannot change.*headway down"):
             ask(tmp_path, 4322)
     assert mlflow_server.start(tmp_path, 4321)["port"] == 4321
+
+
+def test_a_dry_run_names_a_port_of_the_endpoint_that_another_program_has(fresh):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = ("retrain", "-c", "tiny", "--dry-run", "--set", f"deployment.port={port}")
+        _, error, code = words(fresh, *command)
+        assert code == 2 and f"port {port} of 127.0.0.1 cannot be used" in error and "deployment.port" in error
+        _, error, _ = words(fresh, *command, "--to", "train")
+        assert str(port) not in error
 
 
 def test_the_names_of_deployments_stand_apart_from_their_descriptions(fresh):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from deployments.cli.init import SIZES
+from deployments.cli.init import NEUTRAL, SIZES
 from deployments.cli.main import app
 from deployments.cli.overview import overview
 from deployments.cli.progress import LEVELS, Progress, curve
@@ -136,6 +136,25 @@ def test_init_takes_defaults_where_nobody_can_be_asked_and_names_the_next_comman
     (desk / "My Notes").mkdir()
     fields = json.loads(run("init", "other.yaml", "--data", "My Notes", "--json").stdout)
     assert fields["dataset"] == "my-notes" and fields["next"][0] == "headway dataset publish my-notes 'My Notes'"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_golden_prompts_are_of_the_data_where_it_is_at_hand_and_else_of_no_kind(desk, size):
+    (desk / "tales").mkdir()
+    (desk / "tales" / "one.txt").write_text('Once: "upon a time" there was a miller who had three sons.')
+    (desk / "tales" / "two.txt").write_text("In olden times, when wishing still helped one, there lived a king.")
+    expected = ('Once: "upon a time" there was', "In olden times, when wishing")
+    assert run("init", "a.yaml", "--yes", "--size", size, "--data", "tales").exit_code == 0
+    assert load("a.yaml", []).export.golden_prompts == expected
+    assert run("init", "b.yaml", "--yes", "--size", size, "--data", "nowhere").exit_code == 0
+    assert load("b.yaml", []).export.golden_prompts == NEUTRAL
+    published = desk / ".headway" / "store" / "artifacts" / "dataset" / "nowhere" / ("a" * 64) / "files"
+    published.parent.mkdir(parents=True)
+    (desk / "tales").rename(published)
+    assert run("init", "c.yaml", "--yes", "--size", size, "--data", "nowhere").exit_code == 0
+    assert load("c.yaml", []).export.golden_prompts == expected
+    assert run("init", "d.yaml", "--yes", "--size", size, "--data", "python-stdlib").exit_code == 0
+    assert "def " in load("d.yaml", []).export.golden_prompts
 
 
 def test_init_overwrites_nothing(desk):
