@@ -84,6 +84,9 @@ def validate(
     profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
     before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
     strange, work = refused(*_origins(dataset), config.admission), at_work()
+    work.lifecycle.observer.progress(
+        work.stage, 0, 0, "judging: rules for each document, figures of the whole corpus", None
+    )
     place = Place(work.lifecycle.home, dataset.name, work.key[:16])
     judged = judge(profile, config, before=before, strange=strange, own=own, place=place)
     refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}

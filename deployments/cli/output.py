@@ -21,6 +21,7 @@ from typing import Any
 
 from tasks.common.errors import GateFailed, HeadwayError, IntegrityError
 from tasks.common.home import home
+from tasks.orchestration.observers import interrupted
 
 # Errors of this machine's disk and rights, which are no bug of ours: what is wrong, where, and what to do.
 
@@ -191,11 +192,13 @@ def exit_code(error: BaseException) -> int:
     """0 done, 1 a bug of ours, 2 usage, 3 gate, 4 job, 5 integrity, 6 missing, 130 interrupted."""
     if isinstance(error, HeadwayError):
         return error.exit_code
+    if interrupted(error):
+        return 130
     if isinstance(error, ModuleNotFoundError) or of_the_disk(error):
         return 6
     if isinstance(error, ValueError):
         return 2
-    return 1 if isinstance(error, Exception) else 130
+    return 1
 
 
 def extra_of(module: str) -> str:
@@ -220,6 +223,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:
+        message = "interrupted"
         remedy = "Run the same command again to continue from where it stopped."
     return {
         "type": type(error).__name__,

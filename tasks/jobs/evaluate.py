@@ -59,6 +59,7 @@ def run(rank: Rank) -> dict[str, Any]:
     model = load_measured(rank.inputs["checkpoint"], config)
     context = context_of(model, rank.settings["sequence_length"])
     scored = score(model, encoded, context=context, rank=rank)
+    rank.progress(1, 1, "comparing with n-gram models")
     documents = {**_columns(heldout, scored), **_beside(rank.inputs["tokens"], heldout)}
     others = dict(_others(model, config, context=context, rank=rank))
     own = {rank.settings["source"]: (documents, scored.certainty)} if others else {}

@@ -169,6 +169,8 @@ class Training:
                 continue  # it went back to a checkpoint
             with self.meter.part("checkpoint"):
                 last = bool(reasons) or self.step == self.config.steps
+                if last:
+                    self.rank.progress(self.step, self.config.steps, "saving the last checkpoint")
                 if tier := STORE if last else self.saves.due(self.step):
                     self._save(tier, wait=last)
                 self.saves.look()
@@ -260,6 +262,7 @@ class Training:
 
     def finish(self) -> dict[str, Any]:
         """Write what the stage publishes, the same bytes whatever happened on the way; rank 0 returns the result."""
+        self.rank.progress(self.step, self.config.steps, "writing the model")
         self.engine.write(self.rank.output, self.tokens / "tokenizer")
         if self.rank.rank:
             return {}

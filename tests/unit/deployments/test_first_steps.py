@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -196,6 +197,19 @@ def test_the_lines_that_move_are_cut_at_the_edge_of_the_terminal(width):
     lines = captured.get().splitlines()
     assert [line.split()[0] for line in lines] == ["train", "loss"] and all(len(line) <= width for line in lines)
     assert "50%" in lines[0] and lines[1].endswith("3.10")
+
+
+def test_a_bar_that_is_full_says_for_how_long_the_job_has_been_finishing(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("deployments.cli.progress.time", clock)
+    progress = Progress(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None))
+    shown = []
+    for now, done, text in ((100, 59, "loss 3.2"), (101, 60, "loss 3.1"), (113, 60, "saving the last checkpoint")):
+        clock.monotonic = lambda now=now: float(now)
+        progress.progress("train", done, 60, text, 0.0)
+        shown.append(progress.view().renderables[0].plain)
+    assert "finishing" not in shown[0] + shown[1]
+    assert "100%" in shown[2] and shown[2].endswith("finishing for 12 s  saving the last checkpoint")
 
 
 def test_a_log_hears_of_a_stage_that_says_nothing(monkeypatch):
