@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
-from deployments.cli.options import Config, Json, Set, require_dataset
+from deployments.cli.options import Config, Json, Set, look_at_gpus, require_dataset
 from deployments.cli.output import CommandError, harmless, say, visible
 from deployments.cli.planning.plan import page
 from tasks.common.errors import Cancelled, GateFailed, Missing, Unknown
@@ -115,6 +115,7 @@ def retrain(
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
+    look_at_gpus(settings.cluster)
     origin = ContinueFrom(job=continue_from, force=force, reason=reason)
     if dry_run:
         _require_port(settings, to_stage)

@@ -16,6 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
 from deployments.services import checks, mlflow_server, prefect_server
@@ -28,7 +31,7 @@ from tasks.common.process import locked, write_text
 from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
-from tasks.config.files import load_with_text
+from tasks.config.files import Loader, load_with_text, validated
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.records import StoreJournal
 from tasks.serving.known import settle_all
@@ -123,8 +126,15 @@ def _signal(run: LoggedRun, number: signal.Signals) -> None:
 
 
 def given(source: Path) -> tuple[PlatformConfig, str]:
-    """The settings of a file, and its text for `keep`. Raises ValueError."""
+    """The settings of a file, and its text for `keep`, with relative folders below the working directory. Raises ValueError."""
     config, text = load_with_text(PlatformConfig, source)
+    folders = [str(place_of(folder)) for folder in config.events.folders]
+    if folders != [folder.path for folder in config.events.folders]:  # later starts may be in another directory
+        value = yaml.load(text, Loader)
+        for folder, path in zip(value["events"]["folders"], folders, strict=True):
+            folder["path"] = path
+        text = f"# Made of {source.absolute()}, with the whole paths of its folders.\n{yaml.safe_dump(value, sort_keys=False)}"
+        config = validated(PlatformConfig, value, str(source))
     catalogue(config)
     return config, text
 

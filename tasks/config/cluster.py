@@ -7,7 +7,6 @@ docs/configuration.md.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -23,6 +22,8 @@ from tasks.config.backends.ssh import SshConfig
 from tasks.config.base import Name, NodeName, Positive, Settings
 
 RANGE = re.compile(r"(\d+):(\d+)")
+BRACKETS = re.compile(r"<[A-Za-z][\w .-]*>")
+"""What a template has where its reader is to write something: <workspace>."""
 BackendName = Literal["local", "ssh", "slurm", "azureml", "ray"]
 BACKENDS: dict[str, Capabilities] = {
     "local": LocalConfig.capabilities,
@@ -219,13 +220,21 @@ class ClusterConfig(Settings):
         """VM size of the machines, where a section names it."""
         return machine_size({name: dict(section) for name, section in self if isinstance(section, BackendSettings)})
 
-    def require_own(self) -> None:
-        """Raise ValueError for settings that still have the placeholders of the shipped configuration."""
-        if kept := [
+    @property
+    def placeholders(self) -> list[str]:
+        """Settings that still have the placeholders of the shipped configuration, or one in angle brackets, as `NAME (VALUE)`."""
+        shipped = self.capabilities.placeholders
+        own = {name: value for name, value in self if isinstance(value, str)}
+        texts = {**own, **{f"{self.backend}.{name}": value for name, value in self.section if isinstance(value, str)}}
+        return [
             f"cluster.{name} ({value})"
-            for name, value in self.capabilities.placeholders.items()
-            if operator.attrgetter(name)(self) == value
-        ]:
+            for name, value in texts.items()
+            if shipped.get(name) == value or BRACKETS.search(value)
+        ]
+
+    def require_own(self) -> None:
+        """Raise ValueError for settings that still have placeholders."""
+        if kept := self.placeholders:
             raise ValueError(
                 f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
                 f"configuration {self.backend}: set your own, with --set or in a file named after it (-c {self.backend} -c FILE)"

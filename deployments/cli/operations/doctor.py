@@ -153,6 +153,7 @@ def _used_of_azure(config: str | list[str], overrides: list[str]) -> azure_right
 
 def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
     """What is found of a cluster's backend: its packages, its commands, whether its machines answer."""
+    from tasks.benchmark import SAME_GPUS, gpu_mismatch
     from tasks.compute import machines_of
 
     packages, missing = cluster.capabilities.packages, []
@@ -170,6 +171,8 @@ def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
         return
     if packages:
         yield Finding(f"backend {cluster.backend}", True, f"{', '.join(packages)} installed")
+    if text := gpu_mismatch(cluster):
+        yield Finding("GPUs a machine", False, text, f"{SAME_GPUS[:1].upper()}{SAME_GPUS[1:]}.")
     machines = (Finding(*each) for each in machines_of(cluster).findings())
     yield from _installed_or_said(f"backend {cluster.backend}", machines)
 

@@ -207,9 +207,15 @@ class Rendering:
 
     def compute_cluster(self) -> AmlCompute:
         """A compute cluster that this job fits on, and that costs nothing while nobody needs it."""
-        from azure.ai.ml.entities import AmlCompute, NetworkSettings
+        from azure.ai.ml.entities import (
+            AmlCompute,
+            IdentityConfiguration,
+            ManagedIdentityConfiguration,
+            NetworkSettings,
+        )
 
         config = self.config
+        identity = ManagedIdentityConfiguration(resource_id=config.cluster_identity)
         return AmlCompute(
             name=self.config.compute,
             size=self.config.size,
@@ -221,6 +227,9 @@ class Rendering:
             if config.subnet
             else None,
             enable_node_public_ip=config.public_address,
+            identity=IdentityConfiguration(type="user_assigned", user_assigned_identities=[identity])
+            if config.cluster_identity
+            else None,
         )
 
     def _environment(self, *, by_id: bool) -> Environment | str:

@@ -288,6 +288,20 @@ def test_what_a_job_would_be_is_written_into_a_folder(fresh, tmp_path):
     assert {"job.yml", "job.json", "request.json"} <= {file.name for file in out.iterdir()}
 
 
+def test_what_a_job_would_be_names_the_placeholders_that_are_left_and_gpus_that_would_stand_idle(fresh):
+    fresh.path.mkdir()
+    store = {"uri": "az://account/models/team", "credential": "managed_identity"}
+    (fresh.path / "stores.yaml").write_text(yaml.safe_dump({"use": "local", "stores": {"team": store}}))
+    own = ("--set", "cluster.azureml.store=team", "--set", "cluster.azureml.compute=<my cluster>",
+           "--set", "cluster.azureml.size=Standard_ND96isr_H100_v5", "--set", "cluster.gpus_per_node=4")  # fmt: skip
+    out, error, code = words(fresh, "job", "render", *AZURE, *own)
+    assert code == 0 and "cluster.gpus_per_node is 4, and a Standard_ND96isr_H100_v5 has 8 GPUs" in error
+    for left in ("cluster.azureml.workspace (my-workspace)", "cluster.azureml.compute (<my cluster>)"):
+        assert f"# a placeholder, to change before you submit: {left}" in out
+    _, error, code = words(fresh, "job", "render", *AZURE, *own[:-1], "cluster.gpus_per_node=16")
+    assert code == 2 and "gpus_per_node is 16, and a Standard_ND96isr_H100_v5 has 8 GPUs: set " in error
+
+
 def test_the_drawing_of_a_whole_lifecycle_fits_a_page():
     kinds = (
         "dataset",

@@ -114,6 +114,15 @@ def test_the_cluster_scales_down_to_nothing(render):
     assert (cluster.name, cluster.size, cluster.tier) == ("gpus", "Standard_ND96isr_H100_v5", "low_priority")
     assert (cluster.min_instances, cluster.max_instances, cluster.idle_time_before_scale_down) == (0, 2, 1200)
     assert "compute.yml" not in render().files
+    assert cluster.identity is None
+
+
+def test_the_cluster_has_the_identity_that_is_configured(render):
+    identity = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/nodes"
+    made = render(azureml={"size": "Standard_ND96isr_H100_v5", "cluster_identity": identity})
+    cluster = load_compute(io.StringIO(made.files["compute.yml"]))
+    assert cluster.identity.type == "user_assigned"
+    assert [one.resource_id for one in cluster.identity.user_assigned_identities] == [identity]
 
 
 def test_tier_launcher_identity_and_image_are_the_jobs(render):
