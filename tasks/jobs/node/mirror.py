@@ -129,7 +129,12 @@ class Mirror:
         job = json.loads(text)
         self.submission = int(job["submission"])
         if scratch := job.get("scratch"):
-            self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
+            try:
+                self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
+            except Missing as error:
+                if scratch.get("required", True):
+                    raise
+                print(f"mirror: {error.message}; the job lies in {self.base}", flush=True)
         store = BlobStore(self.container, self.base)
         for name, ref in job["artifacts"].items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
