@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Cluster
+from tasks.artifacts import Cluster, unqualified
 from tasks.common.errors import Missing
+from tasks.config.cluster import ClusterConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.hardware.machines import Machine, machine_of_sku, of_qualification
+from tasks.hardware.machines import GB, GBIT, GIB, Machine, machine_of_sku, of_qualification
+from tasks.hardware.sku import load_sku
 from tasks.planning.case import Case, Network
 from tasks.planning.checkpointing import Saving, checkpoint_bytes, resumable_bytes, snapshot_seconds
 from tasks.planning.counts import adapter_parameters, model_flops_per_token, parameter_count
 from tasks.planning.memory import HALF_GRADIENTS, memory_of_cpu_rank
-from tasks.planning.prediction import GIB, Divided, Division
+from tasks.planning.prediction import Divided, Division
 from tasks.planning.search import search
 from tasks.planning.steps import step_time_measured
 
@@ -134,6 +136,31 @@ def division_of(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any
         "offload": own["offload"],
         "sequence_parallel": own["sequence_parallel"],
     }
+
+
+OF_CORES, OF_ETHERNET = 0.5, 0.5
+"""Assumed of machines without GPUs before they are measured: a large matmul's share of the cores' peak, gloo's of the network."""
+
+
+def unmeasured(config: ClusterConfig, home: Path) -> Cluster | None:
+    """A cluster without GPUs as the file of its VM size has it, for a plan before its qualification.
+
+    None where no size is named, or its file has no rate. Raises ValueError for a size of which nothing is known.
+    """
+    if not config.size:
+        return None
+    sku = load_sku(config.size, home / "hardware")
+    specs = {name: float(number.value) for name, number in sku.specs.items() if not isinstance(number.value, str)}
+    if not specs.keys() >= {"peak_fp32_tflops", "vcpus", "ethernet_gbit_s", "memory_gib"}:
+        return None
+    ranks, cores = config.ranks_per_node, specs["vcpus"] / 2
+    used = min(1.0, ranks * config.threads_per_rank / cores)
+    rates = {
+        "matmul_gflops_per_rank": 1e3 * specs["peak_fp32_tflops"] * OF_CORES * used / ranks,
+        "allreduce_gigabytes_per_second": specs["ethernet_gbit_s"] * GBIT / GB * OF_ETHERNET,
+        "memory_bytes_per_node": round(specs["memory_gib"] * GIB),
+    }
+    return unqualified(config).model_copy(update={**rates, "sku": sku.name})
 
 
 WRITER_BYTES_PER_SECOND = 200e6

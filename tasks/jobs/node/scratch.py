@@ -52,8 +52,8 @@ class Copy:
 def stage(job: dict[str, Any], folder: Path, *, rank: int, meanwhile: Callable[[], bool]) -> dict[str, str]:
     """Copy the job's inputs to the machine's disk; what ranks get in their environment.
 
-    `meanwhile` is called again and again; when it is False, the copying ends. Raises Refused when there is too little room, unless
-    the disk is only wanted.
+    `meanwhile` is called again and again; when it is False, the copying ends. Raises Refused when there is too little room. Where
+    `scratch.required` is false, nothing is copied then.
     """
     if not job["scratch"]:
         return {}
