@@ -1,4 +1,4 @@
-"""The shipped configurations that people start from on Azure ML: each is planned and priced, and its job is what Azure ML takes."""
+"""The configurations that people start from on Azure ML: each is planned and priced, and its job is what Azure ML takes."""
 
 import io
 import json
