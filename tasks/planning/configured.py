@@ -48,10 +48,10 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
         )
     if not sku:
         raise ValueError(f"cluster {cluster.name} names no VM size: set benchmark.sku; `headway hardware` lists them")
-    if training.base:
+    if training.base and "network" not in training.model_fields_set:
         raise Missing(
             f"the network is that of {training.base}, which is read when a run needs it",
-            remedy="`headway retrain --to plan` plans with it; or plan a case of its shape: --case FILE.",
+            remedy="`headway retrain --to plan` plans with it; or set training.network to its shape; or plan a case: --case FILE.",
         )
     vocab_size = config.preprocessing.tokenizer.vocab_size
     gpus = cluster.nodes * cluster.ranks_per_node
@@ -60,6 +60,15 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     limits = {"max_days": days if math.isfinite(days) else None, "max_cost": config.planning.spending.max_cost}
     spot = case.cluster.spot or cluster.preemptible
     return case.model_copy(update={**limits, "cluster": case.cluster.model_copy(update={"spot": spot})})
+
+
+def assumptions(config: RetrainConfig) -> tuple[str, ...]:
+    """What a plan of `case_of` takes for granted, for its warnings."""
+    base = config.training.base
+    if not base:
+        return ()
+    of_adapters = ", and adapters take less: here all weights are trained" if config.training.lora.rank else ""
+    return (f"planned with training.network: the run takes the network of {base}{of_adapters}",)
 
 
 def case_of_training(

@@ -105,7 +105,7 @@ def before_start(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     """
     from tasks.common.errors import Missing
     from tasks.common.home import home
-    from tasks.planning.configured import case_of
+    from tasks.planning.configured import assumptions, case_of
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
@@ -129,6 +129,7 @@ def before_start(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
             hours_between_failures=settings.planning.mean_hours_between_failures,
         )
     )
+    entry["warnings"] += assumptions(settings)
     return entry, page(entry)
 
 
@@ -333,11 +334,11 @@ def plan(
     from tasks.common.home import home
     from tasks.config.files import load
     from tasks.planning.case import Goal
-    from tasks.planning.configured import case_of
+    from tasks.planning.configured import assumptions, case_of
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
-    bandwidth, paid, hours = 0.0, None, None
+    bandwidth, paid, hours, assumed = 0.0, None, None, ()
     if case:
         cases = read_cases(Path(case))
     else:
@@ -349,7 +350,7 @@ def plan(
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
         paid = paid_for(settings.planning.spending, settings.cluster)
         region = region or paid.region
-        hours = settings.planning.mean_hours_between_failures
+        hours, assumed = settings.planning.mean_hours_between_failures, assumptions(settings)
     if goal and goal not in get_args(Goal):
         raise ValueError(f"--goal {goal!r}: give one of {', '.join(get_args(Goal))}")
     make = partial(
@@ -362,6 +363,8 @@ def plan(
         except ValueError as error:  # a mistake of one case of many says of which
             raise ValueError(f"{each.name}: {error}" if each.name else str(error)) from error
     entries = [plain(each) for each in made]
+    for entry in entries:
+        entry["warnings"] += assumed
     if write:
         _write(made, Path(write))
     if plots:
