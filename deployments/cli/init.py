@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from deployments.cli.overview import CONFIGURATION, STDLIB, publishing
 from tasks.artifacts import parse_ref
 from tasks.common.home import home
 from tasks.common.redaction import redact
-from tasks.config.files import SHIPPED, Loader, places, validated
+from tasks.config.files import BASED_ON, SHIPPED, TRAINS, Loader, load_cluster, on_its_base, places, validated
 from tasks.config.flows import RetrainConfig
 from tasks.data.corpus.openings import openings_of
 
@@ -45,7 +46,9 @@ def init(
     data: Annotated[
         str, typer.Option(help="The name of a dataset; or a file or folder, which becomes a dataset of that name.")
     ] = "",
-    where: Annotated[str, typer.Option(help="Where jobs run: local, azureml, ray, slurm or ssh.")] = "",
+    where: Annotated[
+        str, typer.Option(help="Where jobs run: local, or a shipped configuration, as azureml or slurm.")
+    ] = "",
     size: Annotated[str, typer.Option(help="The size of the model: tiny, small or medium.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; use the defaults.")] = False,
     as_json: Json = False,
@@ -68,7 +71,9 @@ def init(
     sizes = "\n".join(f"  {name:<8}{text}" for name, text in COSTS.items())
     size = answer(f"Size:\n{sizes}\n", size, "small", size_of, ask=ask)
     text = configuration(dataset, where, size, file, prompts_of(data, dataset))
-    validated(RetrainConfig, yaml.load(text, Loader), str(file))
+    value = on_its_base(yaml.load(text, Loader), file)
+    value.pop(TRAINS, None)  # what is trained stands in the file itself
+    validated(RetrainConfig, value, str(file))
     with file.open("x", encoding="utf-8") as output:
         output.write(text)
 
@@ -153,6 +158,28 @@ def configuration(dataset: str, where: str, size: str, file: Path, prompts: list
         *shipped.rstrip().splitlines(),
     ]
     if where != LOCAL:
-        _, _, *place = (SHIPPED / f"{where}.yaml").read_text(encoding="utf-8").rstrip().splitlines()
-        lines += ["", *place]
+        lines += ["", *_place(where)]
     return "\n".join(lines) + "\n"
+
+
+def _place(where: str) -> list[str]:
+    """Where jobs run, as lines; of a place that is based on another, its name and what is to be changed."""
+    base, lines = where, _lines(where)
+    while named := next((line.split()[1] for line in lines if line.startswith(f"{BASED_ON}:")), ""):
+        base, lines = named, _lines(named)
+    if base == where:
+        return lines
+    cluster = load_cluster(where, [])
+    own = ("cluster:", f"  {cluster.backend}:")
+    changed = [
+        line
+        for line in lines
+        if line in own or any(value in line for value in cluster.capabilities.placeholders.values())
+    ]
+    return [f"{BASED_ON}: {where}", *changed]
+
+
+def _lines(name: str) -> list[str]:
+    """Those of a shipped configuration, without the comment that it begins with."""
+    lines = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").rstrip().splitlines()
+    return list(dropwhile(lambda line: line.startswith("#"), lines))

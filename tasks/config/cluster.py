@@ -46,8 +46,9 @@ def on_this_machine(backend: str) -> bool:
 
 
 def machine_size(cluster: Mapping[str, Any]) -> str:
-    """The VM size that a recorded cluster's sections name; empty where none does."""
-    named = ((cluster.get(name) or {}).get(one.size_setting) for name, one in BACKENDS.items() if one.size_setting)
+    """The VM size that a recorded cluster's sections name, that of its own backend first; empty where none does."""
+    own_first = sorted(BACKENDS.items(), key=lambda item: item[0] != cluster.get("backend"))
+    named = ((cluster.get(name) or {}).get(one.size_setting) for name, one in own_first if one.size_setting)
     return next((str(size) for size in named if size), "")
 
 
@@ -99,6 +100,8 @@ class ScratchConfig(Settings):
     """Folder on the machine's own disk, such as local NVMe. The job makes a folder of its own in it, and deletes that again."""
     size_gib: float = Field(100.0, gt=0)
     """Room that the job needs there, in GiB; less is an error before anything is copied."""
+    required: bool = Field(True, exclude_if=lambda wanted: wanted)
+    """Whether a job ends where that folder or its room is missing; `false`: it goes on without, and its log says so."""
     beeond: bool = False
     """Whether the machines' disks are joined into one BeeGFS on demand (BeeOND) for the job; of Slurm only."""
 
@@ -218,7 +221,8 @@ class ClusterConfig(Settings):
     @property
     def size(self) -> str:
         """VM size of the machines, where a section names it."""
-        return machine_size({name: dict(section) for name, section in self if isinstance(section, BackendSettings)})
+        sections = {name: dict(section) for name, section in self if isinstance(section, BackendSettings)}
+        return machine_size({**sections, "backend": self.backend})
 
     @property
     def placeholders(self) -> list[str]:

@@ -55,7 +55,7 @@ def open_folder(root: Path) -> Store:
 
 
 def open_files(home: Path, name: str = "") -> BlobFiles:
-    """The container of a store for the folders of jobs; without a name, the home's own store. Raises ValueError."""
+    """The container of a store for jobs, and where their folders lie; without a name, the home's own store. Raises ValueError."""
     from tasks.storage.settings import load_stores
 
     stores = load_stores(home)
@@ -69,7 +69,8 @@ def open_files(home: Path, name: str = "") -> BlobFiles:
         )
     from tasks.storage.blob.folder import BlobFiles
 
-    return BlobFiles(config, home, open_store(home))
+    jobs = stores.stores[stores.jobs] if stores.jobs else None
+    return BlobFiles(config, home, open_store(home), jobs=jobs)
 
 
 def _folder(root: Path, home: Path) -> Store:

@@ -61,6 +61,11 @@ class Files(Protocol):
         ...
 
     @property
+    def jobs(self) -> Files:
+        """Where folders of new jobs lie: another container, or this one."""
+        ...
+
+    @property
     def credential(self) -> str:
         """The kind of credential that stores.yaml names, and `secret` the name of its variable."""
         ...
@@ -90,6 +95,14 @@ class Folders:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[tuple[str, str, bytes], Synced] = {}
+        self._places: dict[str, Files] = {}
+
+    def place(self, prefix: str) -> Files:
+        """The container of a job's folder. One that lies beside the inputs, of a job before `jobs` was set, stays there."""
+        if prefix not in self._places:
+            beside = self._files.jobs is self._files or self._files.folder(prefix, Path(), b"").has("job.json")
+            self._places[prefix] = self._files if beside else self._files.jobs
+        return self._places[prefix]
 
     def push(self, job: Job, folder: Path) -> None:
         """Write the job folder and send it; how a submission before this one ended is forgotten there.
@@ -117,7 +130,7 @@ class Folders:
     def _folder(self, prefix: str, folder: Path, secret: bytes, *, new: bool = False) -> Synced:
         key = (prefix, str(folder), secret)
         if new or key not in self._known:
-            self._known[key] = self._files.folder(prefix, folder, secret)
+            self._known[key] = self.place(prefix).folder(prefix, folder, secret)
         return self._known[key]
 
 

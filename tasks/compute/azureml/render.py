@@ -61,6 +61,8 @@ class Rendering:
     prefix: str
     key: bytes = b""
     """Of the job's folder: its files carry codes by it. Empty for who only reads the request."""
+    place: Files | None = None
+    """The container that the folder lies in; without one, that of new jobs: who only reads the request asks nobody."""
 
     @property
     def config(self) -> AzureMlConfig:
@@ -147,7 +149,7 @@ class Rendering:
     def tags(self) -> dict[str, str]:
         job = self.job
         output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
-        output["folder"] = f"{self.files.uri}/{self.prefix}"
+        output["folder"] = f"{self._jobs.uri}/{self.prefix}"
         coded = {CODED: "sha256"} if self.key else {}
         return {OURS: "job", **coded, **{f"{OURS}.{key}": value for key, value in output.items()}}
 
@@ -178,7 +180,12 @@ class Rendering:
     def _store(self) -> str:
         kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
         secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
-        return f"--store {shlex.quote(self.files.uri)} --credential {'connection_string' if secret else kind}{secret}"
+        jobs = f" --jobs {shlex.quote(self._jobs.uri)}" if self._jobs.uri != self.files.uri else ""
+        return f"--store {shlex.quote(self.files.uri)}{jobs} --credential {'connection_string' if secret else kind}{secret}"
+
+    @property
+    def _jobs(self) -> Files:
+        return self.place or self.files.jobs
 
     def assets(self, *, by_id: bool) -> dict[str, Data]:
         """A data asset for each input: the folder of its version in the store, where its manifest lies."""
@@ -266,7 +273,9 @@ class Rendering:
         return result
 
 
-def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path, key: bytes = b"") -> Rendering:
+def rendering(
+    cluster: ClusterConfig, files: Files, job: Job, folder: Path, key: bytes = b"", place: Files | None = None
+) -> Rendering:
     """What a job is on Azure ML. Raises ValueError for what Azure ML cannot do."""
     config = cluster.azureml
     if job.elastic:
@@ -282,7 +291,16 @@ def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path, key:
         raise ValueError("azureml.compute is serverless: name the VM size in azureml.size")
     if set(job.artifacts) & {OURS}:
         raise ValueError(f"an input must not be called {OURS}")
-    return Rendering(cluster, files, job, prefix_of(folder), key)
+    if _emulated(files) != _emulated(files.jobs):
+        raise ValueError(
+            f"nodes have one credential, and {files.uri} and {files.jobs.uri} (`jobs` of stores.yaml) have not the same "
+            "connection string: give both the same one, or none"
+        )
+    return Rendering(cluster, files, job, prefix_of(folder), key, place)
+
+
+def _emulated(files: Files) -> str:
+    return files.secret if files.credential == "connection_string" else ""
 
 
 def job_name(job: Job) -> str:

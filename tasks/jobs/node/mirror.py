@@ -100,9 +100,12 @@ LISTED = "output.json"
 class Mirror:
     """State: the folder and its prefix, which submission this is, and whether somebody asked to stop."""
 
-    def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path, key: str = "") -> None:
+    def __init__(
+        self, store: StoreConfig, prefix: str, where: Where, base: Path, key: str = "", jobs: StoreConfig | None = None
+    ) -> None:
+        """`store` has the inputs; the folder lies there too, unless `jobs` names another store."""
         self.where, self.prefix, self.key = where, prefix, key.encode()
-        self.container = open_container(store)
+        self.inputs_from, self.container = open_container(store), open_container(jobs or store)
         self.inputs: dict[str, str] = {}
         self.submission = 0
         self.stopping = False
@@ -129,8 +132,13 @@ class Mirror:
         job = json.loads(text)
         self.submission = int(job["submission"])
         if scratch := job.get("scratch"):
-            self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
-        store = BlobStore(self.container, self.base)
+            try:
+                self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
+            except Missing as error:
+                if scratch.get("required", True):
+                    raise
+                print(f"mirror: {error.message}; the job lies in {self.base}", flush=True)
+        store = BlobStore(self.inputs_from, self.base)
         for name, ref in job["artifacts"].items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
         if self.where.rank == 0:
@@ -263,6 +271,7 @@ def main(arguments: list[str]) -> int:
     """Read the command line, and be this machine's mirror until its command has ended; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.jobs.node.mirror")
     parser.add_argument("--store", required=True)
+    parser.add_argument("--jobs", default="", help="the store of the folder, where it is not that of the inputs")
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--credential", default="managed_identity")
     parser.add_argument("--secret", default="")
@@ -274,7 +283,8 @@ def main(arguments: list[str]) -> int:
     base, key = Path(tempfile.gettempdir()) / "headway", os.environ.pop(FOLDER_KEY, "")
     if options.codes and not key:
         parser.error(f"the variable {FOLDER_KEY} is not set")
-    mirror = Mirror(store, options.prefix, where_we_are(), base, key)
+    jobs = store.model_copy(update={"uri": options.jobs}) if options.jobs else None
+    mirror = Mirror(store, options.prefix, where_we_are(), base, key, jobs)
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
         mirror.begin()

@@ -310,11 +310,12 @@ def _in_order(names: Iterable[str]) -> list[list[str]]:
 class BlobFiles:
     """A store's container for jobs. Nothing is asked of Azure before a method needs it."""
 
-    def __init__(self, config: StoreConfig, home: Path, own: Store) -> None:
-        """`own` is the store that the home works in, which may be another one."""
+    def __init__(self, config: StoreConfig, home: Path, own: Store, *, jobs: StoreConfig | None = None) -> None:
+        """`own` is the store that the home works in, which may be another one; `jobs` where folders of jobs lie, if elsewhere."""
         self.config, self._home, self._own = config, home, own
         self.uri = config.uri.rstrip("/")
         self.credential, self.secret = str(config.credential), config.secret
+        self.jobs: BlobFiles = BlobFiles(jobs, home, own) if jobs else self
 
     def folder(self, prefix: str, local: Path, key: bytes) -> BlobFolder:
         """A job's folder, of which this side only reads what the job changes."""
@@ -344,6 +345,10 @@ class BlobFiles:
             made = Path(scratch) / "made"
             write(made)
             upload(self._container, name, made)
+
+    def keeps_versions(self) -> bool:
+        """Whether what is overwritten or deleted there stays, and is paid for; a small blob is written. Raises Missing."""
+        return bool((written := self._container.put(layout.PROBE, layout.PROBE_TEXT)) and written.version)
 
     def token(self) -> TokenCredential:
         """What other services of Azure know us by: as the store does; with a connection string, who is logged in.

@@ -384,6 +384,16 @@ def test_a_disk_that_is_not_there_or_too_small_is_the_jobs_error(launcher, start
     assert error["class"] == "missing" and re.search(message, error["message"]) and error["remedy"].startswith(remedy)
 
 
+def test_a_disk_that_is_only_wanted_is_done_without(launcher, start, tmp_path):
+    said = 'put("out/said.json", json.dumps(str(folder)))'
+    side = launcher(
+        scratch={"path": str(tmp_path / "none"), "size_gib": 1, "beeond": False, "required": False}, n0=said
+    )
+    assert start(0, "root").wait(limit(60)) == 0
+    side.pull()
+    assert read_json(side.local / "out/said.json").endswith("/headway/one")
+
+
 def test_with_a_key_only_files_of_who_has_it_come(store, tmp_path):
     """Whoever may write to the container cannot have a file taken for one of the job's, new or changed."""
     container = open_container(store)
