@@ -141,9 +141,8 @@ class Cloud:
     @property
     def configured(self) -> list[str]:
         """The options of every command of the lifecycle."""
-        files = ["tiny", "azureml", str(self.folder / "smoke.yaml"), *self.given.config]
-        options = [word for name in files for word in ("-c", name)]
-        return [*options, *(word for one in self.given.set for word in ("--set", one))]
+        files = ["tiny", "azureml", str(self.folder / "smoke.yaml"), *self.given.config, str(self.folder / "set.yaml")]
+        return [word for name in files for word in ("-c", name)]
 
     def retrain(self, *words: object) -> tuple[subprocess.Popen[bytes], Path]:
         return self.start("retrain", *self.configured, *words)
@@ -267,7 +266,7 @@ class Cloud:
     def cluster(self, seconds: float) -> str:
         """The cluster from the file that `headway job render` writes, and the rights from `headway doctor --rights`."""
         given, deadline = self.given, time.monotonic() + seconds
-        (self.folder / "smoke.yaml").write_text(yaml.safe_dump(self.settings()))
+        self.configure()
         self.publish()
         if not given.config:
             self.headway("job", "render", *self.configured, "--to", self.folder / "rendered", seconds=120)
@@ -294,6 +293,19 @@ class Cloud:
             if time.monotonic() > min(deadline, deadline - seconds + RIGHTS_SECONDS):
                 raise Failed("; ".join(bad))
             time.sleep(LOOK_SECONDS)
+
+    def configure(self) -> None:
+        """The files of settings: what the smoke test needs, and last what --set says."""
+        (self.folder / "smoke.yaml").write_text(yaml.safe_dump(self.settings()))
+        changed: dict[str, Any] = {}
+        for one in self.given.set:
+            name, _, value = one.partition("=")
+            *above, last = name.split(".")
+            section = changed
+            for key in above:
+                section = section.setdefault(key, {})
+            section[last] = yaml.safe_load(value)
+        (self.folder / "set.yaml").write_text(yaml.safe_dump(changed))
 
     def publish(self) -> None:
         files = [ROOT / name for name in ("flows", "tasks", "deployments")]

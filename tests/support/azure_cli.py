@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 
 GLOBAL = ("--only-show-errors", "--output", "--query", "--subscription")
-FLAGS = ("--yes", "--permanently-delete", "--expose-token", "--upgrade", "--only-show-errors")
+FLAGS = ("--yes", "--wait", "--permanently-delete", "--expose-token", "--upgrade", "--only-show-errors")
 GROUPED = ("--name", "--resource-group")
 COMMANDS = {
     "account show": ((), ()),
     "account set": ((), ()),
+    "login": ((), ("--tenant", "--use-device-code")),
+    "provider register": (("--namespace",), ("--wait",)),
     "account get-access-token": ((), ("--resource", "--scope", "--tenant")),
     "extension add": ((), ("--name", "--upgrade", "--yes")),
     "group create": (("--location", "--name"), ("--tags",)),
@@ -44,6 +46,7 @@ COMMANDS = {
         ("--resource-group", "--enable-versioning", "--enable-delete-retention", "--delete-retention-days"),
     ),
     "storage container-rm create": (("--storage-account", "--name"), ("--resource-group",)),
+    "storage container create": (("--name",), ("--account-name", "--auth-mode")),
     "storage blob delete-batch": (("--source",), ("--account-name", "--pattern", "--auth-mode")),
     "ml workspace create": (GROUPED[1:], ("--name", "--location", "--file")),
     "ml workspace delete": (GROUPED, ("--permanently-delete", "--yes", "--all-resources", "--no-wait")),
@@ -51,6 +54,7 @@ COMMANDS = {
         ("--resource-group", "--workspace-name"),
         ("--file", "--name", "--identity-type", "--user-assigned-identities"),
     ),
+    "ml compute list-usage": (("--resource-group", "--workspace-name"), ("--location",)),
     "ml compute show": ((*GROUPED, "--workspace-name"), ()),
     "role assignment create": (
         ("--role", "--scope"),
