@@ -25,6 +25,7 @@ from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import TrainingConfig
+from tasks.hardware.files import is_known
 from tasks.hardware.sku import Sku, gpus_of, load_sku
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.node_exclusion import (
@@ -75,12 +76,14 @@ class Proof:
 
 def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
     """What the cluster's machines are judged as. Raises ValueError when nothing is known of them."""
-    name = config.sku or cluster.size or ("" if cluster.gpus_per_node else "local-cpu")
+    name, folder = config.sku or cluster.size, home() / "hardware"
+    if not (config.sku or cluster.gpus_per_node or is_known(name, folder)):
+        name = "local-cpu"  # files are of sizes with GPUs; of a small size for CPUs there is none
     if not name:
         raise ValueError(
             f"cluster {cluster.name} has GPUs and names no VM size: set benchmark.sku; `headway hardware` lists them"
         )
-    return load_sku(name, home() / "hardware")
+    return load_sku(name, folder)
 
 
 SAME_GPUS = "set cluster.gpus_per_node and cluster.ranks_per_node to that number, or name the size that you have"

@@ -93,6 +93,15 @@ def find_sku(name: str, *folders: Path) -> Path:
     )
 
 
+def is_known(name: str, *folders: Path) -> bool:
+    """Whether there is a file of a name."""
+    try:
+        find_sku(name, *folders)
+    except ValueError:
+        return False
+    return True
+
+
 def display_names(known: dict[str, Path]) -> list[str]:
     """Names as the files write them: Standard_ND96isr_H100_v5."""
     return sorted((_names(path)[0] for path in known.values()), key=str.lower)
