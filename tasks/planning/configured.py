@@ -44,14 +44,14 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     if not sku and not cluster.gpus_per_node:
         raise Missing(
             f"cluster {cluster.name} has no GPUs, so no size's numbers hold for it",
-            remedy="`headway retrain --to plan` measures the machines and plans with that; or plan a case: --case FILE.",
+            remedy="`headway retrain --to plan` measures the machines and plans with that, or give a --case FILE.",
         )
     if not sku:
         raise ValueError(f"cluster {cluster.name} names no VM size: set benchmark.sku; `headway hardware` lists them")
     if training.base and "network" not in training.model_fields_set:
         raise Missing(
             f"the network is that of {training.base}, which is read when a run needs it",
-            remedy="`headway retrain --to plan` plans with it; or set training.network to its shape; or plan a case: --case FILE.",
+            remedy="`headway retrain --to plan` plans with it; or set training.network to its shape, or give a --case FILE.",
         )
     vocab_size = config.preprocessing.tokenizer.vocab_size
     gpus = cluster.nodes * cluster.ranks_per_node

@@ -338,7 +338,8 @@ def plan(
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
-    bandwidth, paid, hours, assumed = 0.0, None, None, ()
+    bandwidth, paid, hours = 0.0, None, None
+    assumed: tuple[str, ...] = ()
     if case:
         cases = read_cases(Path(case))
     else:
