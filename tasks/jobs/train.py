@@ -128,9 +128,7 @@ class Training:
 
     def _resume(self, bad: Reaction | None = None) -> None:
         """Go on from the newest good checkpoint, as a new attempt: at a start, and after a step that was `bad`."""
-        chosen = agree(
-            self.rank, self.checkpoints, self.local, self.identical, self.groups.patient, engine=self.engine
-        )
+        chosen = agree(self.rank, self.checkpoints, self.local, self.identical, self.groups.patient, engine=self.engine)
         # as claimed: it rises over machines and submissions, theirs does not
         self.rank, result = replace(self.rank, attempt=chosen.attempt), chosen.manifest
         self.step, self.consumed = (result.step, result.consumed_samples) if result else (0, 0)

@@ -1,4 +1,4 @@
-"""Checkpoints on machines that share no folder: what ranks and the mirror of their machine (tasks/jobs/node/mirror.py) tell each other.
+"""Checkpoints on machines that share no folder: what ranks and their mirror (tasks/jobs/node/mirror.py) tell each other.
 
     JOB/mirror/terms.json      this folder is mirrored: ranks a machine, and how far the store may be behind
     JOB/mirror/want-K.json     rank K needs these files, which are in the store
@@ -67,7 +67,7 @@ def lying_here(folder: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str
 
 
 def bring(root: Path, rank: int, paths: Sequence[Path]) -> None:
-    """Have files come from the store, unless they lie here. Raises IntegrityError for one that is not there as it was sent, Missing."""
+    """Have files come from the store, unless they lie here. Raises IntegrityError for one that is not as it was sent, Missing."""
     place, token = root.parent / PLACE, uuid.uuid4().hex
     names = [path.relative_to(root.parent).as_posix() for path in paths if not path.is_file()]
     if not names:
@@ -89,7 +89,9 @@ def wait_until_durable(root: Path, step: int, attempt: int, *, seconds: float) -
     until = time.monotonic() + seconds
     while not _is_durable(root, (step, attempt)):
         if time.monotonic() > until:
-            raise OSError(errno.ETIMEDOUT, f"step {step} is not in the store after {seconds:g} s: it is on this machine alone")
+            raise OSError(
+                errno.ETIMEDOUT, f"step {step} is not in the store after {seconds:g} s: it is on this machine alone"
+            )
         time.sleep(POLL_SECONDS)
 
 

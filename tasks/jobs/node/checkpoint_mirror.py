@@ -27,7 +27,7 @@ class CheckpointMirror(threading.Thread):
     """State: the checkpoints that lay here at the last look, which requests were answered, and what came for them."""
 
     def __init__(self, folder: BlobFolder, place: Path, *, leads: bool, fenced: Callable[[], bool]) -> None:
-        """`place` is this machine's part of the job's folder. What the leader deletes is deleted in the store, whoever wrote it."""
+        """`place` is this machine's part of the job's folder. What the leader deletes goes in the store, whosever it was."""
         super().__init__(daemon=True)
         self.folder, self._place, self._leads, self._fenced = folder, place, leads, fenced
         self._over = threading.Event()
@@ -36,7 +36,7 @@ class CheckpointMirror(threading.Thread):
         self._came = {"files": 0, "bytes": 0}
 
     def begin(self) -> None:
-        """Bring the receipts. What no manifest tells of, the leader deletes: nobody writes yet. Raises Missing, IntegrityError."""
+        """Bring receipts; the leader deletes what no manifest tells of, for nobody writes yet. Raises Missing, IntegrityError."""
         self.folder.pull(self._comes)
         if self._leads:
             local = self.folder.local

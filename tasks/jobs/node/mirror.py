@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -302,6 +303,20 @@ def _attended(child: subprocess.Popen[bytes], mirror: Mirror) -> bool:
     return child.poll() is None
 
 
+def check(store: StoreConfig, prefix: str) -> int:
+    """Whether this machine may read, write and delete in a job's folder; what it may not is said on standard error."""
+    try:
+        container = open_container(store)
+        name = f"{prefix}/check-{uuid.uuid4().hex}"
+        container.put(name, b"")
+        container.get(name)
+        container.remove(name)
+    except (HeadwayError, ValueError) as error:
+        print(f"{error} {getattr(error, 'remedy', '')}".strip(), file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Read the command line, and be this machine's mirror until its command has ended; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.jobs.node.mirror")
@@ -311,11 +326,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--secret", default="")
     parser.add_argument("--codes", action="store_true")
     parser.add_argument("--max-lag-seconds", type=float, default=MAX_LAG_SECONDS)
+    parser.add_argument("--client", default=os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", ""))
+    parser.add_argument("--base", type=Path, default=Path(tempfile.gettempdir()) / "headway")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if options.credential == "managed_identity" else ""
+    client = options.client if options.credential == "managed_identity" else ""
     store = StoreConfig(uri=options.store, credential=options.credential, secret=options.secret, client=client)
-    base, key = Path(tempfile.gettempdir()) / "headway", os.environ.pop(FOLDER_KEY, "")
+    if options.check:
+        return check(store, options.prefix)
+    base, key = options.base, os.environ.pop(FOLDER_KEY, "")
     if options.codes and not key:
         parser.error(f"the variable {FOLDER_KEY} is not set")
     mirror = Mirror(store, options.prefix, where_we_are(), base, key, options.max_lag_seconds)

@@ -334,7 +334,7 @@ def _from_rank_0(manifest: Manifest | None, root: Path, group: Any) -> Manifest:
 
 
 def _brought(rank: Rank, root: Path, result: Manifest, engine: Engine, group: Any) -> tuple[bool, str]:
-    """Whether every rank's own shard is all that it needs, and why the checkpoint is bad, where it is; what is needed lies here."""
+    """Whether every rank's own shard is all that it needs, and why the checkpoint is bad, where it is. What is needed is here."""
     mine = [entry for entry in result.files if entry["path"] == _shard(rank)]
     divided_alike, why = False, ""
     if mine and result.world_size == rank.world_size:

@@ -349,6 +349,10 @@ class BlobFiles:
         files = self._own.fetch(manifest)
         store.publish(files, kind=kind, inputs=manifest.content.inputs, provenance=provenance)
 
+    def keeps_versions(self, prefix: str) -> bool:
+        """Whether the account keeps what is overwritten and deleted below a prefix."""
+        return any(blob.version_id for blob in self._container.listing(prefix))
+
     def put_once(self, name: str, write: Callable[[Path], None]) -> None:
         """Have a file lie under a name that tells its content; it is made only where it is not there."""
         if self._container.head(name):
