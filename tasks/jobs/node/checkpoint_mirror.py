@@ -63,6 +63,7 @@ class CheckpointMirror(threading.Thread):
     def send(self) -> None:
         """Send all that is left, when nobody writes any more. Raises Missing, IntegrityError."""
         self.folder.push(is_written_by_ranks, settled=True)
+        self._delete_what_was_deleted()
 
     def sent(self, manifest: str) -> bool:
         """Whether the store has every file that a manifest tells of; the manifest lies here."""

@@ -151,6 +151,7 @@ class Saves:
         """By how much the store is behind a step: what would be lost with all machines. Rank 0's is right."""
         if not self._mirrored:
             return {}
+        self.look()
         seconds = time.monotonic() - self._durable[1]
         self.farthest_behind = max(self.farthest_behind, seconds)
         return {"store_behind_steps": step - self._durable[0], "store_behind_seconds": seconds}

@@ -123,7 +123,10 @@ def digests(folder):
 def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_for_bit(stand, home, tmp_path):
     config = cluster(stand)
     job = training_job(config, home, tmp_path)
-    lost, metrics, shards = stand.machines[1], [], {}
+    lost, metrics, events, shards = stand.machines[1], [], [], {}
+    import time
+
+    t0 = time.time()
 
     def take_away():
         until(lambda: any(name.endswith("/manifest.json") for name in lying(job)), 120)
@@ -131,10 +134,31 @@ def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_
 
     taking = threading.Thread(target=take_away, daemon=True)
     taking.start()
-    done = supervised(job, config, home, metrics=metrics.extend)
+    done = supervised(
+        job,
+        config,
+        home,
+        metrics=metrics.extend,
+        event=lambda e: (events.append(e), print(f"{time.time() - t0:.1f}", e)),
+    )
     taking.join()
     folder = home / "jobs" / job.id
-    assert done.submissions == 2 and done.excluded_nodes == (lost.address,)
+    print(
+        time.time() - t0,
+        [
+            (
+                r["step"],
+                round(r["time"] - t0, 1),
+                round(r["store_behind_seconds"], 1),
+                r["store_behind_steps"],
+                r["attempt"],
+            )
+            for r in metrics
+            if r["step"] % 10 == 0
+        ],
+    )
+    assert done.submissions == 2, events
+    assert lost.address not in [read_json(path)["name"] for path in folder.glob("nodes/*/node.json")], events
     assert done.resumed_from_step >= EVERY and done.resumed_from_step % EVERY == 0
     for rank, node in enumerate(sorted((folder / "nodes").iterdir())):
         shards[rank] = read_json(node / "came.json")
