@@ -106,6 +106,19 @@ class ScratchConfig(Settings):
     """Whether the machines' disks are joined into one BeeGFS on demand (BeeOND) for the job; of Slurm only."""
 
 
+class MirrorConfig(Settings):
+    """A job's folder in Azure Blob, and on the own disk of each machine: for machines that share no folder."""
+
+    store: str = ""
+    """Store of stores.yaml whose container the folders of jobs lie in; empty: the home's own. On azureml: azureml.store."""
+    credential: Literal["managed_identity", "cli", "connection_string"] = "managed_identity"
+    """How machines authenticate to it; `connection_string` is read there from the variable that the store's `secret` names."""
+    client: str = ""
+    """Client id of a managed identity that a user assigned; empty: the machine's only one."""
+    max_lag_minutes: float = Field(30.0, gt=0)
+    """Longest time from a checkpoint's snapshot until it is in the store; one that takes longer counts as a save that failed."""
+
+
 class RetryConfig(Settings):
     """What happens when a job fails. Which class of failure is retried is a table: docs/compute.md."""
 
@@ -179,6 +192,8 @@ class ClusterConfig(Settings):
     """Range of machines that a training job may run on; empty: exactly `nodes`."""
     scratch: ScratchConfig | None = None
     """Fast disk of each machine that inputs are copied to; empty: they are read where they are."""
+    mirror: MirrorConfig | None = Field(None, exclude_if=lambda mirror: mirror is None)
+    """Store that job folders lie in, with a mirror on each machine's disk; empty: all machines share the folder."""
     retry: RetryConfig = RetryConfig()
     watch: WatchConfig = WatchConfig()
     ssh: SshConfig = SshConfig()
@@ -219,6 +234,11 @@ class ClusterConfig(Settings):
         return BACKENDS[self.backend]
 
     @property
+    def jobs_see_home(self) -> bool:
+        """Whether the machines reach Headway's home by the path that it has on this machine."""
+        return self.mirror is None and self.section.jobs_see_home
+
+    @property
     def size(self) -> str:
         """VM size of the machines, where a section names it."""
         sections = {name: dict(section) for name, section in self if isinstance(section, BackendSettings)}
@@ -243,6 +263,22 @@ class ClusterConfig(Settings):
                 f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
                 f"configuration {self.backend}: set your own, with --set or in a file named after it (-c {self.backend} -c FILE)"
             )
+
+    @model_validator(mode="after")
+    def _backend_mirrors(self) -> ClusterConfig:
+        can = self.capabilities
+        if self.mirror and can.cannot_mirror:
+            able = backends_with(lambda one: not one.cannot_mirror)
+            raise ValueError(
+                f"backend {self.backend} takes no cluster.mirror: {can.cannot_mirror}. Leave mirror empty, or use backend {able}"
+            )
+        if self.mirror and self.mirror.store and not can.shared_folder:
+            raise ValueError(
+                f"backend {self.backend} mirrors to the store of {self.backend}.store: name it there, leave mirror.store empty"
+            )
+        if self.mirror and can.shared_folder and self.launcher == "mpi":
+            raise ValueError("launcher mpi needs a folder that machines share: use torchrun, or leave mirror empty")
+        return self
 
     @model_validator(mode="after")
     def _backend_can(self) -> ClusterConfig:

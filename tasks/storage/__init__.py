@@ -65,7 +65,7 @@ def open_files(home: Path, name: str = "") -> BlobFiles:
         what = f"{config.uri}" if config else "a folder of this machine" if wanted == "local" else "not in stores.yaml"
         raise ValueError(
             f"store {wanted!r} is {what}: jobs on machines without a shared folder need one on Azure Blob. Name it in "
-            "stores.yaml (docs/storage.md), and use it there or set cluster.azureml.store to its name"
+            "stores.yaml (docs/storage.md), and use it there or set cluster.mirror.store (of azureml: azureml.store) to its name"
         )
     from tasks.storage.blob.folder import BlobFiles
 

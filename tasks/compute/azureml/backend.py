@@ -1,6 +1,6 @@
 """The Azure ML backend: command jobs of a workspace, whose folders lie in the Blob store.
 
-What is submitted is render.py, the door to the service client.py, and the job folder folder.py. On each machine runs
+What is submitted is render.py, the door to the service client.py, and the job folder ../job_folder.py. On each machine runs
 tasks/jobs/node/mirror.py. See docs/azureml.md.
 """
 
@@ -17,9 +17,9 @@ from tasks.azure.arm_client import QUOTA
 from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_text
 from tasks.compute.azureml.client import Workspace
-from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
+from tasks.compute.job_folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.machines import Finding, Machines, network_finding
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifacts import parse_ref
 from tasks.azure import arm_client
 from tasks.azure.datastore import Datastore
-from tasks.compute.azureml.folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.job import Job, Rendered
+from tasks.compute.job_folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.nodes import network_environment
 from tasks.compute.ray_driver import ray_on_nodes
 from tasks.config.backends.azureml import AzureMlConfig
@@ -157,14 +157,16 @@ class Rendering:
         """What each machine executes: the mirror of the job folder, and below it the node agent."""
         python = shlex.quote(self.job.python or "python3")
         codes = " --codes" if self.key else ""  # an image of an earlier release, which makes none, refuses it at once
-        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}"
-        mirror = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
+        mirror = self.cluster.mirror
+        lag = f" --max-lag-seconds {mirror.max_lag_minutes * 60:g}" if mirror else ""
+        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}{lag}"
+        command = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
         if self.job.image:
-            return f"exec {mirror}"
+            return f"exec {command}"
         unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
         digest = code_name().removeprefix("code/headway-").removesuffix(".zip")
         check = f'{python} -c {shlex.quote(CHECK)} "${{{{inputs.headway}}}}" {digest}'
-        return f'{check} && {unpack} && PYTHONPATH="$code" exec {mirror}'
+        return f'{check} && {unpack} && PYTHONPATH="$code" exec {command}'
 
     def _agent(self, python: str) -> str:
         ray = self.ray()

@@ -19,6 +19,7 @@ class AzureMlConfig(BackendSettings):
         packages=("azure.ai.ml", "azure.identity"),
         extra="azure",
         shared_folder=False,
+        cannot_mirror="",
         starts_again=True,
         cannot_choose="Azure ML lets nobody choose the nodes of a job",
         cannot_drain="Azure ML lets nobody drain a node: the qualification has the requests that replace it",

@@ -228,6 +228,10 @@ class Teller:
                 words.append(beside_plan(output["plan_error"]))
             if "heldout_bits_per_byte" in output:
                 words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
+            if "store_behind_seconds" in output:
+                words.append(
+                    f"store {output['store_behind_steps']} steps, {output['store_behind_seconds']:.0f} s behind"
+                )
             self._rank.progress(step, self._steps, ", ".join(words), seconds_left=seconds_left)
 
     def over(self) -> None:

@@ -104,7 +104,7 @@ class BlobFolder:
         changed = [name for name, seen in result.items() if self._here.get(name) != seen]
         waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, result[name])}
         self._before = result
-        for group in _in_order(name for name in changed if _folder(name) not in waiting):
+        for group in _in_order(name for name in changed if not _waits(name, waiting)):
             in_parallel(lambda name: self._send(name, result[name]), group)
         gone = [name for name in self._here if name not in result and wanted(name)]
         for group in reversed(_in_order(gone)):
@@ -120,6 +120,10 @@ class BlobFolder:
     def has(self, name: str) -> bool:
         """Whether a file lies there."""
         return self.container.head(self.prefix + name) is not None
+
+    def knows(self, name: str) -> bool:
+        """Whether a file lies there as it is here, as far as was seen: it was sent, or it came."""
+        return name in self._there
 
     def read(self, name: str) -> bytes | None:
         """A small file that lies there; None when there is none. Raises IntegrityError, as `pull` does."""
@@ -289,6 +293,15 @@ def _number_of(name: str) -> int:
 
 def _folder(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def _waits(name: str, waiting: set[str]) -> bool:
+    """Whether a file is held back: its folder has one that grows, or one below it has, and it tells of others."""
+    folder = _folder(name)
+    if folder in waiting:
+        return True
+    tells = name.rpartition("/")[2].startswith(LAST)
+    return tells and any(each.startswith(f"{folder}/") for each in waiting)
 
 
 def _in_order(names: Iterable[str]) -> list[list[str]]:

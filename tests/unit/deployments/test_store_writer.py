@@ -12,7 +12,7 @@ from deployments.cli.revalidate import of_champion
 from tasks.artifacts import Cluster, as_configured
 from tasks.common.process import write_json
 from tasks.common.seal import opened, sealed
-from tasks.compute.azureml.folder import Folders
+from tasks.compute.job_folder import Folders
 from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.qualification.verdicts import ClusterVerdict

@@ -17,9 +17,9 @@ from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEnco
 from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
 
 from tasks.compute import open_backend
-from tasks.compute.azureml.folder import code_name, write_code
 from tasks.compute.azureml.render import job_name
 from tasks.compute.job import Job
+from tasks.compute.job_folder import code_name, write_code
 from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.storage import open_files
 
@@ -177,7 +177,7 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
     write_code(tmp_path / "one.zip")
     sha256 = hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
     assert code_name() == f"code/headway-{sha256}.zip"
-    say = [sys.executable, "-c", "from tasks.compute.azureml.folder import code_name; print(code_name())"]
+    say = [sys.executable, "-c", "from tasks.compute.job_folder import code_name; print(code_name())"]
     assert subprocess.run(say, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == code_name()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
     assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)

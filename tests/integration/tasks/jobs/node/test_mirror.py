@@ -130,15 +130,17 @@ def ended(*processes):
 def test_two_machines_and_their_launcher_see_one_folder(launcher, start, tmp_path):
     leader = """
 put("attempt.json", "1"); wait("nodes/1/node.json"); put("metrics.jsonl", "a\\n")
-wait("checkpoints/step-1/receipt-1"); assert (folder / "checkpoints/step-1/shard-1").stat().st_size == 9 << 20
-put("checkpoints/step-1/manifest.json", "{}"); wait("nodes/1/done"); put("result.json", "{}")
+place = "checkpoints/step-1/attempt-1"
+wait(f"{place}/receipt-1.json"); assert not (folder / place / "shard-1.safetensors").exists()
+put(f"{place}/manifest.json", "{}"); wait("nodes/1/done"); put("result.json", "{}")
 (folder / "out").mkdir(); put("out/made", json.loads((folder / "job.json").read_text())["program"])
 assert not (folder / "logs/rank-1.log").exists() and "WORLD_SIZE" not in os.environ
 """
     follower = """
 wait("attempt.json"); put("nodes/1/node.json", os.environ["HEADWAY_LEADER"] + os.environ["HEADWAY_NODE_NAME"])
-put("logs/rank-1.log", "hello"); put("checkpoints/step-1/shard-1", "x" * (9 << 20)); put("checkpoints/step-1/receipt-1", "")
-wait("checkpoints/step-1/manifest.json"); put("nodes/1/done", "")
+place = "checkpoints/step-1/attempt-1"
+put("logs/rank-1.log", "hello"); put(f"{place}/shard-1.safetensors", "x" * (9 << 20)); put(f"{place}/receipt-1.json", "{}")
+wait(f"{place}/manifest.json"); put("nodes/1/done", "")
 """
     side = launcher(_0=leader, _1=follower)
     nodes = start(0, "a"), start(1, "b")
@@ -152,6 +154,7 @@ wait("checkpoints/step-1/manifest.json"); put("nodes/1/done", "")
     assert (here / "out/made").read_text() == str(tmp_path / "a/headway/one/x")
     assert (here / "result.json").exists() and (here / "logs/rank-1.log").read_text() == "hello"
     assert read_json(here / "job.json")["program"] == "{folder}/x", "what the launcher wrote stays as it was"
+    assert (here / "checkpoints/step-1/attempt-1/shard-1.safetensors").stat().st_size == 9 << 20
 
 
 def test_a_machine_that_is_taken_away_is_gone_on_from_on_another_disk(launcher, start):
