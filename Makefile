@@ -15,7 +15,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images clean
+.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images images-refresh clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -80,6 +80,10 @@ audit: .venv/.dev
 # All images of docker/, by buildah or docker; BASE=debian makes their base of Debian's packages, where no registry of images is reached.
 images: .venv/bin/python
 	$(BIN)/python -m benchmarks.images $(if $(BASE),--base $(BASE)) $(ARGS)
+
+# The newest digest of each image that docker/ and .devcontainer/ name by tag and digest.
+images-refresh: .venv/bin/python
+	$(BIN)/python -m benchmarks.images --refresh
 
 # State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:
