@@ -37,14 +37,13 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DEBIAN = "bookworm"
 BASE = f"localhost/headway/base:{DEBIAN}-slim"
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3", "usr-is-merged")
-# As in Debian's own slim images: no manuals, no translations, and no copies of packages after apt installed them.
+# As in the slim images of Debian and Docker: no manuals, no translations, and no copies of packages after apt installed them.
+NO_CACHES = 'APT::Keep-Downloaded-Packages "false"; Dir::Cache { pkgcache ""; srcpkgcache ""; };'
 SLIM = (
     "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
     *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
     "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-    '--aptopt=APT::Keep-Downloaded-Packages "false"',
-    '--aptopt=Dir::Cache::pkgcache ""',
-    '--aptopt=Dir::Cache::srcpkgcache ""',
+    f'--customize-hook=rm -f "$1"/var/cache/apt/*.bin && echo \'{NO_CACHES}\' > "$1/etc/apt/apt.conf.d/docker-clean"',
 )
 
 
