@@ -194,6 +194,19 @@ def test_two_ranks_train_with_deepspeed(image, tmp_path, tokens):
     assert trained["metrics"]["loss"] < 4
 
 
+def test_ray_starts_and_runs_a_task(image):
+    """What `azureml.ray` starts on a node. Ray's Java is no part of the image."""
+    start = (
+        "ray start --head --node-ip-address=127.0.0.1 --num-cpus=1 --object-store-memory=80000000 --disable-usage-stats"
+    )
+    task = "import ray; ray.init('auto'); print('task', ray.get(ray.remote(lambda: 6 * 7).remote()))"
+    ran = image("cluster-cpu").run(
+        "sh", "-ec", f'{start} && python -c "{task}" && ray stop', network=False, seconds=300,
+        RAY_raylet_start_wait_time_s="120", RAY_memory_monitor_refresh_ms="0",
+    )  # fmt: skip
+    assert "task 42" in ok(ran)
+
+
 def test_a_machine_is_qualified(image, tmp_path):
     network = {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64}
     settings = {
