@@ -2,18 +2,24 @@
 
     python -m benchmarks.images [--base debian] [NAME ...]
     python -m benchmarks.images --sizes
+    python -m benchmarks.images --refresh
 
 `--base debian` builds on a small base made of Debian's packages (mmdebstrap) instead of the bases that the Dockerfiles name: for
 machines that reach no registry of images. The CUDA variant of the cluster's image has no such base and is left out.
 
 pip in a build uses the index, the certificates and the folders of wheels of this machine's pip: the settings are a secret of the
 build, and folders that they name are mounted. Only empty folders, where they were mounted, stay in an image.
+
+`--refresh` (`make images-refresh`) asks the registries, by skopeo, for the digest that each tag has today, and writes it behind
+the tag.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -29,8 +35,16 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DEBIAN = "bookworm"
-BASE = f"localhost/headway/base:{DEBIAN}"
-PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
+BASE = f"localhost/headway/base:{DEBIAN}-slim"
+PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3", "usr-is-merged")
+# As in the slim images of Debian and Docker: no manuals, no translations, and no copies of packages after apt installed them.
+NO_CACHES = 'APT::Keep-Downloaded-Packages "false"; Dir::Cache { pkgcache ""; srcpkgcache ""; };'
+SLIM = (
+    "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
+    "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+    f'--customize-hook=rm -f "$1"/var/cache/apt/*.bin && echo \'{NO_CACHES}\' > "$1/etc/apt/apt.conf.d/docker-clean"',
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ def make_base() -> None:
         raise BuildError("the base is made by mmdebstrap, which is not installed: apt-get install mmdebstrap")
     with tempfile.TemporaryDirectory() as folder:
         rootfs = Path(folder) / "rootfs.tar"
-        run("mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, rootfs)
+        run("mmdebstrap", "--variant=minbase", *SLIM, f"--include={','.join(PACKAGES)}", DEBIAN, rootfs)
         import_base(engine(), rootfs)
 
 
@@ -184,15 +198,73 @@ def layers_of(program: str, image: str) -> list[tuple[int, str]]:
     return [(blob["size"], one.get("created_by", "")) for blob, one in zip(blobs, history, strict=True)]
 
 
+# --- the digests behind the tags
+
+PIN = re.compile(r"(?P<image>[\w./-]+:[\w.-]+)@(?P<digest>sha256:[0-9a-f]{64})")
+SOURCE = re.compile(r"(?P<address>https://\S+\.git)#(?P<commit>[0-9a-f]{40})")
+
+
+def refresh(root: Path = ROOT) -> str:
+    """Write the digest that each image's tag has today into the files that name it; a line for each image and source.
+
+    Sources are listed only: our code is written for their commits.
+    """
+    files = [*root.glob("docker/*.Dockerfile"), root / "docker/compose.yaml", root / ".devcontainer/Dockerfile"]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    pinned = dict(sorted(match.groups() for text in texts.values() for match in PIN.finditer(text)))
+    current = {image: current_digest(image) for image in pinned}  # all of them, before a file is written
+    lines = [
+        f"{image}: {'unchanged' if current[image] == old else f'{old} is now {current[image]}'}"
+        for image, old in pinned.items()
+    ]
+    sources = sorted({match.groups() for text in texts.values() for match in SOURCE.finditer(text)})
+    lines += [f"{address}: {commit} stays; {newest_tag(address)}" for address, commit in sources]
+    for path, text in texts.items():
+        path.write_text(PIN.sub(lambda match: f"{match['image']}@{current[match['image']]}", text), encoding="utf-8")
+    return "\n".join(lines)
+
+
+def current_digest(image: str) -> str:
+    """The digest of what a tag names in its registry: of the index, where the image is for several platforms."""
+    if not shutil.which("skopeo"):
+        raise BuildError("digests are looked up by skopeo, which is not installed: apt-get install skopeo")
+    words = ["skopeo", "--command-timeout", "60s", "inspect", "--raw", f"docker://{image}"]
+    ran = subprocess.run(words, capture_output=True)
+    if ran.returncode:
+        raise BuildError(
+            f"{image}: its registry gave no manifest, and no file was changed. Does the tag still exist, and is the registry "
+            f"reached from here? skopeo says: {ran.stderr.decode(errors='replace').strip()}"
+        )
+    if b"schemaVersion" not in ran.stdout:
+        raise BuildError(
+            f"{image}: what its registry sent is no manifest, and no file was changed: {ran.stdout[:80]!r}"
+        )
+    return f"sha256:{hashlib.sha256(ran.stdout).hexdigest()}"
+
+
+def newest_tag(address: str) -> str:
+    """The newest tag of a repository, as words."""
+    tags = [
+        line.split() for line in run("git", "ls-remote", "--tags", "--refs", "--sort=-v:refname", address).splitlines()
+    ]
+    return f"its newest tag is {tags[0][1].removeprefix('refs/tags/')} ({tags[0][0]})" if tags else "it has no tag"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; all without one")
     parser.add_argument("--base", default="", help="debian, or the name of an image; else what each Dockerfile names")
     parser.add_argument("--sizes", action="store_true", help="print the sizes of images and layers, and build nothing")
+    parser.add_argument(
+        "--refresh", action="store_true", help="bring the digests of the bases up to date, and build nothing"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in IMAGES]:
         parser.error(f"no image is called {', '.join(unknown)}; there are {', '.join(IMAGES)}")
     try:
+        if given.refresh:
+            print(refresh())
+            return 0
         program = engine()
         if not given.sizes:
             build_all(program, given.names or [*IMAGES], given.base)

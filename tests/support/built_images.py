@@ -76,7 +76,8 @@ class Built:
             words += ["--ro-bind", source, self._mount_point(target, source)]
         uid, gid = (user or self.user).split(":")
         for target, source in (mounts or {}).items():
-            subprocess.run(["chown", "-R", f"{uid}:{gid}", source], check=True)
+            if source.stat().st_uid != int(uid):  # later everything in it is the user's own, and comes and goes
+                subprocess.run(["chown", "-R", f"{uid}:{gid}", source], check=True)
             words += ["--bind", source, self._mount_point(target, source)]
         given = dict(one.split("=", 1) for one in self.config["Env"]) | env
         for key, value in {"HOSTNAME": host or "container", **given}.items():

@@ -16,7 +16,7 @@ from tiny_model import PROMPTS, export_tiny, make_checkpoint, whole_version
 from training_runs import CONFIG, result, write_tokens
 from waiting import limit, until
 
-from benchmarks.images import named_paths, pip_settings
+from benchmarks.images import ROOT, named_paths, pip_settings
 from tasks.compute.job import Job
 from tasks.compute.nodes import write_nodes
 from tasks.config.engines.deepspeed import ds_config
@@ -46,10 +46,10 @@ SERVING = "tasks.jobs.serve,tasks.jobs.serving,tasks.jobs.gateway,tasks.jobs.rou
 PROGRAMS = {
     "cluster-cpu": ("tasks.jobs,tasks.common.process", SERVING),
     "endpoint": (SERVING, "-"),
-    "orchestrator": ("tasks,flows,deployments", "tasks.jobs"),
-    "platform": ("tasks,flows,deployments", "tasks.jobs.ray"),
+    "orchestrator": ("tasks,flows,deployments", "tasks.jobs,tasks.compute.ray"),
+    "platform": ("tasks,flows,deployments", "tasks.jobs.ray,tasks.compute.ray"),
 }
-"""Of which packages each image's programs are, and which modules below them run elsewhere."""
+"""Of which packages each image's programs are, and which modules below them run elsewhere or need an extra that it lacks."""
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,43 @@ def test_the_image_of_a_node_is_healthy_and_says_what_it_is(image, name):
     one = image(name)
     ok(one.run(*one.health_check(), network=False))
     assert "PyTorch version: 2.13.0" in ok(one.run(*one.default(), network=False))
+
+
+def test_a_checkout_is_checked_and_tested_in_the_image_of_development(image, tmp_path):
+    """The packages that `make install` would bring there are this machine's, for the same Python, beside the checkout."""
+    one, packages = image("development"), Path(pytest.__file__).parents[1]
+    assert packages.parent.name == "python" + ok(
+        one.run("python", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    )
+    (tmp_path / "checkout").mkdir()
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(
+        ["tar", "--create", "--null", "--files-from=-", f"--file={tmp_path}/files.tar"],
+        cwd=ROOT,
+        input=files,
+        check=True,
+    )
+    subprocess.run(["tar", "--extract", f"--file={tmp_path}/files.tar"], cwd=tmp_path / "checkout", check=True)
+    how = {
+        "mounts": {"/workspace": tmp_path / "checkout"},
+        "read_only": {"/packages": packages},
+        "PYTHONPATH": "/packages:.",
+    }
+
+    def inside(words):
+        return ok(one.run("sh", "-ec", f"cd /workspace && {words}", seconds=400, **how))
+
+    inside("git init --quiet && git add . && make --dry-run check test")
+    inside("python -m benchmarks.structure")
+    assert " passed" in inside(
+        "python -m pytest -p no:cacheprovider -q -m unit tests/unit/test_*.py tests/unit/tasks/planning"
+    )
+    inside(
+        "python -c 'import deployments.cli.commands, flows.retrain, tasks.jobs.train, torch, prefect, mlflow, onnxruntime'"
+    )
+    server = "$(ls -d /usr/lib/postgresql/*/bin)"
+    inside(f"{server}/initdb -D /tmp/data >/dev/null && {server}/pg_ctl -D /tmp/data -o '-k /tmp -h \"\"' -w start && "
+           f"psql -h /tmp -d postgres -Atc 'SELECT 1' && {server}/pg_ctl -D /tmp/data -m fast stop")  # fmt: skip
 
 
 @pytest.fixture
@@ -172,6 +209,19 @@ def test_two_ranks_train_with_deepspeed(image, tmp_path, tokens):
         environment={"DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     assert trained["metrics"]["loss"] < 4
+
+
+def test_ray_starts_and_runs_a_task(image):
+    """What `azureml.ray` starts on a node. Ray's Java is no part of the image."""
+    start = (
+        "ray start --head --node-ip-address=127.0.0.1 --num-cpus=1 --object-store-memory=80000000 --disable-usage-stats"
+    )
+    task = "import ray; ray.init('auto'); print('task', ray.get(ray.remote(lambda: 6 * 7).remote()))"
+    ran = image("cluster-cpu").run(
+        "sh", "-ec", f'{start} && python -c "{task}" && ray stop', network=False, seconds=300,
+        RAY_raylet_start_wait_time_s="120", RAY_memory_monitor_refresh_ms="0",
+    )  # fmt: skip
+    assert "task 42" in ok(ran)
 
 
 def test_a_machine_is_qualified(image, tmp_path):
