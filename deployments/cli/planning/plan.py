@@ -338,7 +338,7 @@ def plan(
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
-    bandwidth, paid, hours, assumed = 0.0, None, None, ()
+    bandwidth, paid, hours, assumed = 0.0, None, None, tuple[str, ...]()
     if case:
         cases = read_cases(Path(case))
     else:

@@ -130,8 +130,15 @@ def test_a_user_without_a_name_needs_a_home(tmp_path, home):
     (tmp_path / "errors").mkdir()
     (tmp_path / "mpirun").write_text("#!/bin/sh\nid -u\n")
     (tmp_path / "mpirun").chmod(0o755)
-    nameless = ["bwrap", "--unshare-user", "--uid", "9000", "--gid", "9000", "--dev-bind", "/", "/", "--unsetenv", "HOME"]
-    words = [*nameless, *[word for key, value in home.items() for word in ("--setenv", key, value)]]
+    nameless = ["--unshare-user", "--uid", "9000", "--gid", "9000", "--unsetenv", "HOME"]
+    words = [
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        *nameless,
+        *[word for key, value in home.items() for word in ("--setenv", key, value)],
+    ]
     words += [sys.executable, "-m", "tasks.jobs.node.mpi", str(tmp_path / "mpirun")]
     environment = {**os.environ, "HEADWAY_JOB": str(tmp_path), "HEADWAY_NODE_NAME": "vm1"}
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit(30))
@@ -140,4 +147,5 @@ def test_a_user_without_a_name_needs_a_home(tmp_path, home):
         assert (ran.returncode, ran.stdout, reports) == (0, "9000\n", [])
     else:
         assert ran.returncode == 1 and reports[0]["class"] == "missing", ran.stderr
-        assert "machine vm1 knows no user 9000" in reports[0]["message"] and "Set HOME in the image" in reports[0]["remedy"]
+        assert "machine vm1 knows no user 9000" in reports[0]["message"]
+        assert "Set HOME in the image" in reports[0]["remedy"]
