@@ -141,7 +141,7 @@ def configuration(dataset: str, where: str, size: str, file: Path) -> str:
 
 
 def _place(where: str) -> list[str]:
-    """Where jobs run, as lines; of a place that is based on another, its name and what is to be changed."""
+    """Where jobs run, as lines; of a place that is based on another, its name and what must be changed."""
     base, lines = where, _lines(where)
     while named := next((line.split()[1] for line in lines if line.startswith(f"{BASED_ON}:")), ""):
         base, lines = named, _lines(named)

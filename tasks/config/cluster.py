@@ -100,7 +100,7 @@ class ScratchConfig(Settings):
     size_gib: float = Field(100.0, gt=0)
     """Room that the job needs there, in GiB; less is an error before anything is copied."""
     required: bool = Field(True, exclude_if=lambda wanted: wanted)
-    """Whether a job ends where that folder or its room is missing; `false`: it goes on without, and its log says so."""
+    """Whether a job ends where that folder or its room is missing; `false`: it runs without, and its log reports it."""
     beeond: bool = False
     """Whether the machines' disks are joined into one BeeGFS on demand (BeeOND) for the job; of Slurm only."""
 
