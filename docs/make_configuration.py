@@ -33,7 +33,11 @@ One run has one configuration: a tree of settings, one section a stage. It comes
 - `headway retrain` without `-c` takes the shipped `local`; `-c tiny` takes the shipped `tiny`; `-c my.yaml` takes a file of
   yours. The shipped ones lie in [deployments/configs](../deployments/configs).
 - `-c` may be repeated: `-c tiny -c slurm` trains what `tiny` says where `slurm` says. Sections are merged key by key, and
-  where two files name the same key the later one wins; a list is a value. `ssh`, `slurm`, `azureml` and `ray` say only where.
+  where two files name the same key the later one wins; a list is a value. `ssh`, `slurm`, `azureml` and `ray` say only where,
+  and so do `azureml-cpu`, `azureml-nc-a100`, `azureml-nd-h100` and `azureml-spot`
+  ([azureml.md](azureml.md#configurations-to-start-from)).
+- A file may lie on top of another one: `based_on: azureml-nd-h100`, a shipped configuration or a path. One that says only
+  where may name what is trained when no file does: `trains: codeparrot`.
 - A file names only what it changes. Everything else has the default of the tables below.
 - `--set a.b=value` changes one setting of that run, and may be repeated. The value is read as YAML: `3e-4`, `true`,
   `[a, b]`, and nothing at all for empty.

@@ -51,7 +51,7 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     if training.base and "network" not in training.model_fields_set:
         raise Missing(
             f"the network is that of {training.base}, which is read when a run needs it",
-            remedy="`headway retrain --to plan` plans with it; or set training.network to its shape, or give a --case FILE.",
+            remedy="`headway retrain --to plan` plans with it; or plan its shape: set training.network, or --case FILE.",
         )
     vocab_size = config.preprocessing.tokenizer.vocab_size
     gpus = cluster.nodes * cluster.ranks_per_node

@@ -7,6 +7,7 @@ in HEADWAY_MPI_HOSTS, with the agent of OMPI_MCA_plm_rsh_agent. Ranks meet as to
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,21 +50,42 @@ def mpirun(job: dict[str, Any], *, address: str, port: int, machine: Mapping[str
 
 def main(command: list[str]) -> int:
     """Become mpirun. Without one the job's errors say so, as a failure that does not go away by starting again."""
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    user = os.geteuid()
+    if not os.environ.get("HOME") and not _known(user):  # Open MPI would crash
+        return _missing(
+            f"knows no user {user}, so that Open MPI finds no home",
+            "Set HOME in the image, as docker/cluster.Dockerfile does, or cluster.launcher to torchrun.",
+        )
+    as_root = ["--allow-run-as-root"] if user == 0 else []
     try:
         os.execvp(command[0], [command[0], *as_root, *command[1:]])
     except FileNotFoundError:
-        name = os.environ.get("HEADWAY_NODE_NAME", "")
-        report = {
-            "type": "Missing",
-            "message": f"machine {name} has no {command[0]}, and the job's launcher is mpi".replace("  ", " "),
-            "remedy": "Install Open MPI there (Debian: openmpi-bin), or set cluster.launcher to torchrun.",
-            "class": "missing",
-            "attempt": int(os.environ.get("HEADWAY_ATTEMPT", "1")),
-            "nodes": [],
-        }
-        write_json(Path(os.environ["HEADWAY_JOB"]) / "errors" / f"node-{name or 'leader'}.json", report)
-        return 1
+        return _missing(
+            f"has no {command[0]}, and the job's launcher is mpi",
+            "Install Open MPI there (Debian: openmpi-bin), or set cluster.launcher to torchrun.",
+        )
+
+
+def _known(user: int) -> bool:
+    try:
+        return bool(pwd.getpwuid(user))
+    except KeyError:
+        return False
+
+
+def _missing(what: str, remedy: str) -> int:
+    """Say in the job's errors what this machine lacks; the exit code."""
+    name = os.environ.get("HEADWAY_NODE_NAME", "")
+    report = {
+        "type": "Missing",
+        "message": f"machine {name} {what}".replace("  ", " "),
+        "remedy": remedy,
+        "class": "missing",
+        "attempt": int(os.environ.get("HEADWAY_ATTEMPT", "1")),
+        "nodes": [],
+    }
+    write_json(Path(os.environ["HEADWAY_JOB"]) / "errors" / f"node-{name or 'leader'}.json", report)
+    return 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ import subprocess
 import pytest
 import yaml
 from azure.ai.ml import load_compute, load_job
+from azureml_service import cluster
+from azureml_stand import standing
 from support import HEADWAY
+from waiting import limit
 
 from tasks.hardware.sku import load_sku
 
@@ -72,6 +75,31 @@ def test_its_job_and_its_cluster_are_what_azure_ml_takes(headway, name, tmp_path
     assert sent["time_limit"] < limit * 86400 and sent["retry"]["attempts"] >= 3
     assert sent["watch"]["start_minutes"] * 60 >= sent["watch"]["join_node_seconds"] > 600
     assert (sent["scratch"] or {"required": False})["required"] is False
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory):
+    with standing(tmp_path_factory.mktemp("azureml")) as stand:
+        yield stand
+
+
+@pytest.mark.parametrize(("name", "tier"), [("azureml-cpu", "Dedicated"), ("azureml-spot", "LowPriority")])
+def test_a_program_of_ones_own_runs_there_too(stand, tmp_path, name, tier):
+    """In the fake workspace, whose nodes have no GPUs; the tier must be that of its cluster."""
+    stand.service.clusters = {"mine": cluster(vmPriority=tier)}
+    own = {**OWN["azureml"], "endpoint": stand.service.url, "store": "cloud", "shm_size": "1g"}
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"cluster": {"image": OWN["image"], "gpus_per_node": 0, "azureml": own}})
+    )
+    (tmp_path / "mine.py").write_text('print("of my own")\n')
+    words = [HEADWAY, "submit", "mine.py", "--ranks", "1", "-c", name, "-c", "mine.yaml", "--json"]
+    environment = {**os.environ, "HEADWAY_HOME": str(stand.home)}
+    ran = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=limit(120))
+    assert ran.returncode == 0, ran.stderr + stand.said()
+    folder = stand.home / "jobs" / json.loads(ran.stdout)["id"]
+    assert "of my own" in (folder / "logs" / "rank-0.log").read_text()
+    sent = stand.service.record(stand.service.submitted[-1]).body["properties"]
+    assert sent["tags"]["team"] == "my-team" and "/environments/headway-image/versions/" in sent["environmentId"]
 
 
 def test_a_dry_run_shows_the_plan_with_its_price_and_a_start_names_the_placeholders(headway, tmp_path):

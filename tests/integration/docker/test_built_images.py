@@ -189,8 +189,9 @@ def test_a_job_runs_as_whoever_a_service_makes_of_it(image, tmp_path, tokens, us
     settings = {"training": CONFIG.model_dump(mode="json"), "checkpoint_every_steps": 20, "keep_checkpoints": 2}
     one, how = image("cluster-cpu"), {"inputs": {"tokens": tokens}, "ranks": 2, "launcher": launcher, "user": user}
     assert run_job(one, tmp_path / "job", "tasks.jobs.train", settings, **how)["metrics"]["loss"] < 4
-    words = "import getpass, os, pathlib; print(getpass.getuser(), os.getuid(), "
-    words += "pathlib.Path.home(), os.access(os.getcwd(), os.W_OK))"
+    words = (
+        "import getpass, os; print(getpass.getuser(), os.getuid(), os.path.expanduser('~'), os.access('.', os.W_OK))"
+    )
     home = {"/home/headway": tmp_path / "home"}  # as it is in a container whose files may be written to
     (tmp_path / "home").mkdir()
     said = ok(one.run("python", "-c", words, user=user, mounts=home)).split()

@@ -1,7 +1,9 @@
 """Open MPI as the launcher: real mpirun on this machine and in a real Slurm; over ssh: compute/test_ssh.py."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import time
 
@@ -118,3 +120,32 @@ def test_without_open_mpi_the_job_says_so(tmp_path):
     assert (state.code, state.attempts) == (1, 1)
     report = json.loads(next((tmp_path / "job/errors").glob("*.json")).read_text())
     assert (report["class"], "openmpi-bin" in report["remedy"]) == ("missing", True)
+
+
+@pytest.mark.parametrize("home", [{}, {"HOME": "/tmp"}])
+def test_a_user_without_a_name_needs_a_home(tmp_path, home):
+    """As Azure ML's serverless nodes may have it: Open MPI asks the system for the home of such a user, and crashes."""
+    if not shutil.which("bwrap"):
+        pytest.skip("needs the Debian package bubblewrap")
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nid -u\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    nameless = ["--unshare-user", "--uid", "9000", "--gid", "9000", "--unsetenv", "HOME"]
+    words = [
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        *nameless,
+        *[word for key, value in home.items() for word in ("--setenv", key, value)],
+    ]
+    words += [sys.executable, "-m", "tasks.jobs.node.mpi", str(tmp_path / "mpirun")]
+    environment = {**os.environ, "HEADWAY_JOB": str(tmp_path), "HEADWAY_NODE_NAME": "vm1"}
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=limit(30))
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "errors").glob("*.json")]
+    if home:
+        assert (ran.returncode, ran.stdout, reports) == (0, "9000\n", [])
+    else:
+        assert ran.returncode == 1 and reports[0]["class"] == "missing", ran.stderr
+        assert "machine vm1 knows no user 9000" in reports[0]["message"]
+        assert "Set HOME in the image" in reports[0]["remedy"]
