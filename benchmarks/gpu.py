@@ -5,7 +5,7 @@
 
 Six minutes on one H100. Every step starts a program of tasks/jobs with torchrun, as a backend does, in a folder of its own, and
 has a time limit, so a step that hangs costs no more. What the environment does not hold is skipped by name. What was seen goes
-into docs/proof/gpu.md. `--rehearse` runs the same steps on a CPU at a small size, and proves nothing about GPUs.
+into gpu.md in docs/proof. `--rehearse` runs the same steps on a CPU at a small size, and proves nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks.proof import Failed, Proof, Skipped, Step, command, tail
 from benchmarks.scratch import scratch
@@ -45,6 +43,8 @@ from tasks.qualification.measured import read_measurement
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "proof" / "gpu.md"
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformer-engine", "onnxruntime-gpu", "onnxruntime", "vllm")
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
+"""Without which no step runs."""
 SKUS = {"H100": "nd96isr_h100_v5", "H200": "nd96isr_h200_v5", "A100": "nd96amsr_a100_v4"}
 """Whose file has a GPU's peak, by what is in the GPU's name."""
 BY_THE_SIDE = 0.02
@@ -108,7 +108,9 @@ class Machine:
 
 
 def this_machine(*, rehearse: bool) -> Machine:
-    """Raises Skipped where there is no GPU."""
+    """Raises Skipped where there is no GPU, or nothing that trains."""
+    if missing := [name for name in NEEDED if not find_spec(name)]:
+        raise Skipped(f"{', '.join(missing)} is not installed: pip install -c constraints.txt -e '.[train]'")
     if rehearse:
         return Machine(f"{os.cpu_count()} cores of {os.uname().machine}", 0, sku=load_sku("local-cpu"))
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -404,13 +406,17 @@ print(json.dumps({**said, "error": float(np.abs(ours - right).max()), "scale": f
 """
 BY_VLLM = """
 import json, sys
+from pathlib import Path
 if __name__ == "__main__":
     import vllm
+    from tasks.jobs.exporting.comparison import Original
     golden = json.loads(sys.argv[2])["prompts"]
     limits = {"max_model_len": 128, "gpu_memory_utilization": 0.3, "enforce_eager": True, "dtype": "bfloat16"}
     model = vllm.LLM(model=sys.argv[1], **limits)
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=16)
-    answers = [list(one.outputs[0].token_ids) for one in model.generate([one["prompt"] for one in golden], greedy)]
+    encode = Original(Path(sys.argv[1])).encode
+    prompts = [{"prompt_token_ids": encode(one["prompt"])} for one in golden]
+    answers = [list(one.outputs[0].token_ids) for one in model.generate(prompts, greedy)]
     pairs = [list(zip(ours, one["tokens"])) for ours, one in zip(answers, golden)]
     same = sum(left == right for pair in pairs for left, right in pair)
     first = sum(bool(pair) and pair[0][0] == pair[0][1] for pair in pairs)
@@ -421,6 +427,9 @@ if __name__ == "__main__":
 
 
 def small_tokenizer(texts: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -530,7 +539,7 @@ def main() -> int:
     try:
         machine = this_machine(rehearse=given.rehearse)
     except Skipped as reason:
-        print(f"error: {reason}. Run it on a machine with one, or rehearse on the CPU: --rehearse", file=sys.stderr)
+        print(f"error: {reason}. `make gpu` needs a GPU; --rehearse takes its steps on the CPU", file=sys.stderr)
         return 6
     proof = Proof(given.minutes * 60)
     local = {"transformer_impl": "transformer_engine" if find_spec("transformer_engine") else "local"}
