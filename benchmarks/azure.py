@@ -325,6 +325,7 @@ class Cloud:
             endpoint |= {"image": serving, "identity": self.identity}
         return {
             "cluster": cluster,
+            "benchmark": {"checks": ["health", "compute", "collectives"], "seconds": 0.5},  # two nodes are one pair
             "training": {"model": "smoke", "steps": given.steps},
             "planning": {"checkpoint": {"every_steps": EVERY}, "spending": {"region": given.region}},
             "deployment": {"backend": "azureml", "endpoint": "smoke", "azureml": endpoint},
