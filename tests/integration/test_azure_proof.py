@@ -144,7 +144,7 @@ def test_the_whole_of_it(az, tmp_path, monkeypatch):
         options = [word for setting in settings for word in ("--set", setting)]
         store = tmp_path / "store.yaml"
         store.write_text(json.dumps(yaml.safe_load((stand.home / "stores.yaml").read_text())["stores"]["cloud"]))
-        where = ["--group", "g", "--workspace", "w", "--store", str(store), "--steps", "600"]
+        where = ["--group", "g", "--workspace", "w", "--store", str(store), "--steps", "1500"]
         code, out, err = run(tmp_path / "run", "--yes", *where, *IMAGES, *options, seconds=1500)
         seen = verdicts(tmp_path / "run")
         assert code == 0, f"{out}\n{err[-6000:]}\n{stand.said()}"
