@@ -332,18 +332,17 @@ class Bench:
         values = [token for text in texts for token in [*tokenizer.encode(text), 0]]
         return write_tokens(folder, values, len(tokenizer))
 
-    @property
-    def exported(self) -> Path:
-        """A small network that was trained, and exported in float16 too. Raises Failed."""
+    def exported(self, seconds: float) -> Path:
+        """The folder of a small network that was trained and exported, once. Raises Failed."""
         folder = self.folder / "export"
         if not folder.exists():
             steps = 200 if self.machine.gpus else 10
             training = self.training(network=self.size.small, sequence_length=128, steps=steps, learning_rate=2e-3)
             settings = self.settings(training, ExecutionConfig(), every=steps)
-            trained = self.job("small", "tasks.jobs.train", settings, {"tokens": self.small_tokens}, seconds=60)
+            trained = self.job("small", "tasks.jobs.train", settings, {"tokens": self.small_tokens}, seconds=seconds)
             export = ExportConfig(golden_prompts=PROMPTS, golden_tokens=16, variants=(), speed_seconds=0.1)
             told = {"export": export.model_dump(mode="json"), "threads": self.threads, "measured": 128}
-            self.job("export", "tasks.jobs.export", told, {"checkpoint": trained / "out"}, seconds=120)
+            self.job("export", "tasks.jobs.export", told, {"checkpoint": trained / "out"}, seconds=seconds)
         if not (folder / "result.json").exists():
             raise Failed("the export failed before")
         return folder / "out"
@@ -351,13 +350,12 @@ class Bench:
     def onnx(self, seconds: float) -> str:
         """The exported graph in float16 on CUDA, beside the same graph on the CPU."""
         provider = "CUDAExecutionProvider" if self.machine.gpus else "CPUExecutionProvider"
-        model = self.exported
-        words = [sys.executable, "-c", ON_PROVIDER, str(self.folder / "small" / "out"), str(model), provider]
-        seen = self.answer(words, "onnx", seconds)
+        self.exported(seconds)
+        seen = self.answer("onnx", provider, seconds)
         if "skipped" in seen:
             raise Skipped(seen["skipped"])
         if seen["provider"] != provider:
-            raise Failed(f"ONNX Runtime took {seen['provider']} instead of {provider}: {seen['why']}")
+            raise Failed(f"ONNX Runtime took {seen['provider']} instead of {provider}")
         if not seen["error"] <= SAME_LOGITS * seen["scale"]:
             raise Failed(f"logits differ by {seen['error']:.3g} from the CPU's, of at most {seen['scale']:.3g}")
         return f"{provider}: logits within {seen['error']:.2g} of the CPU's, of at most {seen['scale']:.3g}"
@@ -366,64 +364,19 @@ class Bench:
         """The Hugging Face folder of a training, loaded by vLLM, and its greedy answers beside the exported model's."""
         if not find_spec("vllm"):
             raise Skipped("vllm is not installed")
-        golden = read_json(self.exported / "golden.json") or {}
-        words = [sys.executable, "-c", BY_VLLM, str(self.folder / "small" / "out"), json.dumps(golden)]
-        seen = self.answer(words, "vllm", seconds)
+        seen = self.answer("vllm", self.exported(seconds) / "golden.json", seconds)
         if not seen["tokens"] or seen["first"] < 1:
             raise Failed(f"vLLM's answers begin otherwise than the exported model's: {seen}")
         return f"vLLM {seen['version']}: {seen['same']} of {seen['tokens']} greedy tokens are the exported model's"
 
-    def answer(self, words: list[str], name: str, seconds: float) -> dict[str, Any]:
-        """What a small program prints as its last line: a JSON object."""
-        log = self.folder / f"{name}.log"
-        code = command(words, seconds=seconds, log=log, environment={"PYTHONPATH": str(ROOT)})
-        if code:
+    def answer(self, runtime: str, given: str | Path, seconds: float) -> dict[str, Any]:
+        """What gpu_models.py says of the small network that was trained."""
+        log = self.folder / f"{runtime}.log"
+        words = [sys.executable, "-m", "benchmarks.gpu_models", runtime, self.folder / "small" / "out", given]
+        if code := command(words, seconds=seconds, log=log, environment={"PYTHONPATH": str(ROOT)}):
             raise Failed(f"it ended with code {code}: {tail(log)}")
         output: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])
         return output
-
-
-ON_PROVIDER = """
-import json, sys, tempfile
-from pathlib import Path
-import numpy as np
-import onnxruntime
-from tasks.jobs.exporting.comparison import OnnxNetwork
-from tasks.jobs.exporting.graph import build
-checkpoint, model, provider = sys.argv[1:]
-if provider not in onnxruntime.get_available_providers():
-    lacking = f"onnxruntime {onnxruntime.__version__} is built without {provider}: pip install onnxruntime-gpu"
-    print(json.dumps({"skipped": lacking}))
-    sys.exit()
-tokens = np.random.default_rng(0).integers(0, 300, size=(2, 32))
-with tempfile.TemporaryDirectory() as folder:
-    build(Path(checkpoint), Path(folder) / "model", precision="fp16", context=128)
-    wanted = OnnxNetwork(Path(folder) / "model", threads=2, provider=provider)
-    plain = OnnxNetwork(Path(folder) / "model", threads=2)
-    ours, right = wanted.logits(tokens), plain.logits(tokens)
-said = {"provider": wanted.provider, "why": "see onnx.log"}
-print(json.dumps({**said, "error": float(np.abs(ours - right).max()), "scale": float(np.abs(right).max())}))
-"""
-BY_VLLM = """
-import json, sys
-from pathlib import Path
-if __name__ == "__main__":
-    import vllm
-    from tasks.jobs.exporting.comparison import Original
-    golden = json.loads(sys.argv[2])["prompts"]
-    limits = {"max_model_len": 128, "gpu_memory_utilization": 0.3, "enforce_eager": True, "dtype": "bfloat16"}
-    model = vllm.LLM(model=sys.argv[1], **limits)
-    greedy = vllm.SamplingParams(temperature=0.0, max_tokens=16)
-    encode = Original(Path(sys.argv[1])).encode
-    prompts = [{"prompt_token_ids": encode(one["prompt"])} for one in golden]
-    answers = [list(one.outputs[0].token_ids) for one in model.generate(prompts, greedy)]
-    pairs = [list(zip(ours, one["tokens"])) for ours, one in zip(answers, golden)]
-    same = sum(left == right for pair in pairs for left, right in pair)
-    first = sum(bool(pair) and pair[0][0] == pair[0][1] for pair in pairs)
-    print()
-    said = {"same": same, "tokens": sum(map(len, pairs)), "first": first, "version": vllm.__version__}
-    print(json.dumps(said), flush=True)
-"""
 
 
 def small_tokenizer(texts: list[str]) -> Any:
