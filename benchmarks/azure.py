@@ -46,6 +46,8 @@ NOBODY = "00000000-0000-0000-0000-000000000000"
 """User name of a login to a registry by a token (az acr login --expose-token)."""
 RIGHTS_SECONDS, LOOK_SECONDS = 600.0, 10.0
 """How long new role assignments may take to hold, and between two looks."""
+IDLE_SECONDS = 600
+"""After which an idle node is given back: it outlasts the time between two steps."""
 EVERY = 50
 """Steps between two checkpoints."""
 ABSENT = re.compile(r"not ?found|does not exist|there is no", re.IGNORECASE)
@@ -264,16 +266,16 @@ class Cloud:
         return f"{self.registry}/headway/{name}:{images.VERSION}"
 
     def cluster(self, seconds: float) -> str:
-        """The cluster from the file that `headway job render` writes, and the rights from `headway doctor --rights`."""
+        """The cluster, and the rights that `headway doctor --rights` prints; nobody may read the store before."""
         given, deadline = self.given, time.monotonic() + seconds
         self.configure()
-        self.publish()
         if not given.config:
-            self.headway("job", "render", *self.configured, "--to", self.folder / "rendered", seconds=120)
             where = ["--resource-group", given.group, "--workspace-name", given.workspace]
             who = ["--identity-type", "user_assigned", "--user-assigned-identities", self.identity]
-            file = self.folder / "rendered" / "compute.yml"
-            self.az("ml", "compute", "create", "--file", file, *where, *who, seconds=seconds)
+            nodes = ["--size", given.size, "--min-instances", 0, "--max-instances", NODES]
+            nodes += ["--idle-time-before-scale-down", IDLE_SECONDS]
+            cluster = ["--name", "smoke", "--type", "AmlCompute", *nodes]
+            self.az("ml", "compute", "create", *cluster, *where, *who, seconds=seconds)
             rights = self.folder / "rights.sh"
             script = subprocess.run(
                 [str(HEADWAY), "doctor", *self.configured, "--rights"],
@@ -285,12 +287,18 @@ class Cloud:
             rights.write_text(script.stdout)
             if script.returncode or command(["bash", rights], seconds=seconds, log=self.folder / "rights.log"):
                 raise Failed(f"{script.stderr.strip() or tail(self.folder / 'rights.log')}")
-        while True:  # rights hold some minutes after they were given
+        findings = self.in_order(min(deadline, time.monotonic() + RIGHTS_SECONDS))
+        self.publish()
+        return f"{findings} findings of headway doctor, all in order"
+
+    def in_order(self, deadline: float) -> int:
+        """Wait until `headway doctor` finds nothing wrong: rights hold some minutes after they were given."""
+        while True:
             told = self.headway("doctor", *self.configured, seconds=180, codes=(0, 6))
             bad = [f"{one['name']}: {one['said']}" for one in told["findings"] if not one["ok"]]
             if not bad:
-                return f"{len(told['findings'])} findings of headway doctor, all in order"
-            if time.monotonic() > min(deadline, deadline - seconds + RIGHTS_SECONDS):
+                return len(told["findings"])
+            if time.monotonic() > deadline:
                 raise Failed("; ".join(bad))
             time.sleep(LOOK_SECONDS)
 
@@ -315,7 +323,7 @@ class Cloud:
         """What the smoke test adds to the shipped `tiny` and `azureml`; of a workspace that is there as little as may be."""
         given = self.given
         where = {"subscription_id": self.subscription, "resource_group": given.group, "workspace": given.workspace}
-        machines = {**where, "compute": "smoke", "size": given.size, "idle_minutes": 10, "shm_size": "2g"}
+        machines = {**where, "compute": "smoke", "size": given.size, "shm_size": "2g"}
         image = given.image or (self.pushed("cluster-cpu") if self.registry else "")
         serving = given.endpoint_image or (self.pushed("endpoint") if self.registry else "")
         cluster: dict[str, Any] = {"name": "smoke", "nodes": NODES, "time_limit_minutes": 30}
@@ -325,6 +333,7 @@ class Cloud:
             endpoint |= {"image": serving, "identity": self.identity}
         return {
             "cluster": cluster,
+            "benchmark": {"checks": ["health", "compute", "collectives"], "seconds": 0.5},  # two nodes are one pair
             "training": {"model": "smoke", "steps": given.steps},
             "planning": {"checkpoint": {"every_steps": EVERY}, "spending": {"region": given.region}},
             "deployment": {"backend": "azureml", "endpoint": "smoke", "azureml": endpoint},
@@ -528,6 +537,7 @@ def run(cloud: Cloud, proof: Proof) -> None:
     if proof.failed:
         return
     if not agreed(cloud.given, rest, cloud.price):
+        print("nobody agreed, so nothing is created; --yes agrees without a question", file=sys.stderr)
         raise KeyboardInterrupt
     for paid in rest:
         if failed := proof.failed:

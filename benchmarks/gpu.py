@@ -5,7 +5,7 @@
 
 Six minutes on one H100. Every step starts a program of tasks/jobs with torchrun, as a backend does, in a folder of its own, and
 has a time limit, so a step that hangs costs no more. What the environment does not hold is skipped by name. What was seen goes
-into docs/proof/gpu.md. `--rehearse` runs the same steps on a CPU at a small size, and proves nothing about GPUs.
+into gpu.md in docs/proof. `--rehearse` runs the same steps on a CPU at a small size, and proves nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks.proof import Failed, Proof, Skipped, Step, command, tail
 from benchmarks.scratch import scratch
@@ -45,6 +43,8 @@ from tasks.qualification.measured import read_measurement
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "proof" / "gpu.md"
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformer-engine", "onnxruntime-gpu", "onnxruntime", "vllm")
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors")
+"""Without which no step runs."""
 SKUS = {"H100": "nd96isr_h100_v5", "H200": "nd96isr_h200_v5", "A100": "nd96amsr_a100_v4"}
 """Whose file has a GPU's peak, by what is in the GPU's name."""
 BY_THE_SIDE = 0.02
@@ -108,7 +108,9 @@ class Machine:
 
 
 def this_machine(*, rehearse: bool) -> Machine:
-    """Raises Skipped where there is no GPU."""
+    """Raises Skipped where there is no GPU, or nothing that trains."""
+    if missing := [name for name in NEEDED if not find_spec(name)]:
+        raise Skipped(f"{', '.join(missing)} is not installed: pip install -c constraints.txt -e '.[train]'")
     if rehearse:
         return Machine(f"{os.cpu_count()} cores of {os.uname().machine}", 0, sku=load_sku("local-cpu"))
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -330,18 +332,17 @@ class Bench:
         values = [token for text in texts for token in [*tokenizer.encode(text), 0]]
         return write_tokens(folder, values, len(tokenizer))
 
-    @property
-    def exported(self) -> Path:
-        """A small network that was trained, and exported in float16 too. Raises Failed."""
+    def exported(self, seconds: float) -> Path:
+        """The folder of a small network that was trained and exported, once. Raises Failed."""
         folder = self.folder / "export"
         if not folder.exists():
             steps = 200 if self.machine.gpus else 10
             training = self.training(network=self.size.small, sequence_length=128, steps=steps, learning_rate=2e-3)
             settings = self.settings(training, ExecutionConfig(), every=steps)
-            trained = self.job("small", "tasks.jobs.train", settings, {"tokens": self.small_tokens}, seconds=60)
+            trained = self.job("small", "tasks.jobs.train", settings, {"tokens": self.small_tokens}, seconds=seconds)
             export = ExportConfig(golden_prompts=PROMPTS, golden_tokens=16, variants=(), speed_seconds=0.1)
             told = {"export": export.model_dump(mode="json"), "threads": self.threads, "measured": 128}
-            self.job("export", "tasks.jobs.export", told, {"checkpoint": trained / "out"}, seconds=120)
+            self.job("export", "tasks.jobs.export", told, {"checkpoint": trained / "out"}, seconds=seconds)
         if not (folder / "result.json").exists():
             raise Failed("the export failed before")
         return folder / "out"
@@ -349,13 +350,12 @@ class Bench:
     def onnx(self, seconds: float) -> str:
         """The exported graph in float16 on CUDA, beside the same graph on the CPU."""
         provider = "CUDAExecutionProvider" if self.machine.gpus else "CPUExecutionProvider"
-        model = self.exported
-        words = [sys.executable, "-c", ON_PROVIDER, str(self.folder / "small" / "out"), str(model), provider]
-        seen = self.answer(words, "onnx", seconds)
+        self.exported(seconds)
+        seen = self.answer("onnx", provider, seconds)
         if "skipped" in seen:
             raise Skipped(seen["skipped"])
         if seen["provider"] != provider:
-            raise Failed(f"ONNX Runtime took {seen['provider']} instead of {provider}: {seen['why']}")
+            raise Failed(f"ONNX Runtime took {seen['provider']} instead of {provider}")
         if not seen["error"] <= SAME_LOGITS * seen["scale"]:
             raise Failed(f"logits differ by {seen['error']:.3g} from the CPU's, of at most {seen['scale']:.3g}")
         return f"{provider}: logits within {seen['error']:.2g} of the CPU's, of at most {seen['scale']:.3g}"
@@ -364,63 +364,25 @@ class Bench:
         """The Hugging Face folder of a training, loaded by vLLM, and its greedy answers beside the exported model's."""
         if not find_spec("vllm"):
             raise Skipped("vllm is not installed")
-        golden = read_json(self.exported / "golden.json") or {}
-        words = [sys.executable, "-c", BY_VLLM, str(self.folder / "small" / "out"), json.dumps(golden)]
-        seen = self.answer(words, "vllm", seconds)
+        seen = self.answer("vllm", self.exported(seconds) / "golden.json", seconds)
         if not seen["tokens"] or seen["first"] < 1:
             raise Failed(f"vLLM's answers begin otherwise than the exported model's: {seen}")
         return f"vLLM {seen['version']}: {seen['same']} of {seen['tokens']} greedy tokens are the exported model's"
 
-    def answer(self, words: list[str], name: str, seconds: float) -> dict[str, Any]:
-        """What a small program prints as its last line: a JSON object."""
-        log = self.folder / f"{name}.log"
-        code = command(words, seconds=seconds, log=log, environment={"PYTHONPATH": str(ROOT)})
-        if code:
+    def answer(self, runtime: str, given: str | Path, seconds: float) -> dict[str, Any]:
+        """What gpu_models.py says of the small network that was trained."""
+        log = self.folder / f"{runtime}.log"
+        words = [sys.executable, "-m", "benchmarks.gpu_models", runtime, self.folder / "small" / "out", given]
+        if code := command(words, seconds=seconds, log=log, environment={"PYTHONPATH": str(ROOT)}):
             raise Failed(f"it ended with code {code}: {tail(log)}")
         output: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])
         return output
 
 
-ON_PROVIDER = """
-import json, sys, tempfile
-from pathlib import Path
-import numpy as np
-import onnxruntime
-from tasks.jobs.exporting.comparison import OnnxNetwork
-from tasks.jobs.exporting.graph import build
-checkpoint, model, provider = sys.argv[1:]
-if provider not in onnxruntime.get_available_providers():
-    lacking = f"onnxruntime {onnxruntime.__version__} is built without {provider}: pip install onnxruntime-gpu"
-    print(json.dumps({"skipped": lacking}))
-    sys.exit()
-tokens = np.random.default_rng(0).integers(0, 300, size=(2, 32))
-with tempfile.TemporaryDirectory() as folder:
-    build(Path(checkpoint), Path(folder) / "model", precision="fp16", context=128)
-    wanted = OnnxNetwork(Path(folder) / "model", threads=2, provider=provider)
-    plain = OnnxNetwork(Path(folder) / "model", threads=2)
-    ours, right = wanted.logits(tokens), plain.logits(tokens)
-said = {"provider": wanted.provider, "why": "see onnx.log"}
-print(json.dumps({**said, "error": float(np.abs(ours - right).max()), "scale": float(np.abs(right).max())}))
-"""
-BY_VLLM = """
-import json, sys
-if __name__ == "__main__":
-    import vllm
-    golden = json.loads(sys.argv[2])["prompts"]
-    limits = {"max_model_len": 128, "gpu_memory_utilization": 0.3, "enforce_eager": True, "dtype": "bfloat16"}
-    model = vllm.LLM(model=sys.argv[1], **limits)
-    greedy = vllm.SamplingParams(temperature=0.0, max_tokens=16)
-    answers = [list(one.outputs[0].token_ids) for one in model.generate([one["prompt"] for one in golden], greedy)]
-    pairs = [list(zip(ours, one["tokens"])) for ours, one in zip(answers, golden)]
-    same = sum(left == right for pair in pairs for left, right in pair)
-    first = sum(bool(pair) and pair[0][0] == pair[0][1] for pair in pairs)
-    print()
-    said = {"same": same, "tokens": sum(map(len, pairs)), "first": first, "version": vllm.__version__}
-    print(json.dumps(said), flush=True)
-"""
-
-
 def small_tokenizer(texts: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -530,7 +492,7 @@ def main() -> int:
     try:
         machine = this_machine(rehearse=given.rehearse)
     except Skipped as reason:
-        print(f"error: {reason}. Run it on a machine with one, or rehearse on the CPU: --rehearse", file=sys.stderr)
+        print(f"error: {reason}. `make gpu` needs a GPU; --rehearse takes its steps on the CPU", file=sys.stderr)
         return 6
     proof = Proof(given.minutes * 60)
     local = {"transformer_impl": "transformer_engine" if find_spec("transformer_engine") else "local"}

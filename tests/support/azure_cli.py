@@ -52,7 +52,17 @@ COMMANDS = {
     "ml workspace delete": (GROUPED, ("--permanently-delete", "--yes", "--all-resources", "--no-wait")),
     "ml compute create": (
         ("--resource-group", "--workspace-name"),
-        ("--file", "--name", "--identity-type", "--user-assigned-identities"),
+        (
+            "--file",
+            "--name",
+            "--type",
+            "--size",
+            "--min-instances",
+            "--max-instances",
+            "--idle-time-before-scale-down",
+            "--identity-type",
+            "--user-assigned-identities",
+        ),
     ),
     "ml compute list-usage": (("--resource-group", "--workspace-name"), ("--location",)),
     "ml compute show": ((*GROUPED, "--workspace-name"), ()),
@@ -103,8 +113,6 @@ def answer(name, options, kept):
         return {"accessToken": os.environ["AZ_TOKEN"], "expires_on": 4102444800, "expiresOn": "2100-01-01 00:00:00.0"}
     if name == "acr login":
         return {"accessToken": "of the registry", "loginServer": f"{what}.azurecr.io"}
-    if name == "ml compute create":
-        return kept.append({"kind": "compute", "name": Path(options["--file"]).read_text(), "group": group})
     if name.endswith(" create") and name != "role assignment create":
         kind = name.removesuffix(" create")
         return kept.append({"kind": kind, "name": what, "group": group or (what if kind == "group" else "")})
