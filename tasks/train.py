@@ -52,6 +52,7 @@ def train(
     count.
     """
     require_signer(Checkpoint, config.model)
+    _require_folder(config.engine, on)
     if base:
         require_signed(base)
     limits = saving(
@@ -75,6 +76,15 @@ def train(
     sign(checkpoint)
     remember(config, how, under, on=on, metrics=job.result["metrics"])
     return checkpoint
+
+
+def _require_folder(engine: str, on: Cluster) -> None:
+    why = ENGINES[engine].cannot_mirror
+    if why and on.nodes > 1 and not on.config.shares_folder:
+        raise ValueError(
+            f"the engine {engine} runs on one machine of {on.name}, whose machines share no folder; nodes is {on.nodes}: {why}. "
+            "Set cluster.nodes to 1, use the engine torch or deepspeed, or a cluster with a shared folder (slurm)"
+        )
 
 
 def remember(

@@ -239,6 +239,11 @@ class ClusterConfig(Settings):
         return self.mirror is None and self.section.jobs_see_home
 
     @property
+    def shares_folder(self) -> bool:
+        """Whether the machines of a job have its folder in common."""
+        return self.capabilities.shared_folder and self.mirror is None
+
+    @property
     def size(self) -> str:
         """VM size of the machines, where a section names it."""
         sections = {name: dict(section) for name, section in self if isinstance(section, BackendSettings)}

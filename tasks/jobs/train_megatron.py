@@ -25,6 +25,7 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt
+from tasks.jobs.checkpoint.mirrored import neighbours
 from tasks.jobs.checkpoint.retention import clean
 from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
@@ -66,6 +67,8 @@ def run(rank: Rank) -> dict[str, Any]:
         )
     if rank.world_size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ValueError("the engine megatron needs torchrun: set cluster.launcher to torchrun")
+    if len(neighbours(rank.folder / "checkpoints", rank.rank, rank.world_size)) < rank.world_size:
+        raise ValueError("the engine megatron needs a folder that its machines share: set cluster.nodes to 1")
     open_source(rank.inputs, config, execution)
     require_apart(rank, config, execution)
     # Rank 0 claims an attempt, chooses a checkpoint, and writes what is to be started; the others take its word.
@@ -108,7 +111,7 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     mend(rank.folder / "metrics.jsonl")
     attempt = claim_attempt(checkpoints, rank.attempt)
     clean(checkpoints, attempt)
-    manifest = choose(checkpoints, _identity(rank, config, execution), attempt=attempt)
+    manifest = choose(checkpoints, _identity(rank, config, execution), attempt=attempt, whole=True)
     for old in (rank.folder / "megatron").glob("attempt-*"):
         shutil.rmtree(old)
     own = rank.folder / "megatron" / f"attempt-{attempt}"

@@ -80,6 +80,8 @@ class Engine(ABC):
     """What a job of it runs."""
     cannot_continue: str = ""
     """Why no other run can go on from its checkpoints; empty: it can."""
+    cannot_mirror: str = ""
+    """Why it needs a folder that its machines share; empty: it can do without."""
     laid_out_by_precision: str = ""
     """What of its checkpoints is laid out by `training.precision`, so that a run of another one cannot go on; empty: nothing."""
     planned = Planned()

@@ -18,6 +18,7 @@ class MegatronEngine(Engine):
 
     program = "tasks.jobs.train_megatron"
     cannot_continue = "training cannot continue from another run's Megatron-LM checkpoints"
+    cannot_mirror = "Megatron-LM's index of the data and its checkpoints are read by ranks of all machines"
     planned = Planned(
         plain_torch=False,
         state_bytes={"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp8": (2, 4, 12)},

@@ -14,7 +14,8 @@ from typing import Any
 from tasks.common.errors import IntegrityError
 from tasks.config.continue_from import CONTINUES, differing
 from tasks.config.training import TrainingConfig
-from tasks.jobs.checkpoint.files import Manifest, manifests, place_of, quarantine, quarantined, verify
+from tasks.jobs.checkpoint.files import Manifest, manifests, place_of, quarantine, quarantined, read_manifest, verify
+from tasks.jobs.checkpoint.mirrored import bring, terms
 from tasks.jobs.checkpoint.retention import pin
 
 
@@ -30,14 +31,15 @@ def identity(
     return {"training": config.model_dump(mode="json"), "tokens": dict(tokens), **version}
 
 
-def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0) -> Manifest | None:
+def choose(root: Path, wanted: Mapping[str, Any], *, attempt: int = 0, whole: bool = False) -> Manifest | None:
     """The newest checkpoint whose every byte verifies; None when there never was one. What fails is quarantined.
 
-    It is pinned for the attempt first, so that nobody deletes it. Raises IntegrityError when there are checkpoints and none is
+    It is pinned for the attempt first, so that nobody deletes it. Where the folder is mirrored, only what lies here is verified,
+    unless `whole` has the rest come. Raises IntegrityError when there are checkpoints and none is
     good, ValueError when the good one is of another run.
     """
     reasons: list[str] = []
-    for item in _good(root, attempt, reasons):
+    for item in _good(root, attempt, reasons, whole=whole):
         if differences := differing(item.identity, wanted):
             where = place_of(root, item.step, item.attempt)
             raise ValueError(
@@ -60,7 +62,7 @@ def good_ones(root: Path, wanted: Mapping[str, Any]) -> dict[tuple[int, int], Ma
     return {(each.step, each.attempt): each for each in results if not differing(each.identity, wanted)}
 
 
-def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
+def _good(root: Path, attempt: int, reasons: list[str], *, whole: bool = False) -> Iterator[Manifest]:
     for path in manifests(root):
         if reason := quarantined(path.parent):
             reasons.append(reason)
@@ -68,6 +70,8 @@ def _good(root: Path, attempt: int, reasons: list[str]) -> Iterator[Manifest]:
         try:
             if attempt:
                 pin(path.parent, attempt)
+            if whole and terms(root):
+                bring(root, 0, [path.parent / entry["path"] for entry in read_manifest(path).files])
             yield verify(path)
         except IntegrityError as error:
             print(f"quarantined: {error}", file=sys.stderr, flush=True)

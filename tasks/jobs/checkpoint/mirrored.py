@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,31 @@ def say_durable(job: Path, step: int, attempt: int) -> None:
     write_json(job / PLACE / "durable.json", {"step": step, "attempt": attempt})
 
 
-def wait_until_durable(root: Path, step: int, attempt: int, *, seconds: float) -> None:
-    """Until a committed checkpoint is whole in the store. Raises OSError when that takes longer."""
-    until = time.monotonic() + seconds
-    while not _is_durable(root, (step, attempt)):
-        if time.monotonic() > until:
+@dataclass(frozen=True)
+class Limit:
+    """How far the store may be behind a save that began at `began`, by this machine's clock."""
+
+    seconds: float
+    began: float
+
+    def require(self, what: str) -> None:
+        """Raise OSError when it is over, and something is still waited for."""
+        if time.monotonic() > self.began + self.seconds:
             raise OSError(
-                errno.ETIMEDOUT, f"step {step} is not in the store after {seconds:g} s: it is on this machine alone"
+                errno.ETIMEDOUT, f"{what} is not in the store after {self.seconds:g} s (cluster.mirror.max_lag_minutes)"
             )
+
+
+def lag_limit(root: Path) -> Limit | None:
+    """That of a save that begins now; None where the folder is not mirrored."""
+    output = terms(root)
+    return Limit(float(output["max_lag_seconds"]), time.monotonic()) if output else None
+
+
+def wait_until_durable(root: Path, step: int, attempt: int, limit: Limit) -> None:
+    """Until a committed checkpoint is whole in the store. Raises OSError when that takes longer."""
+    while not _is_durable(root, (step, attempt)):
+        limit.require(f"step {step}")
         time.sleep(POLL_SECONDS)
 
 

@@ -37,7 +37,7 @@ from tasks.jobs.checkpoint.files import (
     sync,
     verify,
 )
-from tasks.jobs.checkpoint.mirrored import lying_here, neighbours, terms, wait_until_durable
+from tasks.jobs.checkpoint.mirrored import Limit, lag_limit, lying_here, neighbours, wait_until_durable
 from tasks.jobs.checkpoint.retention import clean_failed, retain
 
 # The newest checkpoint is read again in the background, so that a disk that forgets is noticed before it is needed.
@@ -124,14 +124,15 @@ class Writing:
             alone = replace(self, root=self.local, rank=0, world_size=1, keep=LOCAL_KEEP, keep_every=None)
             alone.save(step, consumed_samples)
             return
-        folder = place_of(Path(self.root), step, self.attempt)
+        folder, limit = place_of(Path(self.root), step, self.attempt), lag_limit(Path(self.root))
         folder.mkdir(parents=True, exist_ok=True)
         create_only(folder / f"receipt-{self.rank}.json", {"files": [*self._shard(folder), *self._others(folder)]})
         if self.rank == 0:
-            # Write the manifest, then LATEST, then delete what is old. The wait has no limit: when a rank or its
-            # writer dies, the launcher ends all ranks, and they their writers; when a rank fails to write, the ranks
-            # say so to each other and this writer is ended (training/saves.py).
-            receipts = [_wait_for(folder / f"receipt-{rank}.json") for rank in range(self.world_size)]
+            # Write the manifest, then LATEST, then delete what is old. On a shared folder the wait has no limit: when a
+            # rank or its writer dies, the launcher ends all ranks, and they their writers; when a rank fails to write,
+            # the ranks say so to each other and this writer is ended (training/saves.py). Others' receipts come through
+            # a store where the folder is mirrored, and a store may be slow.
+            receipts = [_wait_for(folder / f"receipt-{rank}.json", limit) for rank in range(self.world_size)]
             files = [entry for receipt in receipts for entry in receipt["files"]]
             for entry in lying_here(folder, files):
                 if (folder / entry["path"]).stat().st_size != entry["size"]:
@@ -152,8 +153,8 @@ class Writing:
             )
             commit(root, manifest)
             write_json(root / "LATEST", {"step": step, "attempt": self.attempt})
-            if mirror := terms(root):  # before older ones are deleted, there and here
-                wait_until_durable(root, step, self.attempt, seconds=float(mirror["max_lag_seconds"]))
+            if limit:  # before older ones are deleted, there and here
+                wait_until_durable(root, step, self.attempt, limit)
             clean_failed(root, self.attempt, before=step)
             retain(root, self.keep, every=self.keep_every, attempt=self.attempt)
 
@@ -192,8 +193,10 @@ class Writing:
             yield {"path": name, "size": (folder / name).stat().st_size, "sha256": sha256}
 
 
-def _wait_for(path: Path) -> dict[str, Any]:
+def _wait_for(path: Path, limit: Limit | None = None) -> dict[str, Any]:
     while (result := read_json(path)) is None:
+        if limit:
+            limit.require(path.name)
         time.sleep(POLL_SECONDS)
     return dict(result)
 

@@ -38,7 +38,7 @@ from tasks.jobs.checkpoint.files import (
     read_manifest,
     verify_file,
 )
-from tasks.jobs.checkpoint.mirrored import bring, neighbours, terms, wait_until_durable
+from tasks.jobs.checkpoint.mirrored import bring, lag_limit, neighbours, terms, wait_until_durable
 from tasks.jobs.checkpoint.origins import take_over
 from tasks.jobs.checkpoint.pieces import read_into, saved_in, shards_of
 from tasks.jobs.checkpoint.retention import PIN, clean
@@ -326,8 +326,8 @@ def agree(
 
 def _from_rank_0(manifest: Manifest | None, root: Path, group: Any) -> Manifest:
     """What rank 0 chose, once the store has it whole: then the other machines can read of it."""
-    if manifest and (mirror := terms(root)):
-        wait_until_durable(root, manifest.step, manifest.attempt, seconds=float(mirror["max_lag_seconds"]))
+    if manifest and (limit := lag_limit(root)):
+        wait_until_durable(root, manifest.step, manifest.attempt, limit)
     value = [asdict(manifest) if manifest else None]
     dist.broadcast_object_list(value, src=0, group=group)
     assert value[0]

@@ -19,6 +19,7 @@ from azurite import ACCOUNT
 from ssh_stand import ssh_stand
 from waiting import limit, until
 
+from tasks.common.errors import Missing
 from tasks.common.process import read_json
 from tasks.compute import open_backend
 from tasks.compute.job import Job
@@ -30,27 +31,27 @@ from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
 
 SECRET = "HEADWAY_TEST_CONNECTION"
-STEPS, EVERY = 120, 20
+STEPS, EVERY = 60, 15
 
 
-@pytest.fixture
-def home(tmp_path):
-    path = tmp_path / "home"
-    path.mkdir()
-    return path
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
 
 
-@pytest.fixture
-def stand(tmp_path, home, monkeypatch):
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory, home):
     """Three machines, a store that they reach, and a home that they do not."""
     with (
-        ssh_stand(tmp_path / "ssh", count=3) as made,
-        azurite.running(tmp_path / "azurite", in_memory=True, host=made.here) as blobs,
+        ssh_stand(tmp_path_factory.mktemp("ssh"), count=3) as made,
+        azurite.running(tmp_path_factory.mktemp("azurite"), in_memory=True, host=made.here) as blobs,
+        pytest.MonkeyPatch.context() as variables,
     ):
         BlobServiceClient.from_connection_string(blobs.connection_string).create_container("jobs")
-        monkeypatch.setenv(SECRET, blobs.connection_string)
+        variables.setenv(SECRET, blobs.connection_string)
         store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
-        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
+        nowhere = {**store, "uri": f"az://{ACCOUNT}/nowhere"}
+        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store, "nowhere": nowhere}}))
         for machine in made.machines:
             isolate(made, machine, home, f"{SECRET}={blobs.connection_string}")
         yield made
@@ -82,11 +83,11 @@ def isolate(stand, machine, home, variable):
 
 def cluster(stand, *, nodes=2, **changed):
     mirror = {"store": "blob", "credential": "connection_string", **changed}
-    watch = {"silent_node_seconds": limit(8.0), "join_node_seconds": 60.0}
+    watch = {"silent_node_seconds": limit(8.0), "join_node_seconds": 60.0, "hang_seconds": limit(30.0)}
     return ClusterConfig(backend="ssh", nodes=nodes, ranks_per_node=1, ssh=stand.settings, watch=watch, mirror=mirror)
 
 
-def training_job(config, home, tmp_path, **more):
+def training_job(config, home, tmp_path):
     """A network that is divided over the ranks, so that each has a shard of its own."""
     tokens = elastic_material.write_tokens(tmp_path / "tokens")
     made = open_store(home).publish(tokens, kind="tokens", inputs=(), provenance=Provenance(name="tiny"))
@@ -100,7 +101,7 @@ def training_job(config, home, tmp_path, **more):
     shape = {"nodes": config.nodes, "ranks_per_node": config.ranks_per_node, "watch": config.watch}
     inputs = {"inputs": {"tokens": str(tokens)}, "artifacts": {"tokens": made.ref}}
     fields = {"name": "train", "token": "b3" * 16, "program": "tasks.jobs.train", "progress": "checkpoints/LATEST"}
-    return Job(settings=settings, **fields, **shape, **inputs, **more)
+    return Job(settings=settings, **fields, **shape, **inputs)
 
 
 def lying(job):
@@ -123,10 +124,7 @@ def digests(folder):
 def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_for_bit(stand, home, tmp_path):
     config = cluster(stand)
     job = training_job(config, home, tmp_path)
-    lost, metrics, events, shards = stand.machines[1], [], [], {}
-    import time
-
-    t0 = time.time()
+    lost, metrics, events = stand.machines[1], [], []
 
     def take_away():
         until(lambda: any(name.endswith("/manifest.json") for name in lying(job)), 120)
@@ -134,37 +132,14 @@ def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_
 
     taking = threading.Thread(target=take_away, daemon=True)
     taking.start()
-    done = supervised(
-        job,
-        config,
-        home,
-        metrics=metrics.extend,
-        event=lambda e: (events.append(e), print(f"{time.time() - t0:.1f}", e)),
-    )
+    done = supervised(job, config, home, metrics=metrics.extend, event=events.append)
     taking.join()
     folder = home / "jobs" / job.id
-    print(
-        time.time() - t0,
-        [
-            (
-                r["step"],
-                round(r["time"] - t0, 1),
-                round(r["store_behind_seconds"], 1),
-                r["store_behind_steps"],
-                r["attempt"],
-            )
-            for r in metrics
-            if r["step"] % 10 == 0
-        ],
-    )
     assert done.submissions == 2, events
-    assert lost.address not in [read_json(path)["name"] for path in folder.glob("nodes/*/node.json")], events
+    assert lost.address not in [read_json(path)["name"] for path in folder.glob("nodes/*/node.json")]
     assert done.resumed_from_step >= EVERY and done.resumed_from_step % EVERY == 0
-    for rank, node in enumerate(sorted((folder / "nodes").iterdir())):
-        shards[rank] = read_json(node / "came.json")
-    assert [came["files"] for came in shards.values()] == [1, 1], (
-        "of the checkpoint each had its own shard come, of no other"
-    )
+    came = [read_json(folder / "nodes" / str(rank) / "came.json")["files"] for rank in range(2)]
+    assert came == [1, 1], "of the checkpoint each machine had its own shard come, and no other's"
     assert {int(record["step"]) for record in metrics} == set(range(1, STEPS + 1))
     assert max(record["store_behind_steps"] for record in metrics) < STEPS
     assert not [name for name in lying(job) if "shard" in name], "nobody needs the checkpoints of a finished job"
@@ -175,3 +150,42 @@ def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_
     assert digests(done.output) == digests(unbroken.output), "as if nothing had happened"
     logs = [(result.output / "training_log.jsonl").read_text() for result in (done, unbroken)]
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("mirror", "said", "remedy"),
+    [
+        ({"credential": "cli"}, "machine .* cannot use the store of cluster.mirror: ", "Storage Blob Data Contributor"),
+        ({"store": "nowhere"}, "nowhere", ""),
+    ],
+)
+def test_a_store_that_cannot_be_used_ends_it_before_anything_runs(stand, home, tmp_path, mirror, said, remedy):
+    config = cluster(stand, nodes=1, **mirror)
+    job = training_job(config, home, tmp_path).model_copy(update={"token": "d5" * 16})
+    with pytest.raises(Missing, match=said) as refused:
+        open_backend(config, partial(open_files, home)).submit(job, home / "jobs" / job.id)
+    assert remedy in refused.value.remedy
+    assert not [pid for machine in stand.machines for pid in machine.running("tasks.jobs.node.mirror")]
+
+
+def test_a_store_that_is_not_there_and_inputs_of_this_machine_alone_are_refused(home, tmp_path):
+    (home / "stores.yaml").exists() or (home / "stores.yaml").write_text("stores: {}")
+    ssh = {"hosts": ["gpu-1"]}
+    with pytest.raises(ValueError, match="store 'other' is not in stores.yaml: .* cluster.mirror.store"):
+        open_backend(ClusterConfig(backend="ssh", ssh=ssh, mirror={"store": "other"}), partial(open_files, home))
+    for backend, changed, said in (
+        ("slurm", {}, "backend slurm takes no cluster.mirror: its batch script .* or use backend ssh or azureml"),
+        ("local", {}, "backend local takes no cluster.mirror"),
+        ("ssh", {"ssh": ssh, "launcher": "mpi"}, "launcher mpi needs a folder that machines share"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ClusterConfig(backend=backend, mirror={}, **changed)
+    workspace = {
+        "subscription_id": "s",
+        "resource_group": "g",
+        "workspace": "w",
+        "compute": "c",
+        "environment": "azureml:e:1",
+    }
+    with pytest.raises(ValueError, match="mirrors to the store of azureml.store"):
+        ClusterConfig(backend="azureml", azureml=workspace, mirror={"store": "blob"})

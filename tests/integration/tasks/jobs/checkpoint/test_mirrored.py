@@ -10,7 +10,11 @@ from azurite import ACCOUNT
 from training_runs import CONFIG, all_lines, error, numbers, result, said_by, write_job
 
 from tasks.common.process import read_json, write_json
+from tasks.config.engines.registry import ENGINES
+from tasks.config.training import ExecutionConfig
+from tasks.jobs.checkpoint.files import claim_attempt, manifests
 from tasks.jobs.checkpoint.mirrored import agree_to
+from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.node.mirror import Mirror, Where
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import BlobFolder
@@ -51,13 +55,13 @@ class Machines:
     """One rank each, with a mirror over a disk of its own."""
 
     def __init__(self, forks, store, launcher):
-        self.forks, self.store, self.launcher, self.attempt = forks, store, launcher, 0
+        self.forks, self.store, self.launcher, self.attempt, self.config = forks, store, launcher, 0, BATCH
         self.side = BlobFolder(open_container(store), "jobs/one", launcher, theirs=True)
 
     def train(self, disks, *, ranks=2, dies=None, **execution):
         """On disks on which nothing lies. Machines whose ranks die are gone without a last word."""
         self.attempt += 1
-        write_job(self.launcher, self.tokens, BATCH, every=EVERY, execution=execution)
+        write_job(self.launcher, self.tokens, self.config, every=EVERY, **settings(self.config, execution))
         job = {"submission": self.attempt, "inputs": {}, "artifacts": {}, "program": "", "ranks_per_node": 1}
         write_json(self.launcher / "job.json", job)
         self.side.push(lambda name: name in ("config.json", "job.json"), settled=True)
@@ -90,6 +94,12 @@ class Machines:
             blob.name.removeprefix("jobs/one/") for blob in self.side.container.listing("jobs/one/checkpoints/step-")
         ]
         return sorted(name for name in names if name.endswith(ending))
+
+
+def settings(config, execution):
+    """What a job is handed of how it runs, and its engine."""
+    own = ENGINES[config.engine].job_settings(config, ExecutionConfig.model_validate(execution))
+    return {"execution": execution, **own}
 
 
 def turn(mirror, over):
@@ -170,11 +180,41 @@ def test_a_shard_that_is_bad_in_the_store_is_passed_over_by_all_machines(machine
     assert numbers(job) == numbers(unbroken)
 
 
+@pytest.mark.long
+def test_deepspeeds_own_files_are_in_the_store_before_they_are_told_of_and_come_whole(
+    machines, forks, tokens, tmp_path
+):
+    """They are written by each rank on its own disk; which of them a rank reads is DeepSpeed's affair, so a machine has all."""
+    machines.config = BATCH.model_copy(update={"engine": "deepspeed"})
+    execution = {"deepspeed": {"zero_stage": 1}}
+    whole = write_job(tmp_path / "unbroken", tokens, machines.config, **settings(machines.config, execution))
+    assert forks(whole) == [0, 0], said_by(whole)
+    lost = machines.train(tmp_path / "lost", dies=16, **execution)
+    names = {path.name for path in (lost[1].local / "checkpoints").rglob("own/**/*") if path.is_file()}
+    assert names and not [name for name in names if "pp_rank_0_" in name]
+    others = machines.train(tmp_path / "others", **execution)
+    assert result(others[0].local)["resumed_from_step"] == 16
+    assert came(others[0]) == came(others[1]) and came(others[0])[0] > len(names)
+    assert numbers(others[0].local) == numbers(whole)
+
+
 def test_a_store_that_is_too_far_behind_ends_the_run_with_a_reason(forks, tokens, tmp_path):
     """Nobody sends anything here: a mirror that is stuck."""
     job = write_job(tmp_path / "job", tokens, BATCH, every=4, execution={"parallel": "ddp"})
     agree_to(job, max_lag_seconds=0.5, ranks_per_node=2)
     assert forks(job, fault=WAITS) == [1, 1], said_by(job)
     assert "3 checkpoints in a row failed" in error(job)["message"]
-    assert "not in the store after 0.5 s" in error(job)["message"]
+    assert "is not in the store after 0.5 s" in error(job)["message"]
     assert all_lines(job)[-1]["store_behind_steps"] >= 12
+
+
+def test_a_machine_whose_receipt_does_not_come_is_a_save_that_failed(tmp_path):
+    root = tmp_path / "checkpoints"
+    agree_to(tmp_path, max_lag_seconds=0.2, ranks_per_node=1)
+    claim_attempt(root, 1)
+    writing = Writing(root=str(root), rank=0, world_size=2, attempt=1, keep=2, log="", identity={})
+    with pytest.raises(
+        OSError, match=r"receipt-1.json is not in the store after 0.2 s \(cluster.mirror.max_lag_minutes\)"
+    ):
+        writing.save(4, 48)
+    assert not manifests(root)

@@ -331,6 +331,19 @@ def test_what_tells_of_others_waits_for_a_large_file_that_still_grows(store, tmp
     assert side.has("checkpoints/step-1/shard-0") and side.has("checkpoints/step-1/manifest.json")
 
 
+def test_a_manifest_waits_for_a_large_file_below_its_folder(store, tmp_path):
+    """What another engine wrote lies in folders of its own."""
+    side = BlobFolder(open_container(store), "jobs/below", tmp_path)
+    (tmp_path / "step-1" / "own" / "tag").mkdir(parents=True)
+    (tmp_path / "step-1" / "own" / "tag" / "state.pt").write_bytes(b"x" * (9 << 20))
+    (tmp_path / "step-1" / "receipt-0.json").write_text("{}")
+    (tmp_path / "step-1" / "beside.json").write_text("{}")
+    side.push()
+    assert side.has("step-1/beside.json") and not side.has("step-1/receipt-0.json")
+    side.push()
+    assert side.has("step-1/own/tag/state.pt") and side.has("step-1/receipt-0.json")
+
+
 def test_the_place_is_read_from_either_distribution():
     mpi = {
         "OMPI_COMM_WORLD_RANK": "3",
