@@ -14,7 +14,7 @@ from typing import Any
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
 from tasks.config.continue_from import Origin, TakeOver
 from tasks.config.engines.registry import ENGINES
-from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.config.training import EngineName, ExecutionConfig, TrainingConfig
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
@@ -78,7 +78,7 @@ def train(
     return checkpoint
 
 
-def _require_folder(engine: str, on: Cluster) -> None:
+def _require_folder(engine: EngineName, on: Cluster) -> None:
     why = ENGINES[engine].cannot_mirror
     if why and on.nodes > 1 and not on.config.shares_folder:
         raise ValueError(
