@@ -19,9 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import azureml_bodies
 from azure.ai.ml._restclient.arm_ml_service import models
-from azureml_service import TOKEN, WHERE, Trouble
+from azureml_service import API_VERSIONS, NOT_ALLOWED, TOKEN, WHERE, Trouble
 
-API_VERSION = "2025-01-01-preview"
+API_VERSION = API_VERSIONS[-1]
 KEY = "a key of the endpoint"
 OPERATION_SECONDS = 0.05
 MOVING = ("Creating", "Updating", "Deleting")
@@ -72,6 +72,12 @@ class State:
     """Everything that a test may look at or bring about."""
 
     golden: Mapping[str, Any]
+    url: str = ""
+    """Under which it is asked."""
+    scoring: str = ""
+    """Address of an endpoint's answers, with `{name}` in it; empty: here."""
+    allows: Callable[[str | None], int] = lambda header: 200 if header == f"Bearer {TOKEN}" else 401
+    """As in azureml_service.py."""
     resources: dict[str, Resource] = field(default_factory=dict)
     assets: dict[str, dict[str, Any]] = field(default_factory=dict)
     datastores: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -102,7 +108,7 @@ class State:
 
     def begin(self, said: str, finish: Callable[[], None], undo: Callable[[], None]) -> str:
         error = next((error for pattern, error in self.failing.items() if re.search(pattern, said)), None)
-        number = uuid.uuid4().hex
+        number = f"endpoint-{uuid.uuid4().hex}"
         self.operations[number] = Operation(undo if error else finish, time.monotonic() + OPERATION_SECONDS, error)
         return number
 
@@ -170,10 +176,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refused(self, path: str) -> Reply | None:
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return 401, _error("InvalidAuthenticationToken", "The access token is invalid or has expired."), {}
+        if (code := self.state.allows(self.headers.get("Authorization"))) != 200:
+            return code, NOT_ALLOWED[code], {}
         asked = parse_qs(urlsplit(self.path).query).get("api-version", [""])[0]
-        if asked != ("2018-01-01" if path.endswith("/metrics") else API_VERSION):
+        if asked not in (("2018-01-01",) if path.endswith("/metrics") else API_VERSIONS):
             return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
         if not path.startswith((WHERE, "/operations/")):
             return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
@@ -191,6 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("POST", rf"({endpoint})/token", lambda _: (200, {"accessToken": KEY, "tokenType": "Bearer"}, {})),
             ("GET", rf"{endpoint}/providers/Microsoft.Insights/metrics", self._metrics),
             ("GET", rf"({endpoint}(?:/deployments/[^/]+)?)", self._get),
+            ("GET", rf"(onlineEndpoints|{endpoint}/deployments)", self._list),
             ("PUT", rf"({endpoint})", lambda key: self._put_endpoint(key, body)),
             ("PUT", rf"({endpoint}/deployments/[^/]+)", lambda key: self._put_deployment(key, body)),
             ("DELETE", rf"({endpoint}(?:/deployments/[^/]+)?)", self._delete),
@@ -204,10 +211,14 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.state.resources.get(key)
         if found is None:
             return 404, _error("NotFound", f"{key} not found"), {}
-        more = (
-            {} if "/deployments/" in key else {"scoringUri": f"http://127.0.0.1:{self.server.server_address[1]}/score"}
-        )
-        return 200, found.told(key, **more), {}
+        own = {"scoringUri": self.state.scoring.format(name=key.partition("/")[2]) or f"{self.state.url}/score"}
+        more = {} if "/deployments/" in key else own
+        filled = {} if found.body["properties"].get("scaleSettings") else {"scaleSettings": {"scaleType": "Default"}}
+        return 200, found.told(key, **more, **(filled if "/deployments/" in key else {})), {}
+
+    def _list(self, where: str) -> Reply:
+        keys = [key for key in self.state.resources if key.rpartition("/")[0] == where]
+        return 200, {"value": [self._get(key)[1] for key in sorted(keys)]}, {}
 
     def _put_asset(self, body: Any, kind: str, name: str, version: str) -> Reply:
         if wrong := problem(kind, body):
@@ -216,7 +227,18 @@ class _Handler(BaseHTTPRequestHandler):
         if uri and (refused := azureml_bodies.unreadable(uri, self.state.datastores)):
             return 400, _error(*refused), {}
         self.state.assets[f"{WHERE}/{kind}/{name}/versions/{version}"] = body
-        return 201, {"id": f"{WHERE}/{kind}/{name}/versions/{version}", "name": version, **body}, {}
+        filled = {
+            "flavors": {},
+            "properties": {},
+            "tags": {},
+            **{k: v for k, v in body["properties"].items() if v is not None},
+        }
+        identity = f"{WHERE}/{kind}/{name}/versions/{version}"
+        return (
+            201,
+            {"id": identity, "name": version, **body, "properties": filled if kind == "models" else body["properties"]},
+            {},
+        )
 
     def _datastore(self, name: str) -> Reply:
         found = self.state.datastores.get(name)
@@ -285,7 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, method: str, key: str, finish: Callable[[], None], undo: Callable[[], None], *, status: int
     ) -> Reply:
         number = self.state.begin(f"{method} {key}", finish, undo)
-        page = f"http://127.0.0.1:{self.server.server_address[1]}/operations/{number}?api-version={API_VERSION}"
+        page = f"{self.state.url}/operations/{number}?api-version={API_VERSION}"
         headers = {"Azure-AsyncOperation": page, "Location": page}
         return status, None if status == 202 else self._get(key)[1], headers
 
@@ -364,10 +386,11 @@ def serving(golden: Mapping[str, Any]) -> Iterator[tuple[str, State]]:
     """The workspace's address and state, while the block runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
-    server.state = state = State(golden)  # type: ignore[attr-defined]
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    server.state = state = State(golden, url)  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        yield url, state
     finally:
         server.shutdown()
         server.server_close()
