@@ -4,8 +4,10 @@ python azure_by_hand.py jobs IMAGE
 python azure_by_hand.py endpoint IMAGE REQUEST.json
 """
 
+import json
 import sys
 import time
+from pathlib import Path
 
 from azure.ai.ml import MLClient, command
 from azure.ai.ml.entities import (
@@ -38,8 +40,9 @@ def jobs(client: MLClient, image: str) -> None:
     print("listed", sorted(str(job.name) for job in client.jobs.list()))
 
 
-def endpoint(client: MLClient, image: str, request: str) -> None:
+def endpoint(client: MLClient, image: str, file: str) -> None:
     """An endpoint is made, a model of a datastore deployed, asked, and all of it deleted."""
+    wanted = json.loads(Path(file).read_text())
     client.datastores.create_or_update(
         AzureBlobDatastore(name="store", account_name="devstoreaccount1", container_name="headway")
     )
@@ -50,8 +53,8 @@ def endpoint(client: MLClient, image: str, request: str) -> None:
     made = ManagedOnlineEndpoint(name="by-hand", auth_mode="key", identity=identity)
     client.online_endpoints.begin_create_or_update(made).result()
     routes = {"liveness": "/livez", "readiness": "/readyz", "scoring": "/score"}
-    asked = {f"{name}_route": {"port": 8000, "path": path} for name, path in routes.items()}
-    place = "azureml://datastores/store/paths/some/prefix/served/m"
+    asked = {f"{name}_route": {"port": 8080, "path": path} for name, path in routes.items()}
+    place = f"azureml://datastores/store/paths/{wanted['model']}"
     client.online_deployments.begin_create_or_update(
         ManagedOnlineDeployment(
             name="blue",
@@ -60,13 +63,13 @@ def endpoint(client: MLClient, image: str, request: str) -> None:
             environment=Environment(name="own", version="1", image=image, inference_config=asked),
             instance_type="Standard_DS3_v2",
             instance_count=1,
-            environment_variables={"MODEL_REF": "model/m"},
+            environment_variables=wanted["variables"],
         )
     ).result()
     there = client.online_endpoints.get("by-hand")
     there.traffic = {"blue": 100}
     client.online_endpoints.begin_create_or_update(there).result()
-    print("answer", client.online_endpoints.invoke("by-hand", request_file=request))
+    print("answer", client.online_endpoints.invoke("by-hand", request_file=wanted["request"]))
     client.online_endpoints.begin_delete("by-hand").result()
     print("left", [one.name for one in client.online_endpoints.list()])
 

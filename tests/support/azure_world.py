@@ -1,16 +1,18 @@
 """Azure as programs see it, without an account: machines, names, certificates, identities and roles of their own.
 
-Four machines in networks of their own (networks.py). On the first is Azure: Blob storage and Azure Resource Manager behind their
+Machines in networks of their own (networks.py). On the first is Azure: Blob storage and Azure Resource Manager behind their
 own names and TLS, and the endpoint that gives a machine its identity's tokens. On the second is whoever submits, with the
-Azure CLI logged in and nothing else. The last two are the nodes of a compute cluster: there a job runs in the image that it
-names, built here (built_images.py), with that image's Python, files and user, and with no other right than the roles of the
-cluster's identity. What programs are told is what Azure tells them; no setting of theirs points to a test.
+Azure CLI logged in and nothing else. Two are the nodes of a compute cluster, the last four those of endpoints: there a job or
+a deployment runs in the image that it names, built here (built_images.py), with that image's Python, files and user, and with
+no other right than the roles of its identity. What programs are told is what Azure tells them; no setting of theirs points to
+a test.
 
 Behind Blob storage lie versions (versioned_blobs.py) and a real Azurite; behind Azure Resource Manager azureml_service.py.
 """
 
 import ctypes
 import datetime
+import http.client
 import json
 import os
 import re
@@ -35,6 +37,7 @@ import azurite
 import certifi
 import psutil
 import yaml
+from azureml_bodies import DATASTORE
 from azureml_endpoints import State as EndpointState
 from azureml_nodes import Nodes
 from azureml_service import AzureMlService, JobRecord, NotStarted
@@ -61,7 +64,9 @@ READER, CONTRIBUTOR = "Storage Blob Data Reader", "Storage Blob Data Contributor
 SCIENTIST, PULL = "AzureML Data Scientist", "AcrPull"
 REGISTRY = "contoso.azurecr.io"
 IMAGE = f"{REGISTRY}/headway-cluster:0.1.0"
-PERSON, CLUSTER = "somebody", "the cluster's identity"
+ENDPOINT_IMAGE = f"{REGISTRY}/headway-endpoint:0.1.0"
+PERSON, CLUSTER, SERVING = "somebody", "the cluster's identity", "the endpoint's identity"
+IDENTITY = "providers/Microsoft.ManagedIdentity/userAssignedIdentities/serving"
 CLIENT = "2f1c6a4e-0000-4000-8000-000000000001"
 """Client id of the cluster's identity."""
 CLONE_NEWNET = 0x40000000
@@ -255,6 +260,75 @@ class ImageNodes(Nodes):
                     one.send_signal(signal.SIGTERM)
 
 
+class Served:
+    """A deployment's container on a machine of its own: its image, the model's files, and its variables."""
+
+    def __init__(self, world: "World", key: str, body: dict[str, Any]) -> None:
+        self.world, self.properties = world, body["properties"]
+        self.refused = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.machine = world.serving[len(world.served) % len(world.serving)]
+        self.port = self.properties["environmentVariables"]["PORT"]
+        image = world.service.assets[self.properties["environmentId"]]["properties"]["image"]
+        model = world.service.assets[self.properties["model"]]["properties"]["modelUri"]
+        place = world.base / "served" / f"{len(world.served)}-{key.rpartition('/')[2]}"
+        if image not in world.images:
+            self.refused = f"manifest for {image} not found: manifest unknown"
+        elif not world.identities.may(SERVING, (PULL,), image.partition("/")[0]):
+            self.refused = f"unauthorized: the endpoint's identity may not pull {image}"
+        elif not world.identities.may(SERVING, (READER, CONTRIBUTOR), CONTAINER):
+            self.refused = "AuthorizationPermissionMismatch: the endpoint's identity may not read the model"
+        else:
+            self._start(world.images[image], model, place)
+
+    def _start(self, image: Built, model: str, place: Path) -> None:
+        self.user = image.user
+        _, prefix = DATASTORE.fullmatch(model).groups()
+        for blob in self.world.blobs().list_blobs(name_starts_with=prefix.rstrip("/") + "/"):
+            file = place / "model" / blob.name.removeprefix(prefix).lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(self.world.blobs().download_blob(blob.name).readall())
+        run, seen = place / "run", "/var/azureml-app/azureml-models/model/1"
+        run.mkdir(parents=True)
+        self.log = place / "log"
+        argv = image.command(
+            *image.default(), mounts={image.config["WorkingDir"]: run}, read_only={seen: place / "model"},
+            host=self.machine.name, alone=True, AZUREML_MODEL_DIR=seen, **self.properties["environmentVariables"],
+        )  # fmt: skip
+        words, env = [*self.machine.entering, *argv], {"PATH": os.environ["PATH"]}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(words, cwd="/", env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def state(self) -> str:
+        if self.refused or self.process is None:
+            return self.refused
+        if self.process.poll() is not None:
+            return self.log.read_text()[-600:]
+        return "ready" if self._request("GET", "/readyz", None)[0] == 200 else "starting"
+
+    def ask(self, body: Any) -> tuple[int, Any, dict[str, str]]:
+        return self._request("POST", "/score", body)
+
+    def _request(self, method: str, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection(self.machine.address, int(self.port), timeout=20)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            kept = {name: value for name, value in answer.getheaders() if name.lower().startswith("x-headway")}
+            return answer.status, json.loads(text) if text else None, kept
+        except (OSError, http.client.HTTPException, ValueError):
+            return 502, {"error": "no answer"}, {}
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
 @dataclass
 class World:
     """What a test looks at and brings about. `service` is the workspace (azureml_service.py)."""
@@ -267,12 +341,16 @@ class World:
     azure: Namespace
     person: Namespace
     machines: list[Namespace]
+    """Of the compute cluster; `serving` are those of endpoints."""
+    serving: list[Namespace]
     images: dict[str, Built]
     hosts: Path
     bundle: Path
     endpoints: EndpointState
     """Of managed online endpoints (azureml_endpoints.py)."""
     endpoints_port: int
+    served: list[Served] = field(default_factory=list)
+    """Containers of deployments, as they were started."""
     hidden: list[str] = field(default_factory=list)
     """Folders of site-packages that are missing in the image."""
 
@@ -319,6 +397,18 @@ class World:
             timeout=limit(seconds),
         )  # fmt: skip
 
+    def blobs(self) -> Any:
+        """The store's container, as the services of Azure themselves reach it."""
+        from azure.storage.blob import BlobServiceClient
+
+        return BlobServiceClient.from_connection_string(self.service.blobs.connection_string).get_container_client(
+            CONTAINER
+        )
+
+    def serve(self, key: str, body: dict[str, Any]) -> Served:
+        self.served.append(Served(self, key, body))
+        return self.served[-1]
+
     def logs(self) -> str:
         """The nodes' own, for a test that fails."""
         found = sorted(self.service.base.rglob("std_log.txt"), key=lambda path: path.stat().st_mtime)
@@ -343,8 +433,9 @@ class World:
 @contextmanager
 def world(base: Path, images: dict[str, Built]) -> Iterator[World]:
     """All of it, while the block runs; this thread is on Azure's machine meanwhile. `images` are those of the registry."""
-    with network(4) as machines, ExitStack() as stack:
+    with network(8) as machines, ExitStack() as stack:
         azure, person, *nodes = machines.machines
+        nodes, serving = nodes[:2], nodes[2:]
         prefix = azure.address.rpartition(".")[0]
         names = {STORAGE: f"{prefix}.101", MANAGEMENT: f"{prefix}.102"}
         for address in names.values():
@@ -363,6 +454,8 @@ def world(base: Path, images: dict[str, Built]) -> Iterator[World]:
                 (PERSON, SCIENTIST, "w"),
                 (CLUSTER, CONTRIBUTOR, CONTAINER),
                 (CLUSTER, PULL, REGISTRY),
+                (SERVING, READER, CONTAINER),
+                (SERVING, PULL, REGISTRY),
             }
         )
         stack.enter_context(inside(azure))
@@ -376,19 +469,23 @@ def world(base: Path, images: dict[str, Built]) -> Iterator[World]:
         state.url, state.scoring = f"https://{MANAGEMENT}", f"https://{{name}}.{INFERENCE}/score"
         state.assets, state.datastores, state.allows = service.assets, service.datastores, service.allows
         port = int(behind.rpartition(":")[2])
-        made = World(base, identities, service, storage, imds, azure, person, nodes, images, hosts, bundle, state, port)
-        service.nodes_of = made.nodes
+        made = World(
+            base, identities, service, storage, imds, azure, person, nodes, serving, images, hosts, bundle, state, port
+        )
+        service.nodes_of, state.run = made.nodes, made.serve
         stack.enter_context(service.running())
         stack.enter_context(Management(made, names[MANAGEMENT], tls).running())
-        _home(made, blobs)
-        yield made
+        _home(made)
+        try:
+            yield made
+        finally:
+            for one in made.served:
+                one.stop()
 
 
-def _home(made: World, blobs: Endpoint) -> None:
+def _home(made: World) -> None:
     """A home whose store is the container, known by the CLI's login."""
-    from azure.storage.blob import BlobServiceClient
-
-    BlobServiceClient.from_connection_string(blobs.connection_string).create_container(CONTAINER)
+    made.blobs().create_container()
     made.home.mkdir()
     store = {"uri": f"az://{ACCOUNT}/{CONTAINER}/some/prefix", "credential": "cli"}
     (made.home / "stores.yaml").write_text(yaml.safe_dump({"use": "cloud", "stores": {"cloud": store}}))
@@ -401,8 +498,9 @@ def _home(made: World, blobs: Endpoint) -> None:
 def settings(**changed: Any) -> dict[str, Any]:
     """A configuration that people would write for this workspace: no address in it is a test's."""
     own = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "cpu", "shm_size": "1g"}
+    endpoint = {"image": ENDPOINT_IMAGE, "identity": "/subscriptions/s/resourceGroups/g/" + IDENTITY}
     cluster = {"name": "azureml", "backend": "azureml", "image": IMAGE, "nodes": 2, "ranks_per_node": 1, "azureml": own}
-    return {"cluster": {**cluster, **changed}}
+    return {"cluster": {**cluster, **changed}, "deployment": {"backend": "azureml", "azureml": endpoint}}
 
 
 @contextmanager

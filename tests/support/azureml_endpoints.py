@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import azureml_bodies
@@ -35,12 +35,25 @@ ROOTS = {
 Reply = tuple[int, Any, dict[str, str]]
 
 
+class Container(Protocol):
+    """What runs of a deployment, where one really runs (azure_world.py)."""
+
+    def state(self) -> str:
+        """`starting`, `ready`, or why it is neither."""
+        ...
+
+    def ask(self, body: Any) -> Reply: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass
 class Resource:
     """An endpoint or a deployment, as the service keeps it."""
 
     body: dict[str, Any]
     state: str = "Creating"
+    container: Container | None = None
 
     def told(self, identity: str, **more: Any) -> dict[str, Any]:
         name = identity.rpartition("/")[2]
@@ -64,7 +77,20 @@ class Operation:
     finish: Callable[[], None]
     due: float
     error: tuple[str, str] | None = None
+    container: Container | None = None
+    undo: Callable[[], None] = lambda: None
     over: bool = False
+
+    def advance(self) -> None:
+        """Finish it when it is due; with a container, once that is ready or has failed."""
+        state = self.container.state() if self.container else "ready"
+        if self.over or time.monotonic() < self.due or state == "starting":
+            return None
+        self.over = True
+        if state == "ready":
+            return self.finish()
+        self.error = ("ResourceNotReady", f"User container has crashed or terminated: {state}")
+        return self.undo()
 
 
 @dataclass
@@ -89,6 +115,8 @@ class State:
     """By model reference."""
     metrics: list[dict[str, Any]] | None = None
     """Of Azure Monitor; None: it has no right to answer us."""
+    run: Callable[[str, dict[str, Any]], Container] | None = None
+    """Starts the container of a deployment by its key and body; None: deployments answer from `golden`."""
     log: list[str] = field(default_factory=list)
     traffic: list[dict[str, int]] = field(default_factory=list)
     """Every state of the shares, in their order."""
@@ -106,18 +134,19 @@ class State:
         start = f"onlineEndpoints/{name}/deployments/"
         return sorted(key.removeprefix(start) for key in self.resources if key.startswith(start))
 
-    def begin(self, said: str, finish: Callable[[], None], undo: Callable[[], None]) -> str:
+    def begin(
+        self, said: str, finish: Callable[[], None], undo: Callable[[], None], container: Container | None = None
+    ) -> str:
         error = next((error for pattern, error in self.failing.items() if re.search(pattern, said)), None)
         number = f"endpoint-{uuid.uuid4().hex}"
-        self.operations[number] = Operation(undo if error else finish, time.monotonic() + OPERATION_SECONDS, error)
+        due = time.monotonic() + OPERATION_SECONDS
+        self.operations[number] = Operation(undo if error else finish, due, error, container, undo)
         return number
 
     def advance(self) -> None:
         """Finish what is due: the service does so whether anybody asks or not."""
-        for operation in self.operations.values():
-            if not operation.over and time.monotonic() >= operation.due:
-                operation.over = True
-                operation.finish()
+        for operation in [one for one in self.operations.values() if not one.over]:
+            operation.advance()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -281,10 +310,12 @@ class _Handler(BaseHTTPRequestHandler):
             return 400, _error("ImagePullUnauthorized", "the endpoint's identity has no right to pull the image"), {}
         if endpoint.state in MOVING or (key in self.state.resources and self.state.resources[key].state in MOVING):
             return 409, _error("Conflict", f"{key} or its endpoint is being changed"), {}
-        made = self.state.resources[key] = Resource(body)
-        return self._accepted(
-            "PUT", key, lambda: _become(made, "Succeeded"), lambda: _become(made, "Failed"), status=201
-        )
+        if (before := self.state.resources.get(key)) and before.container:
+            before.container.stop()
+        container = self.state.run(key, body) if self.state.run else None
+        made = self.state.resources[key] = Resource(body, container=container)
+        up, down = (lambda: _become(made, "Succeeded")), (lambda: _become(made, "Failed"))
+        return self._accepted("PUT", key, up, down, status=201, container=container)
 
     def _delete(self, key: str) -> Reply:
         found = self.state.resources.get(key)
@@ -299,14 +330,22 @@ class _Handler(BaseHTTPRequestHandler):
 
         def gone() -> None:
             for each in [one for one in self.state.resources if one == key or one.startswith(f"{key}/")]:
-                del self.state.resources[each]
+                if container := self.state.resources.pop(each).container:
+                    container.stop()
 
         return self._accepted("DELETE", key, gone, lambda: _become(found, "Succeeded"), status=202)
 
     def _accepted(
-        self, method: str, key: str, finish: Callable[[], None], undo: Callable[[], None], *, status: int
+        self,
+        method: str,
+        key: str,
+        finish: Callable[[], None],
+        undo: Callable[[], None],
+        *,
+        status: int,
+        container: Container | None = None,
     ) -> Reply:
-        number = self.state.begin(f"{method} {key}", finish, undo)
+        number = self.state.begin(f"{method} {key}", finish, undo, container)
         page = f"{self.state.url}/operations/{number}?api-version={API_VERSION}"
         headers = {"Azure-AsyncOperation": page, "Location": page}
         return status, None if status == 202 else self._get(key)[1], headers
@@ -358,6 +397,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.heard.append((chosen, bool(colour)))
         if found is None or found.state != "Succeeded":
             return 404, {"error": "no such deployment"}, {}
+        if found.container:
+            return found.container.ask(body)
         ref = found.body["properties"]["environmentVariables"]["MODEL_REF"]
         how = self.state.behaviour.get(ref, Behaviour())
         time.sleep(how.seconds)

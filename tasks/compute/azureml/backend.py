@@ -89,7 +89,7 @@ def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path, l
     if status == "Canceled":
         return JobState(state="ended", code=1, reason="cancelled", attempts=attempts, failure="cancelled")
     output = words(why)
-    if marked and marked.failure == "cancelled":
+    if marked and marked.reason == "cancelled":
         marked = (
             None  # the service stopped this node because another one had failed; who cancels a job leaves it Canceled
         )

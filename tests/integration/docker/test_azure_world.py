@@ -15,15 +15,19 @@ from azure_world import (
     CLUSTER,
     CONTAINER,
     CONTRIBUTOR,
+    ENDPOINT_IMAGE,
     IMAGE,
     PERSON,
     PULL,
+    READER,
     REGISTRY,
     SCIENTIST,
+    SERVING,
     STORAGE_SCOPE,
     settings,
     world,
 )
+from azureml_bodies import DATASTORE
 from azureml_service import Trouble
 from built_images import Built, require_builder
 from waiting import until
@@ -35,17 +39,18 @@ FOLDERS = [f"{LIBRARY}/{name}" for name in ("json", "email", "logging", "importl
 
 
 @pytest.fixture(scope="module")
-def image():
+def images():
     require_builder()
-    built = Built("cluster-cpu")
+    built = {IMAGE: Built("cluster-cpu"), ENDPOINT_IMAGE: Built("endpoint")}
     yield built
-    built.close()
+    for one in built.values():
+        one.close()
 
 
 @pytest.fixture(scope="module")
-def azure(image, tmp_path_factory):
+def azure(images, tmp_path_factory):
     """With a dataset, and a configuration beside it."""
-    with world(tmp_path_factory.mktemp("azure"), {IMAGE: image}) as made:
+    with world(tmp_path_factory.mktemp("azure"), images) as made:
         (made.base / "azure.yaml").write_text(yaml.safe_dump(settings()))
         done = made.run("headway", "dataset", "publish", "tiny", *FOLDERS, "--include", "*.py")
         assert done.returncode == 0, done.stderr
@@ -90,7 +95,10 @@ def test_the_lifecycle_completes_with_one_submission_a_job(azure, finished):
     assert set(finished["submissions"].values()) == {1}
     verified = azure.run("headway", "verify", "model/tiny")
     assert verified.returncode == 0, verified.stderr
-    assert azure.run("headway", "complete", "tiny", "def ").returncode == 0
+    answered = azure.run("headway", "complete", "tiny", "def ")
+    assert answered.returncode == 0, answered.stderr
+    [served] = azure.served
+    assert served.process.poll() is None and "10001" in served.user, "the container answered"
     assert retrained(azure)["submissions"] == {}, "a second one has nothing to do"
 
 
@@ -142,12 +150,15 @@ def test_the_sdks_own_client_submits_follows_cancels_and_lists_jobs(azure):
     assert "by-hand-1" in said.rpartition("listed")[2] and "by-hand-2" in said.rpartition("listed")[2]
 
 
-def test_the_sdks_own_client_deploys_an_endpoint_and_asks_it(azure):
-    azure.endpoints.golden = {"prompts": [{"prompt": "def ", "completion": "main():"}]}
-    request = azure.base / "request.json"
-    request.write_text(json.dumps({"input_data": {"input_string": ["def "]}}))
-    said = by_hand(azure, "endpoint", f"{REGISTRY}/headway-endpoint:0.1.0", request)
-    assert "main():" in said and "left []" in said
+def test_the_sdks_own_client_deploys_an_endpoint_and_asks_it(azure, finished):
+    """The model that the lifecycle deployed."""
+    ours = next(one.properties for one in azure.served)
+    _, place = DATASTORE.fullmatch(azure.service.assets[ours["model"]]["properties"]["modelUri"]).groups()
+    request, file = azure.base / "request.json", azure.base / "deployment.json"
+    request.write_text(json.dumps({"input_data": {"input_string": ["def "], "parameters": {"max_tokens": 4}}}))
+    file.write_text(json.dumps({"model": place, "variables": ours["environmentVariables"], "request": str(request)}))
+    said = by_hand(azure, "endpoint", ENDPOINT_IMAGE, file)
+    assert "def " in said.partition("answer")[2] and "left []" in said
 
 
 # --- what a real workspace refuses, it refuses too: each mend of docs/azureml.md taken out
@@ -185,6 +196,14 @@ def test_a_missing_role_ends_the_run_and_is_named(azure, finished, role, code, s
     with without(azure, role):
         assert said in refused(azure, code=code)
     assert len(azure.service.submitted) - before <= 1
+
+
+@pytest.mark.parametrize(
+    ("role", "said"), [((SERVING, PULL, REGISTRY), "pull"), ((SERVING, READER, CONTAINER), "model")]
+)
+def test_an_endpoint_whose_identity_lacks_a_role_is_not_deployed(azure, finished, role, said):
+    with without(azure, role):
+        assert said in refused(azure, code=4)
 
 
 def test_an_image_that_is_not_in_the_registry_is_named(azure, finished):
