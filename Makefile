@@ -15,7 +15,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images clean
+.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images gpu azure clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -80,6 +80,14 @@ audit: .venv/.dev
 # All images of docker/, by buildah or docker; BASE=debian makes their base of Debian's packages, where no registry of images is reached.
 images: .venv/bin/python
 	$(BIN)/python -m benchmarks.images $(if $(BASE),--base $(BASE)) $(ARGS)
+
+# What only real machines show, by the product's own jobs and commands: docs/proof/gpu.md on a machine with a GPU, in six minutes,
+# and docs/proof/azure.md in a subscription, for about a dollar (docs/azure.md). ARGS=--rehearse runs the first on a CPU.
+gpu: .venv/.local
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+azure: .venv/.local
+	$(BIN)/python -m benchmarks.azure $(ARGS)
 
 # State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
 clean:

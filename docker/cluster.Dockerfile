@@ -47,6 +47,10 @@ ENV PATH=/opt/headway/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HUB_OFFLINE=1 \
     DO_NOT_TRACK=1
+# Azure ML may run a job as root, or as a user of its own that the image does not know: any may write to the home of ours.
+RUN chmod 1777 /home/headway
+ENV HOME=/home/headway \
+    USER=headway
 WORKDIR /home/headway
 # A node's image serves nothing: healthy is one whose jobs can be imported.
 HEALTHCHECK --interval=60s --timeout=30s --start-period=30s --retries=3 \

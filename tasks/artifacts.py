@@ -309,19 +309,28 @@ def require_checks(stage: str, checks: tuple[Check, ...]) -> None:
     failed = [check for check in checks if not check.passed]
     if checks and not failed:
         return
-    text = (
-        "; ".join(f"{c.name}: measured {_number(c.measured)}, limit {c.limit}" for c in failed) or "nothing was checked"
-    )
+    text = "; ".join(f"{c.name}: measured {_measured(c)}, limit {c.limit}" for c in failed) or "nothing was checked"
     raise GateFailed(
         f"the gate of {stage} stays closed: {text}",
         stage=stage,
-        checks=[{"name": c.name, "measured": c.measured, "limit": c.limit} for c in failed],
+        checks=[
+            {
+                "name": c.name,
+                "measured": c.measured,
+                "limit": c.limit,
+                **({"samples": list(c.samples)} if c.samples else {}),
+            }
+            for c in failed
+        ],
         remedy=" ".join(dict.fromkeys(c.remedy for c in failed if c.remedy)),
     )
 
 
-def _number(value: float | str | None) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _measured(check: Check) -> str:
+    """The measured value in the unit of its limit: a share in percent where the limit is in percent."""
+    if not isinstance(check.measured, float):
+        return str(check.measured)
+    return f"{check.measured:.2%}" if "%" in check.limit else f"{check.measured:.6g}"
 
 
 def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:

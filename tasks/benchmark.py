@@ -25,7 +25,8 @@ from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import TrainingConfig
-from tasks.hardware.sku import Sku, load_sku
+from tasks.hardware.files import is_known
+from tasks.hardware.sku import Sku, gpus_of, load_sku
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.node_exclusion import (
     Outcast,
@@ -75,12 +76,33 @@ class Proof:
 
 def hardware_of(cluster: ClusterConfig, config: BenchmarkConfig) -> Sku:
     """What the cluster's machines are judged as. Raises ValueError when nothing is known of them."""
-    name = config.sku or cluster.size or ("" if cluster.gpus_per_node else "local-cpu")
+    name, folder = config.sku or cluster.size, home() / "hardware"
+    if not (config.sku or cluster.gpus_per_node or is_known(name, folder)):
+        name = "local-cpu"  # files are of sizes with GPUs; of a small size for CPUs there is none
     if not name:
         raise ValueError(
             f"cluster {cluster.name} has GPUs and names no VM size: set benchmark.sku; `headway hardware` lists them"
         )
-    return load_sku(name, home() / "hardware")
+    return load_sku(name, folder)
+
+
+SAME_GPUS = "set cluster.gpus_per_node and cluster.ranks_per_node to that number, or name the size that you have"
+
+
+def gpu_mismatch(cluster: ClusterConfig) -> str:
+    """The two numbers, where jobs use another number of GPUs than the VM size that is named has; empty: they agree."""
+    existing = gpus_of(cluster.size, home() / "hardware") if cluster.size and cluster.gpus_per_node else None
+    if existing in (None, cluster.gpus_per_node):
+        return ""
+    idle = "; the others would stand idle" if existing and existing > cluster.gpus_per_node else ""
+    return f"cluster.gpus_per_node is {cluster.gpus_per_node}, and a {cluster.size} has {existing} GPUs{idle}"
+
+
+def require_gpus(cluster: ClusterConfig) -> None:
+    """Raise ValueError when jobs ask for more GPUs than the VM size that is named has."""
+    text = gpu_mismatch(cluster)
+    if text and "idle" not in text:
+        raise ValueError(f"{text}: {SAME_GPUS}")
 
 
 def too_old(record: Record, args: tuple[Any, ...]) -> bool:

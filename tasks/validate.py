@@ -84,6 +84,9 @@ def validate(
     profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
     before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
     strange, work = refused(*_origins(dataset), config.admission), at_work()
+    work.lifecycle.observer.progress(
+        work.stage, 0, 0, "judging: rules for each document, figures of the whole corpus", None
+    )
     place = Place(work.lifecycle.home, dataset.name, work.key[:16])
     judged = judge(profile, config, before=before, strange=strange, own=own, place=place)
     refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}
@@ -197,7 +200,7 @@ def _own_checks(profile: Profile, results: Sequence[Any], breaking: Sequence[lis
                 limit=", ".join(limits) or "every document",
                 passed=result.success or not closes,
                 warned=(not closes and not result.success) or bool(result.success and outcome.get("unexpected_count")),
-                remedy="Look at the documents that are named, or change the suite that validation.suite names.",
+                remedy="Look at these documents, or change the suite that validation.suite names.",
                 count=outcome.get("unexpected_count"),
                 samples=tuple(places[row] for row in rows),
             )

@@ -5,9 +5,11 @@ The file is a shipped configuration with its comments, under other names, and wi
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +21,10 @@ from deployments.cli.output import say
 from deployments.cli.overview import CONFIGURATION, STDLIB, publishing
 from tasks.artifacts import parse_ref
 from tasks.common.home import home
-from tasks.config.files import SHIPPED, Loader, places, validated
+from tasks.common.redaction import redact
+from tasks.config.files import BASED_ON, SHIPPED, TRAINS, Loader, load_cluster, on_its_base, places, validated
 from tasks.config.flows import RetrainConfig
+from tasks.data.corpus.openings import openings_of
 
 SIZES = {"tiny": "tiny", "small": "local", "medium": "codeparrot"}
 """The shipped configuration that a size stands for."""
@@ -29,6 +33,10 @@ COSTS = {
     "small": "0.9 million parameters, five minutes on a laptop",
     "medium": "110 million parameters, half a day on eight GPUs",
 }
+PROMPTS = 5
+NEUTRAL = ("The ", "In ", "It is ", "A ", "1. ")
+"""Beginnings of text of any kind, where the data is not at hand."""
+GOLDEN = "# beginnings that a new endpoint must complete as the model did in training"
 LOCAL = "local"
 """Jobs run on this machine: the configuration's default, without a section of its own."""
 
@@ -38,7 +46,9 @@ def init(
     data: Annotated[
         str, typer.Option(help="The name of a dataset; or a file or folder, which becomes a dataset of that name.")
     ] = "",
-    where: Annotated[str, typer.Option(help="Where jobs run: local, azureml, ray, slurm or ssh.")] = "",
+    where: Annotated[
+        str, typer.Option(help="Where jobs run: local, or a shipped configuration, as azureml or slurm.")
+    ] = "",
     size: Annotated[str, typer.Option(help="The size of the model: tiny, small or medium.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; use the defaults.")] = False,
     as_json: Json = False,
@@ -60,8 +70,10 @@ def init(
     where = answer(f"Where jobs run: {', '.join([LOCAL, *places()])}.", where, LOCAL, place_of, ask=ask)
     sizes = "\n".join(f"  {name:<8}{text}" for name, text in COSTS.items())
     size = answer(f"Size:\n{sizes}\n", size, "small", size_of, ask=ask)
-    text = configuration(dataset, where, size, file)
-    validated(RetrainConfig, yaml.load(text, Loader), str(file))
+    text = configuration(dataset, where, size, file, prompts_of(data, dataset))
+    value = on_its_base(yaml.load(text, Loader), file)
+    value.pop(TRAINS, None)  # what is trained stands in the file itself
+    validated(RetrainConfig, value, str(file))
     with file.open("x", encoding="utf-8") as output:
         output.write(text)
 
@@ -114,8 +126,17 @@ def size_of(size: str) -> str:
     return size
 
 
-def configuration(dataset: str, where: str, size: str, file: Path) -> str:
-    """The text of the file."""
+def prompts_of(data: str, dataset: str) -> list[str]:
+    """How documents of the data begin, where it lies on this machine, else the beginnings of many a text; none for code."""
+    versions = sorted(home().glob(f"store/artifacts/dataset/{dataset}/*/files"), key=lambda path: path.stat().st_mtime)
+    source = Path(data) if Path(data).exists() else versions[-1] if versions else None
+    prompts = openings_of(source, "text", PROMPTS) if source else []
+    prompts = [prompt for prompt in prompts if redact(prompt) == prompt]
+    return prompts or ([] if dataset == STDLIB else list(NEUTRAL))
+
+
+def configuration(dataset: str, where: str, size: str, file: Path, prompts: list[str]) -> str:
+    """The text of the file; without prompts those of the shipped configuration stay."""
     shipped = (SHIPPED / f"{SIZES[size]}.yaml").read_text(encoding="utf-8")
     shipped = shipped[shipped.index("dataset:") :]
     shipped = re.sub(r"^(dataset|  model|  endpoint): .*", rf"\1: {dataset}", shipped, flags=re.MULTILINE)
@@ -123,6 +144,12 @@ def configuration(dataset: str, where: str, size: str, file: Path) -> str:
     foreign = r"^(cluster:\n(  .*\n)+|validation:\n  text_field: .*\n)\n"
     shipped = re.sub(foreign, "", shipped, flags=re.MULTILINE)
     shipped = re.sub(r"^  text_field: .*\n", "", shipped, flags=re.MULTILINE)
+    if prompts:
+        shipped = re.sub(r"^  golden_prompts: .*\n", "", shipped, flags=re.MULTILINE)
+        if "\nexport:\n" not in shipped:
+            shipped = shipped.replace("\ndeployment:\n", "\nexport:\n\ndeployment:\n")
+        listed = "".join(f"    - {json.dumps(prompt, ensure_ascii=False)}\n" for prompt in prompts)
+        shipped = shipped.replace("\nexport:\n", f"\nexport:\n  golden_prompts: {GOLDEN}\n{listed}")
     lines = [
         f"# Written by `headway init`: {COSTS[size]}.",
         f"#   headway retrain -c {file}",
@@ -131,6 +158,28 @@ def configuration(dataset: str, where: str, size: str, file: Path) -> str:
         *shipped.rstrip().splitlines(),
     ]
     if where != LOCAL:
-        _, _, *place = (SHIPPED / f"{where}.yaml").read_text(encoding="utf-8").rstrip().splitlines()
-        lines += ["", *place]
+        lines += ["", *_place(where)]
     return "\n".join(lines) + "\n"
+
+
+def _place(where: str) -> list[str]:
+    """Where jobs run, as lines; of a place that is based on another, its name and what people must change."""
+    base, lines = where, _lines(where)
+    while named := next((line.split()[1] for line in lines if line.startswith(f"{BASED_ON}:")), ""):
+        base, lines = named, _lines(named)
+    if base == where:
+        return lines
+    cluster = load_cluster(where, [])
+    own = ("cluster:", f"  {cluster.backend}:")
+    changed = [
+        line
+        for line in lines
+        if line in own or any(value in line for value in cluster.capabilities.placeholders.values())
+    ]
+    return [f"{BASED_ON}: {where}", *changed]
+
+
+def _lines(name: str) -> list[str]:
+    """Those of a shipped configuration, without the comment that it begins with."""
+    lines = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").rstrip().splitlines()
+    return list(dropwhile(lambda line: line.startswith("#"), lines))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.storage import open_store
 from tasks.storage.store import counts_as_newest, find
+
+if TYPE_CHECKING:
+    from tasks.config.cluster import ClusterConfig
 
 Config = Annotated[
     list[str] | None,
@@ -34,6 +38,15 @@ def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[
     payload = parameters(flow, config or "local", dataset, tuple(set_ or ()))
     require_no_secrets(payload)
     return payload
+
+
+def look_at_gpus(cluster: ClusterConfig) -> None:
+    """Warn when jobs leave GPUs of the VM size that is named idle. Raises ValueError when they ask for more than it has."""
+    from tasks.benchmark import SAME_GPUS, gpu_mismatch, require_gpus
+
+    require_gpus(cluster)
+    if text := gpu_mismatch(cluster):
+        print(f"headway: {text}: {SAME_GPUS}", file=sys.stderr)
 
 
 def require_dataset(name: str, option: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from tasks.common.errors import GateFailed, HeadwayError, IntegrityError
 from tasks.common.home import home
+from tasks.orchestration.observers import interrupted
 
 # Errors of this machine's disk and rights, which are no bug of ours: what is wrong, where, and what to do.
 
@@ -84,6 +85,8 @@ def _name(uid: int) -> str:
 OWN_EXTRAS = {"azure": "azure", "datasets": "measure", "deepspeed": "deepspeed", "lm_eval": "measure", "ray": "ray"}
 """Extras by the first word of a module's name, for what has one of its own."""
 SCHEMA = "headway/output/1"
+SAMPLES = 3
+"""How many of the things that break a check an error lists; the report has more."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys and does not show; not the line end and the tab."""
 
@@ -107,6 +110,11 @@ def say(fields: dict[str, Any], words: str | list[str], *, as_json: bool) -> Non
     elif words:
         text = words if isinstance(words, str) else "\n".join(map(visible, words))
         print(harmless(text), flush=True)  # who stays in the foreground says it now
+
+
+def note(text: str) -> None:
+    """Tell people what a command waits for, on stderr."""
+    print(f"  {text} ...", file=sys.stderr, flush=True)
 
 
 def in_home(text: str, hint: str = "") -> str:
@@ -162,9 +170,17 @@ def say_error(raised: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
         print(_json({"schema": SCHEMA, "exit_code": code, "error": output, **fields}))
-    words = f"headway: {output['message']}" + (f"\n  -> {output['remedy']}" if output["remedy"] else "")
-    print(harmless(words), file=sys.stderr)
+    listed = "checks" in fields  # the command has printed its table of checks with the samples
+    lines = [f"headway: {output['message']}", *([] if listed else samples(output["checks"]))]
+    lines += [f"  -> {output['remedy']}"] if output["remedy"] else []
+    print(harmless("\n".join(lines)), file=sys.stderr)
     return code
+
+
+def samples(checks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines with the first things that break a closed gate's checks: file, line number and why."""
+    for check in checks:
+        yield from (f"     {visible(one)}" for one in check.get("samples", ())[:SAMPLES])
 
 
 def _json(value: Any) -> str:
@@ -176,11 +192,13 @@ def exit_code(error: BaseException) -> int:
     """0 done, 1 a bug of ours, 2 usage, 3 gate, 4 job, 5 integrity, 6 missing, 130 interrupted."""
     if isinstance(error, HeadwayError):
         return error.exit_code
+    if interrupted(error):
+        return 130
     if isinstance(error, ModuleNotFoundError) or of_the_disk(error):
         return 6
     if isinstance(error, ValueError):
         return 2
-    return 1 if isinstance(error, Exception) else 130
+    return 1
 
 
 def extra_of(module: str) -> str:
@@ -205,6 +223,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     if exit_code(error) == 1:
         remedy = "This is a bug of Headway's: please report it with the lines above."
     if exit_code(error) == 130 and not known:
+        message = "interrupted"
         remedy = "Run the same command again to continue from where it stopped."
     return {
         "type": type(error).__name__,

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from deployments.cli.output import aligned, short_ref
 from tasks.common.process import alive, read_json
 from tasks.orchestration.run_log import LoggedRun, logged_runs
 
 CONFIGURATION = "headway.yaml"
 """What `headway init` writes when no other file is named."""
+SHIPPED = Path(__file__).parents[1] / "configs"
 STDLIB = "python-stdlib"
 """A corpus that every machine has: the dataset of the shipped configuration `local`."""
 
@@ -47,7 +50,9 @@ def next_steps(
 ) -> list[tuple[str, str]]:
     """Commands to run next, three at most, and what each is for."""
     mine = (directory / CONFIGURATION).is_file()
-    configured = f" -c {CONFIGURATION}" if mine else ""
+    datasets = sorted(home.glob("store/artifacts/dataset/*"), key=lambda path: path.stat().st_mtime)
+    published = [path.name for path in reversed(datasets)]
+    wanted = _names(directory / CONFIGURATION)[0] if mine else published[0] if published else STDLIB
     steps: list[tuple[str, str]] = []
     if run and run.waits:
         steps += [(f"headway approve {run.question}", "Answer what the run waits for")]
@@ -55,18 +60,56 @@ def next_steps(
         steps += [("headway status", "How far it is"), ("headway jobs", "Its jobs on their machines")]
     elif run and run.status != "completed":
         steps += [("headway doctor", "Whether anything is missing on this machine")]
-        steps += [(f"headway {run.handle.get('flow')}{configured}", "Continue where it stopped")]
-    if not any(home.glob("store/artifacts/dataset/*")) and not elsewhere(home):
+        steps += [(_again(run, directory), "Continue where it stopped")]
+    if wanted not in published and not elsewhere(home):
         steps += [] if mine else [("headway init", "Write a configuration, after three questions")]
-        steps += [(publishing(STDLIB), "Make a dataset: the Python standard library, or NAME and PATH of your own")]
+        named = (
+            f"the one that {CONFIGURATION} names"
+            if mine
+            else "the Python standard library, or NAME and PATH of your own"
+        )
+        steps += [(publishing(wanted), f"Make a dataset: {named}")]
     if not endpoints and not steps[2:] and not (run and run.status == "running"):
-        steps += [(f"headway retrain{configured}", "From the dataset to a served model")]
+        steps += [(retraining(directory, wanted), "From the dataset to a served model")]
     for name in endpoints[:1]:
         steps += [(f"headway complete {name} 'TEXT'", "Ask the model")]
         steps += [(f"headway lineage endpoint/{name}", "What it was made from")]
     if not up:
         steps += [("headway up --detach", "Start the platform: schedules, pages, events")]
     return steps[:3]
+
+
+def retraining(directory: Path, dataset: str, model: str = "") -> str:
+    """The command that trains on a dataset, by the user's configuration, or by the shipped one that names it, or its model."""
+    mine = directory / CONFIGURATION
+    options = (
+        {f" -c {CONFIGURATION}": mine}
+        if mine.is_file()
+        else {"": SHIPPED / "local.yaml", " -c tiny": SHIPPED / "tiny.yaml"}
+    )
+    for option, file in options.items():
+        known, trained = _names(file)
+        if model == trained or (dataset == known and not model) or mine.is_file():
+            return f"headway retrain{option}" + (f" --dataset {dataset}" if dataset not in ("", known) else "")
+    return f"headway retrain --dataset {dataset}" if dataset else "headway retrain"
+
+
+def _names(file: Path) -> tuple[str, str]:
+    """The dataset and the model that a configuration names; empty where it names none."""
+    try:
+        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return str(value.get("dataset", "")), str(value.get("training", {}).get("model", ""))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):  # the next command says what is wrong with it
+        return "", ""
+
+
+def _again(run: LoggedRun, directory: Path) -> str:
+    """The command that continues a run."""
+    flow, subject = run.handle.get("flow"), str(run.handle.get("subject"))
+    if flow == "retrain":
+        dataset = str((run.last("closed") or {}).get("dataset") or "")
+        return retraining(directory, dataset.removeprefix("dataset/").partition("@")[0], subject)
+    return f"headway {flow} {subject}" if flow in ("revalidate", "validate") else f"headway {flow}"
 
 
 def publishing(dataset: str, path: str = "") -> str:

@@ -54,6 +54,8 @@ class Progress:
         self.began = self._last_line = 0.0
         self._estimate: float | None = None
         self._state: tuple[str, float, float, str, float | None] = ("", 0.0, 0.0, "", None)
+        self._full: float | None = None
+        """Since when the bar has been full: what a job does after its last step may last as well."""
         self._losses: list[float] = []
         self._past: dict[str, float] = {}
 
@@ -68,7 +70,7 @@ class Progress:
     def started(self, stage: str, estimate: float | None) -> None:
         self.quiet()
         self.began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
-        self._state, self._losses = (stage, 0.0, 0.0, "", None), []
+        self._state, self._losses, self._full = (stage, 0.0, 0.0, "", None), [], None
         if self.console.is_terminal:
             self._live = Live(get_renderable=self.view, console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
@@ -78,6 +80,8 @@ class Progress:
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
         self._state = (stage, done, total, visible(text), seconds_left)
+        full = bool(total) and done >= total
+        self._full = (self._full or time.monotonic()) if full else None
 
     def measured(self, stage: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep the losses of a training, for their curve."""
@@ -96,7 +100,7 @@ class Progress:
     def happened(self, stage: str, kind: str, text: str) -> None:
         """Show what became of the stage's job: kept as a line, unless every job goes through it."""
         text = visible(text)  # as a scheduler said it
-        self._state = (stage, 0.0, 0.0, "" if kind == "running" else text, None)
+        self._state, self._full = (stage, 0.0, 0.0, "" if kind == "running" else text, None), None
         if kind not in PASSING:
             self._print(Text.assemble(("~ ", "dark_orange3"), text))
 
@@ -130,13 +134,15 @@ class Progress:
         self.quiet()
 
     def _line(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> Text:
-        passed = time.monotonic() - self.began
+        now = time.monotonic()
+        passed = now - self.began
         share = min(done / total, 1.0) if total else 0.0
         left = passed / share - passed if share > 0.02 else (self._estimate or 0) - passed
         left = left if seconds_left is None else seconds_left
         bar = "━" * int(share * BAR) + "─" * (BAR - int(share * BAR))
         eta = f"about {_duration(left)} left" if left > 0.5 else ""
-        parts = [f"{bar} {share:4.0%}" if total else "", _duration(passed), eta, text]
+        finishing = f"finishing for {_duration(now - self._full)}" if self._full and now - self._full > 2.0 else ""
+        parts = [f"{bar} {share:4.0%}" if total else "", _duration(passed), eta, finishing, text]
         return Text(f"  {stage or 'next':<11}{'  '.join(part for part in parts if part)}")
 
     def view(self) -> Group:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, asked
-from deployments.cli.options import Config, Json, Set, require_dataset
+from deployments.cli.options import Config, Json, Set, look_at_gpus, require_dataset
 from deployments.cli.output import CommandError, harmless, say, visible
-from deployments.cli.planning.plan import page
-from tasks.common.errors import Cancelled, GateFailed, Missing, Unknown
+from deployments.cli.planning.plan import before_start
+from tasks.common.errors import Cancelled, GateFailed, Unknown
 from tasks.common.home import home
 from tasks.common.redaction import require_no_secrets
 from tasks.config.base import config_digest
@@ -34,33 +34,22 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from tasks.planning.configured import case_of
-
     try:
-        case = case_of(settings)
-    except Missing:
+        result = before_start(settings)
+    except ValueError as error:
+        typer.echo(f"headway: no plan before the start: {error}", err=True)
+        return
+    if result is None:
         return  # machines without a size, or a base model: the stage `plan` reckons with what it measures
-    except ValueError as error:
-        typer.echo(f"headway: no plan before the start: {error}", err=True)
-        return
-    from tasks.planning.planned_case import plain, planned
-    from tasks.planning.spending import paid_for
-
-    try:
-        paid = paid_for(settings.planning.spending, settings.cluster)
-        hours = settings.planning.mean_hours_between_failures
-        made = planned(case, home=home(), region=paid.region, paid=paid, hours_between_failures=hours)
-    except ValueError as error:
-        typer.echo(f"headway: no plan before the start: {error}", err=True)
-        return
-    total = made.cost.total if made.cost else None
+    cost = result[0]["cost"] or {}
+    total = cost.get("total")
     if total is None or total <= settings.planning.spending.ask_above:
         return
     training = next((stage for stage in stages() if stage["name"] == "train" and stage["status"] == "pending"), None)
     if training is None or at_work(home(), training["key"]):
         return
-    typer.echo(page(plain(made)), err=True)
-    if not typer.confirm(f"Train for about {total:,.0f} {made.cost.currency if made.cost else ''}?", err=True):
+    typer.echo(result[1], err=True)
+    if not typer.confirm(f"Train for about {total:,.0f} {cost['currency']}?", err=True):
         raise Cancelled("training was planned, and somebody said no: nothing was started")
 
 
@@ -115,10 +104,15 @@ def retrain(
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
+    look_at_gpus(settings.cluster)
     origin = ContinueFrom(job=continue_from, force=force, reason=reason)
     if dry_run:
+        _require_port(settings, to_stage)
         fields, closed = _preview(name, settings, from_stage, to_stage, origin)
         words = "\n".join(f"{s['name']:<11}{s['status'].replace('_', ' '):<12}{s['why']}" for s in fields["stages"])
+        if plan := _plan_of_training(settings, fields["stages"]):
+            fields["plan"], text = plan
+            words += f"\n\n{text}"
         if closed:
             if not as_json:
                 typer.echo(harmless(words))
@@ -135,8 +129,23 @@ def retrain(
         audit(open_store(home()), "start run", right="run", what=what)
         arguments = {"dataset": name, "from_stage": from_stage, "to_stage": to_stage, "continue_from": origin}
         run_and_tell(
-            "retrain", settings, arguments, preflight=lambda: _preflight(name, settings, origin), as_json=as_json
+            "retrain",
+            settings,
+            arguments,
+            preflight=lambda: _preflight(name, settings, to_stage, origin),
+            as_json=as_json,
         )
+
+
+def _plan_of_training(settings: RetrainConfig, stages: list[dict[str, Any]]) -> tuple[dict[str, Any], str] | None:
+    """The plan with its price, for a dry run whose training would run on machines of a known VM size."""
+    if not any(stage["name"] == "train" and stage["status"] == "pending" for stage in stages):
+        return None
+    try:
+        return before_start(settings)
+    except ValueError as error:
+        typer.echo(f"headway: no plan before the start: {error}", err=True)
+        return None
 
 
 def _preview(
@@ -155,7 +164,7 @@ def _preview(
 
 def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: Any) -> list[dict[str, Any]]:
     """The stages of a dry run. Raises what a start would be refused for: nobody is asked about a run that cannot begin."""
-    _preflight(name, settings, origin)
+    _preflight(name, settings, to_stage, origin)
     fields, closed = _preview(name, settings, from_stage, to_stage, origin)
     if closed:
         raise closed
@@ -163,16 +172,23 @@ def _possible(name: str, settings: Any, from_stage: Any, to_stage: Any, origin: 
     return stages
 
 
-def _preflight(name: str, settings: Any, origin: Any) -> None:
+def _preflight(name: str, settings: Any, to_stage: Any, origin: Any) -> None:
     """Refuse what is wrong before anything is spent: dataset, port, hardware and its proof, checkpoint to continue from."""
     from flows.support.continuing import require_possible
     from tasks.benchmark import hardware_of
     from tasks.orchestration.node_exclusion import require_proof
-    from tasks.serving.known import require_port
 
     require_dataset(name, "--dataset")
     settings.cluster.require_own()
     hardware_of(settings.cluster, settings.benchmark)
     require_proof(settings.cluster, settings.benchmark)
     require_possible(home(), open_store(home()), origin, settings)
-    require_port(home(), settings.deployment.endpoint, settings.deployment.port)
+    _require_port(settings, to_stage)
+
+
+def _require_port(settings: RetrainConfig, to_stage: str | None) -> None:
+    """Refuse a port of the endpoint that another program listens on, where the run goes as far as deploying."""
+    from tasks.serving.known import require_port
+
+    if to_stage in (None, "deploy"):
+        require_port(home(), settings.deployment.endpoint, settings.deployment.port)

@@ -43,7 +43,7 @@ class Running:
             self.progress.progress("start", 0, 0, "Prefect's server, and the flow", None)
             server = prefect_server.prepare(home())
             flow = getattr(importlib.import_module(f"flows.{self.flow}"), self.flow)
-            prefect_server.wait(server)
+            prefect_server.wait(server, lambda text: self.progress.progress("start", 0, 0, text, None))
             with watched(self.progress, lambda: job_may_stop(self.progress, ask=self.ask)):
                 flow(**self.arguments, config=self.config)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run

@@ -30,7 +30,7 @@ class FolderConfig(Settings):
     """A folder whose files are a dataset: when one lands or changes, all of them are published as a new version."""
 
     path: str
-    """The folder; a relative one is below the directory that `headway up` was started in."""
+    """The folder; a relative one is below the directory where `headway up --config FILE` is called, and kept as a whole path."""
     dataset: Name
     """Name of the dataset that is made of it."""
     include: str = "*"

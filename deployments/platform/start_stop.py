@@ -12,15 +12,18 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
 from deployments.services import checks, mlflow_server, prefect_server
 from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker
+from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log
 from tasks.common import process
 from tasks.common.errors import HeadwayError, Missing
 from tasks.common.home import stopped_mark
@@ -28,7 +31,7 @@ from tasks.common.process import locked, write_text
 from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
-from tasks.config.files import load_with_text
+from tasks.config.files import Loader, load_with_text, validated
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.records import StoreJournal
 from tasks.serving.known import settle_all
@@ -122,14 +125,16 @@ def _signal(run: LoggedRun, number: signal.Signals) -> None:
         os.kill(int(run.handle["pid"]), number)
 
 
-WORKER_SECONDS = 180.0
-"""A worker whose first word to a busy server is lost says it again after ten seconds, and backs off after three times."""
-Say = Callable[[str], None]
-
-
 def given(source: Path) -> tuple[PlatformConfig, str]:
-    """The settings of a file, and its text for `keep`. Raises ValueError."""
+    """The settings of a file, and its text for `keep`, with relative folders below the working directory. Raises ValueError."""
     config, text = load_with_text(PlatformConfig, source)
+    folders = [str(place_of(folder)) for folder in config.events.folders]
+    if folders != [folder.path for folder in config.events.folders]:  # later starts may be in another directory
+        value = yaml.load(text, Loader)
+        for folder, path in zip(value["events"]["folders"], folders, strict=True):
+            folder["path"] = path
+        text = f"# Made of {source.absolute()}, with the whole paths of its folders.\n{yaml.safe_dump(value, sort_keys=False)}"
+        config = validated(PlatformConfig, value, str(source))
     catalogue(config)
     return config, text
 
@@ -174,21 +179,32 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
             say(f"a deploy of endpoint/{name} that was interrupted is {how}")
         if tracking:
             say("MLflow server")
-            mlflow_server.wait(tracking)
-        # Return when the worker has told the server of itself. Raises Missing with the end of its log.
-        deadline = time.monotonic() + WORKER_SECONDS
-        with prefect_server.client() as client:
-            while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
-                ended = worker.status(home) is None
-                if ended or time.monotonic() > deadline:
-                    log = home / "platform" / "worker" / "worker.log"
-                    reason = "ended" if ended else f"has not reached Prefect's server in {WORKER_SECONDS:.0f} s"
-                    raise Missing(
-                        f"the worker does not come up: it {reason}; the end of {log}:\n{log.read_text()[-1000:]}",
-                        remedy="`headway doctor` reports what is missing; then `headway up` again.",
-                    )
-                time.sleep(0.2)
+            mlflow_server.wait(tracking, say)
+        _wait_for_the_worker(home, say)
         return bridge.first_problems(home, config.events)
+
+
+def _wait_for_the_worker(home: Path, say: Say) -> None:
+    """Return when the worker has told the server of itself. Raises Missing with the end of its log."""
+    log = home / "platform" / "worker" / "worker.log"
+    began = last = time.monotonic()
+    with prefect_server.client() as client:
+        while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
+            now = time.monotonic()
+            if worker.status(home) is None:
+                raise Missing(
+                    f"the worker ended before it reached Prefect's server{end_of_log(log)}",
+                    remedy="`headway doctor` reports what is missing; then `headway up` again.",
+                )
+            if now - began > START_SECONDS:
+                raise Missing(
+                    f"the worker runs, and has not reached Prefect's server in {now - began:.0f} s{end_of_log(log)}",
+                    remedy="`headway up` again: it waits further. `headway down` stops the worker.",
+                )
+            if now - last >= SAY_SECONDS:
+                last = now
+                say(f"the worker is still starting, for {now - began:.0f} s so far")
+            time.sleep(0.2)
 
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
@@ -198,7 +214,7 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
     from deployments.services.registration import register
     from deployments.watch.schedules import Schedules
 
-    prefect_server.wait(server)
+    prefect_server.wait(server, say)
     say("deployments")
     with prefect_server.client() as client:
         register(client, catalogue(config))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.services.checks import choose_port, not_locked, require_same_port
-from deployments.services.prefect_server import ANSWER_SECONDS, START_SECONDS, password
+from deployments.services.prefect_server import ANSWER_SECONDS, password
+from deployments.services.starting import Say, wait_until_it_answers
 from tasks.common import process
-from tasks.common.errors import Missing
 
 
 def start(home: Path, port: int | None = None) -> dict[str, Any]:
@@ -43,20 +43,9 @@ def start(home: Path, port: int | None = None) -> dict[str, Any]:
     return {**server, "folder": str(folder), "home": str(home)}
 
 
-def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
+def wait(server: dict[str, Any], say: Say = lambda text: None) -> None:
     """Return when the server answers to our login. Raises Missing with the end of its log."""
-    deadline = time.monotonic() + timeout
-    folder = Path(server["folder"])
-    while not _answers(server):
-        died = not process.alive(process.read_json(folder / "handle.json"))
-        if died or time.monotonic() > deadline:
-            log = folder / "server.log"
-            end = log.read_text(errors="replace")[-1000:] if log.exists() else ""
-            raise Missing(
-                f"the MLflow server at {server['url']} does not answer; the end of {log}:\n{end}",
-                remedy="Runs continue without it. `headway doctor` reports more; `headway up` starts it again.",
-            )
-        time.sleep(0.1)
+    wait_until_it_answers("MLflow's server", server, lambda: _answers(server), say)
 
 
 def status(home: Path) -> dict[str, Any] | None:

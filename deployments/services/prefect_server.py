@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.services.checks import choose_port, not_locked, require_same_port
 from deployments.services.library_settings import take_no_files
+from deployments.services.starting import Say, wait_until_it_answers
 from tasks.common import process
 from tasks.common.errors import Missing, Refused
 from tasks.security.policy import load_or_none
@@ -29,8 +30,6 @@ from tasks.security.policy import load_or_none
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-START_SECONDS = 300.0
-"""A server that died is told at once: this is for one that is on its way, on a machine where much else begins."""
 ANSWER_SECONDS = 10.0
 """Patience of a probe. Nobody listening is told at once; a server that is busy may need some seconds for a small answer."""
 QUIET = {
@@ -120,19 +119,28 @@ def login_of(home: Path) -> str:
     return "" if named_server(home) else f"   (login: {home / 'prefect' / 'credentials'})"
 
 
-def wait(server: dict[str, Any], timeout: float = START_SECONDS) -> None:
-    """Return when the server answers with our password. Raises Missing with the end of its log."""
-    deadline = time.monotonic() + timeout
-    while not _answers(server["url"]):
-        handle = process.read_json(Path(server["folder"]) / "handle.json") if server["ours"] else None
-        died = server["ours"] and not process.alive(handle)
-        if died or time.monotonic() > deadline or not server["ours"]:
-            log = f"its log: {server['folder']}/server.log" if server["ours"] else "it was named by PREFECT_API_URL"
-            raise Missing(
-                f"the Prefect server at {server['url']} does not answer",
-                remedy=f"Look at {log}. `headway doctor` tells more; `headway down` and again starts afresh.",
-            )
-        time.sleep(0.1)
+def wait(server: dict[str, Any], say: Say = lambda text: None) -> None:
+    """Return when the server answers with our password. `say` is told while a server of this machine is starting.
+
+    Raises Missing for one that ended, or does not answer in time; for somebody else's that does not answer at once.
+    """
+    if server["ours"]:
+        wait_until_it_answers("Prefect's server", server, lambda: _answers(server["url"]), say)
+    elif not _answers(server["url"]):
+        raise Missing(
+            f"the Prefect server at {server['url']}, which PREFECT_API_URL names, does not answer",
+            remedy="Start it, correct the address, or unset PREFECT_API_URL: then Headway uses a server of its own.",
+        )
+
+
+def require(home: Path, say: Say) -> None:
+    """Wait for the server that this home uses: the local one, or the one that is named. Starts nothing.
+
+    Raises Missing when the local one does not run, and what `wait` raises.
+    """
+    if named_server(home) is None and status(home) is None:
+        raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
+    wait(prepare(home), say)
 
 
 def status(home: Path) -> dict[str, Any] | None:

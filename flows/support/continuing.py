@@ -252,7 +252,7 @@ def _differences(seen: _Seen, ours: Mapping[str, Any], *, only: tuple[str, ...] 
 def _require(differences: list[Difference], seen: _Seen, ask: ContinueFrom, config: RetrainConfig) -> None:
     cluster = config.cluster
     never = impossible(differences, config.training, seen.step)
-    if not cluster.section.jobs_see_home:
+    if not cluster.jobs_see_home:
         never.append(f"machines of the backend {cluster.backend} do not see {seen.root}")
     if never:
         raise ValueError(f"cannot continue from {seen}, not even with --force: {'; '.join(never)}")

@@ -40,7 +40,7 @@ MISTAKES = (
     (re.compile(r"distribution|instanceCount|node", re.I), "Look at cluster.nodes."),
 )
 OpenFiles = Callable[[str], Any]
-"""Opens the container of a store by its name, as what tasks/compute/azureml/folder.py calls Files. Raises ValueError, Missing."""
+"""Opens the container of a store by its name, as what tasks/compute/job_folder.py calls Files. Raises ValueError, Missing."""
 
 
 class Where(Protocol):
@@ -60,7 +60,7 @@ class Where(Protocol):
 
 
 def _no_files(store: str) -> Any:
-    raise ValueError("Azure ML takes files from a store on Azure Blob, and none was handed in")
+    raise ValueError("jobs without a shared folder take files from a store on Azure Blob, and none was handed in")
 
 
 _files: OpenFiles = _no_files

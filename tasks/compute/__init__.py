@@ -18,7 +18,7 @@ from tasks.config.cluster import ClusterConfig
 def open_backend(config: ClusterConfig, files: OpenFiles | None = None) -> Backend:
     """The backend that a cluster's configuration names. Raises Missing when its packages are not installed, ValueError."""
     kind = _imported(config.capabilities.backend)
-    shared = config.capabilities.shared_folder
+    shared = config.capabilities.shared_folder and config.mirror is None
     backend: Backend = kind(config) if shared else kind(config, files or arm_client.open_files)
     return backend
 

@@ -255,6 +255,8 @@ WRITTEN_HERE = (
     "config.json",
     "cluster.json",
     "job.sbatch",
+    "ssh.json",
+    "ssh.lock",
     "program",
     "supervisor.json",
     "supervisor.lock",

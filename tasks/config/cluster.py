@@ -7,7 +7,6 @@ docs/configuration.md.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -23,6 +22,8 @@ from tasks.config.backends.ssh import SshConfig
 from tasks.config.base import Name, NodeName, Positive, Settings
 
 RANGE = re.compile(r"(\d+):(\d+)")
+BRACKETS = re.compile(r"<[A-Za-z][\w .-]*>")
+"""What a template has where its reader is to write something: <workspace>."""
 BackendName = Literal["local", "ssh", "slurm", "azureml", "ray"]
 BACKENDS: dict[str, Capabilities] = {
     "local": LocalConfig.capabilities,
@@ -45,8 +46,9 @@ def on_this_machine(backend: str) -> bool:
 
 
 def machine_size(cluster: Mapping[str, Any]) -> str:
-    """The VM size that a recorded cluster's sections name; empty where none does."""
-    named = ((cluster.get(name) or {}).get(one.size_setting) for name, one in BACKENDS.items() if one.size_setting)
+    """The VM size that a recorded cluster's sections name, that of its own backend first; empty where none does."""
+    own_first = sorted(BACKENDS.items(), key=lambda item: item[0] != cluster.get("backend"))
+    named = ((cluster.get(name) or {}).get(one.size_setting) for name, one in own_first if one.size_setting)
     return next((str(size) for size in named if size), "")
 
 
@@ -98,8 +100,23 @@ class ScratchConfig(Settings):
     """Folder on the machine's own disk, such as local NVMe. The job makes a folder of its own in it, and deletes that again."""
     size_gib: float = Field(100.0, gt=0)
     """Room that the job needs there, in GiB; less is an error before anything is copied."""
+    required: bool = Field(True, exclude_if=lambda wanted: wanted)
+    """Whether a job ends where that folder or its room is missing; with `false` it continues without and logs a warning."""
     beeond: bool = False
     """Whether the machines' disks are joined into one BeeGFS on demand (BeeOND) for the job; of Slurm only."""
+
+
+class MirrorConfig(Settings):
+    """A job's folder in Azure Blob, and on the own disk of each machine: for machines that share no folder."""
+
+    store: str = ""
+    """Store of stores.yaml whose container the folders of jobs lie in; empty: the home's own. On azureml: azureml.store."""
+    credential: Literal["managed_identity", "cli", "connection_string"] = "managed_identity"
+    """How machines authenticate to it; `connection_string` is read there from the variable that the store's `secret` names."""
+    client: str = ""
+    """Client id of a managed identity that a user assigned; empty: the machine's only one."""
+    max_lag_minutes: float = Field(30.0, gt=0)
+    """Longest time from a checkpoint's snapshot until it is in the store; one that takes longer counts as a save that failed."""
 
 
 class RetryConfig(Settings):
@@ -175,6 +192,8 @@ class ClusterConfig(Settings):
     """Range of machines that a training job may run on; empty: exactly `nodes`."""
     scratch: ScratchConfig | None = None
     """Fast disk of each machine that inputs are copied to; empty: they are read where they are."""
+    mirror: MirrorConfig | None = Field(None, exclude_if=lambda mirror: mirror is None)
+    """Store that job folders lie in, with a mirror on each machine's disk; empty: all machines share the folder."""
     retry: RetryConfig = RetryConfig()
     watch: WatchConfig = WatchConfig()
     ssh: SshConfig = SshConfig()
@@ -215,21 +234,51 @@ class ClusterConfig(Settings):
         return BACKENDS[self.backend]
 
     @property
+    def jobs_see_home(self) -> bool:
+        """Whether the machines reach Headway's home by the path that it has on this machine."""
+        return self.mirror is None and self.section.jobs_see_home
+
+    @property
     def size(self) -> str:
         """VM size of the machines, where a section names it."""
-        return machine_size({name: dict(section) for name, section in self if isinstance(section, BackendSettings)})
+        sections = {name: dict(section) for name, section in self if isinstance(section, BackendSettings)}
+        return machine_size({**sections, "backend": self.backend})
+
+    @property
+    def placeholders(self) -> list[str]:
+        """Settings that still have the placeholders of the shipped configuration, or one in angle brackets, as `NAME (VALUE)`."""
+        shipped = self.capabilities.placeholders
+        own = {name: value for name, value in self if isinstance(value, str)}
+        texts = {**own, **{f"{self.backend}.{name}": value for name, value in self.section if isinstance(value, str)}}
+        return [
+            f"cluster.{name} ({value})"
+            for name, value in texts.items()
+            if shipped.get(name) == value or BRACKETS.search(value)
+        ]
 
     def require_own(self) -> None:
-        """Raise ValueError for settings that still have the placeholders of the shipped configuration."""
-        if kept := [
-            f"cluster.{name} ({value})"
-            for name, value in self.capabilities.placeholders.items()
-            if operator.attrgetter(name)(self) == value
-        ]:
+        """Raise ValueError for settings that still have placeholders."""
+        if kept := self.placeholders:
             raise ValueError(
                 f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
                 f"configuration {self.backend}: set your own, with --set or in a file named after it (-c {self.backend} -c FILE)"
             )
+
+    @model_validator(mode="after")
+    def _backend_mirrors(self) -> ClusterConfig:
+        can = self.capabilities
+        if self.mirror and can.cannot_mirror:
+            able = backends_with(lambda one: not one.cannot_mirror)
+            raise ValueError(
+                f"backend {self.backend} takes no cluster.mirror: {can.cannot_mirror}. Leave mirror empty, or use backend {able}"
+            )
+        if self.mirror and self.mirror.store and not can.shared_folder:
+            raise ValueError(
+                f"backend {self.backend} mirrors to the store of {self.backend}.store: name it there, leave mirror.store empty"
+            )
+        if self.mirror and can.shared_folder and self.launcher == "mpi":
+            raise ValueError("launcher mpi needs a folder that machines share: use torchrun, or leave mirror empty")
+        return self
 
     @model_validator(mode="after")
     def _backend_can(self) -> ClusterConfig:

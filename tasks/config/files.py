@@ -18,6 +18,10 @@ from tasks.config.flows import RetrainConfig
 
 SHIPPED = Path(__file__).parents[2] / "deployments" / "configs"
 C = TypeVar("C", bound=Settings)
+BASED_ON = "based_on"
+"""Key of a file that lies on top of another one, as files of hardware do."""
+TRAINS = "trains"
+"""Key of a file that only says where: the configuration that is trained there when no file says what is."""
 INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
@@ -43,7 +47,7 @@ def load(source: str | Sequence[str], overrides: list[str]) -> RetrainConfig:
 
 def presets() -> list[str]:
     """Names of the shipped configurations that say what is trained."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml") if "training" in _read(path)[0])
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml") if "training" in read_whole(path))
 
 
 def places() -> list[str]:
@@ -111,8 +115,29 @@ def _together(source: str | Sequence[str]) -> tuple[dict[str, Any], str]:
     """Keys and values of one or several files, and what to call them."""
     sources, value = [source] if isinstance(source, str) else source, dict[str, Any]()
     for each in sources:
-        value = merged(value, _read(_path(each))[0])
+        value = merged(value, read_whole(_path(each)))
+    trained = value.pop(TRAINS, None)
+    if trained is not None and "training" not in value:
+        value = merged(read_whole(_path(str(trained))), value)
     return value, " + ".join(sources)
+
+
+def read_whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Keys and values of a file, on top of the one that its key `based_on` names. Raises ValueError."""
+    return on_its_base(_read(path)[0], path, above)
+
+
+def on_its_base(value: dict[str, Any], path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The same of what has been read from a file."""
+    base = value.pop(BASED_ON, None)
+    if base is None:
+        return value
+    if not isinstance(base, str):
+        raise ValueError(f"{path}: {BASED_ON} is {base!r}: name one configuration, as -c takes it")
+    below, chain = _path(base), (*above, path)
+    if below in chain:
+        raise ValueError(f"{path}: {BASED_ON} {base} comes back to a file that is based on it: remove one of them")
+    return merged(read_whole(below, chain), value)
 
 
 def _sections(*values: Any) -> bool:

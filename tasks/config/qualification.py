@@ -42,7 +42,7 @@ class BenchmarkConfig(Settings):
 
     sku: str = ""
     """Hardware that machines are judged as: a name of `headway hardware`, or the path of a YAML file of the same form. Empty: the
-    VM size of the cluster's section, and local-cpu where ranks compute on the CPU."""
+    VM size of the cluster's section; where ranks compute on the CPU and nothing is known of that size, local-cpu."""
     depth: Depth = "quick"
     """How much is measured; standard has every rate `rounds` times and more pairs, so that small faults are seen; full has every
     collective and size, every pair, storage, a training probe and a thermal soak too."""

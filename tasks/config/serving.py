@@ -172,7 +172,9 @@ class AzureEndpointConfig(Settings):
     instances: Positive = 1
     """Machines of a deployment, or the fewest of them when it scales."""
     most_instances: Positive = 1
-    """Machines up to which the autoscale rules go."""
+    """Machines up to which the autoscale rules go; over `instances`, each deployment gets a setting of Azure Monitor."""
+    requests_per_day: Positive | None = Field(None, exclude_if=lambda number: number is None)
+    """Quota of one caller in a day, in the policy of API Management; below a day at `limits.requests_per_minute`. Empty: none."""
     at_once: Positive = 8
     """Requests that one machine works at; more wait for `queue_ms`, and are then answered 429 by Azure ML."""
     queue_ms: Positive = 500
@@ -224,3 +226,13 @@ class DeploymentConfig(Settings):
     degrade: bool = True
     """Whether a smaller variant or the previous model answers while the model cannot; each such answer is marked by a header."""
     azureml: AzureEndpointConfig = AzureEndpointConfig()
+
+    @model_validator(mode="after")
+    def _quota_bites(self) -> Self:
+        by_rate, by_day = self.limits.requests_per_minute * 1440, self.azureml.requests_per_day
+        if by_day is not None and by_day >= by_rate:
+            raise ValueError(
+                f"azureml.requests_per_day is {by_day}, and limits.requests_per_minute {self.limits.requests_per_minute} lets no "
+                f"caller over {by_rate} in a day: lower the quota, or leave it empty"
+            )
+        return self

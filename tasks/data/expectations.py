@@ -119,7 +119,7 @@ def of_unreadable(config: ValidationConfig, count: int, documents: int, samples:
     """The share of lines that are no documents."""
     most = config.max_unreadable_share
     remedy = (
-        "Correct the lines that are named, set validation.text_field to the field that holds the text, or raise "
+        "Correct these lines, set validation.text_field to the field that holds the text, or raise "
         "validation.max_unreadable_share."
     )
     share = count / max(count + documents, 1)
@@ -154,7 +154,7 @@ def of_shards(config: ValidationConfig, apart: Mapping[str, Drift]) -> Figure:
     samples = tuple(
         f"{name}: {drift.distance:.2f} in {drift.column}: {', '.join(drift.moved)}" for name, drift in far[:SAMPLES]
     )
-    remedy = "The shards that are named are of another kind: leave them out, or raise validation.max_shard_divergence."
+    remedy = "These shards are of another kind: leave them out, or raise validation.max_shard_divergence."
     value = order[0][1].distance if order else None
     return Figure("shard divergence", value, f"<= {most}", remedy, None, most, len(far), samples)
 

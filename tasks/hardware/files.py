@@ -54,7 +54,8 @@ SPECS = {
     "remote_disk_mb_s": "MB/s",
 }
 """Units of what a machine has. Of one GPU: gpu_memory_gb, nvlink_gb_s in one direction, peak_ and achievable_ without sparsity.
-Of the machine: vm_gpu_memory_gb and the rest. ib_write_bw_gbit_s and ecc_ are the limits of AzNHC's own checks."""
+Of the machine: vm_gpu_memory_gb and the rest, and peak_fp32_tflops of one without GPUs. ib_write_bw_gbit_s and ecc_ are limits
+of AzNHC's own checks."""
 
 
 FOLDER = Path(__file__).parent
@@ -90,6 +91,15 @@ def find_sku(name: str, *folders: Path) -> Path:
         f"hardware {name!r}: nothing is known of it; known are {', '.join(display_names(known))}, or the path of a .yaml file of "
         "the same form (`headway hardware local-cpu` shows one; `headway qualify --record` measures one)"
     )
+
+
+def is_known(name: str, *folders: Path) -> bool:
+    """Whether there is a file of a name."""
+    try:
+        find_sku(name, *folders)
+    except ValueError:
+        return False
+    return True
 
 
 def display_names(known: dict[str, Path]) -> list[str]:

@@ -182,6 +182,15 @@ def load_sku(name: str, *folders: Path) -> Sku:
     return read_sku(find_sku(name, *folders), *folders)
 
 
+def gpus_of(name: str, *folders: Path) -> int | None:
+    """GPUs of a machine of this kind; None where nothing is known of it, or of them."""
+    try:
+        number = load_sku(name, *folders).specs.get("gpus")
+    except ValueError:
+        return None
+    return int(float(number.value)) if number else None
+
+
 def nccl_environment(name: str, *folders: Path) -> dict[str, str]:
     """Variables for the ranks on a VM size, the topology file among them; size names as Azure writes them, in any case.
 

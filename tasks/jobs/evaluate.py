@@ -20,12 +20,13 @@ from tokenizers import Tokenizer
 
 from tasks.common.process import read_json, write_json
 from tasks.config.evaluation import EvaluationConfig
+from tasks.data.corpus.openings import openings
 from tasks.evaluation.performance import kind_of
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.code_suite import code
 from tasks.jobs.evaluation.figures import figures, metrics
-from tasks.jobs.evaluation.heldout import HELDOUT, Heldout, encode_for, openings, read_heldout
+from tasks.jobs.evaluation.heldout import HELDOUT, Heldout, encode_for, read_heldout
 from tasks.jobs.evaluation.labelled import labelled
 from tasks.jobs.evaluation.lm_eval_suite import lm_eval
 from tasks.jobs.evaluation.probes import leakage, memorisation, toxicity
@@ -58,6 +59,7 @@ def run(rank: Rank) -> dict[str, Any]:
     model = load_measured(rank.inputs["checkpoint"], config)
     context = context_of(model, rank.settings["sequence_length"])
     scored = score(model, encoded, context=context, rank=rank)
+    rank.progress(1, 1, "comparing with n-gram models")
     documents = {**_columns(heldout, scored), **_beside(rank.inputs["tokens"], heldout)}
     others = dict(_others(model, config, context=context, rank=rank))
     own = {rank.settings["source"]: (documents, scored.certainty)} if others else {}

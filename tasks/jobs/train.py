@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
+from tasks.jobs.checkpoint.mirrored import terms
 from tasks.jobs.checkpoint.origins import continued_from
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import Loader, Shares, Source, vocabulary
@@ -92,7 +93,13 @@ class Training:
         self.watch = Watch(rank, config, execution, self.groups)
         self.checkpoints, self.local = rank.folder / "checkpoints", local_root(rank, execution)
         often = execution.local_every_steps
-        self.saves = Saves(rank.settings, steps=config.steps, local_every=often, group=self.groups.steps)
+        self.saves = Saves(
+            rank.settings,
+            steps=config.steps,
+            local_every=often,
+            group=self.groups.steps,
+            mirrored=terms(self.checkpoints) is not None,
+        )
         self.tokens = rank.inputs["tokens"]
         vocab_size, eod = vocabulary(self.tokens)
         base = self.rank.inputs.get("base")
@@ -121,13 +128,12 @@ class Training:
 
     def _resume(self, bad: Reaction | None = None) -> None:
         """Go on from the newest good checkpoint, as a new attempt: at a start, and after a step that was `bad`."""
-        chosen = agree(self.rank, self.checkpoints, self.local, self.identical, self.groups.patient)
+        chosen = agree(self.rank, self.checkpoints, self.local, self.identical, self.groups.patient, engine=self.engine)
         # as claimed: it rises over machines and submissions, theirs does not
         self.rank, result = replace(self.rank, attempt=chosen.attempt), chosen.manifest
         self.step, self.consumed = (result.step, result.consumed_samples) if result else (0, 0)
-        if result and chosen.local:
-            assert self.local
-            restore_own(self.local, result, self.engine.pieces(), group=self.groups.patient)
+        if result and chosen.own:
+            restore_own(chosen.own, result, self.engine.pieces(), group=self.groups.patient)
         elif result:
             self.engine.restore(self.checkpoints, result)
         if bad:
@@ -169,6 +175,8 @@ class Training:
                 continue  # it went back to a checkpoint
             with self.meter.part("checkpoint"):
                 last = bool(reasons) or self.step == self.config.steps
+                if last:
+                    self.rank.progress(self.step, self.config.steps, "saving the last checkpoint")
                 if tier := STORE if last else self.saves.due(self.step):
                     self._save(tier, wait=last)
                 self.saves.look()
@@ -218,7 +226,8 @@ class Training:
         if verdict:
             losses = {key: value for key, value in losses.items() if math.isfinite(value)} | {"skipped": 1.0}
         slow = self.watch.stragglers.take(step, word.seconds)
-        self._tell(**losses, learning_rate=rate, **self._proof(word.samples), **self._measured(), **slow)
+        behind = self.saves.behind(step)
+        self._tell(**losses, learning_rate=rate, **self._proof(word.samples), **self._measured(), **slow, **behind)
         return word.reasons
 
     def _go_back(self, verdict: Verdict, step: int) -> None:
@@ -260,6 +269,7 @@ class Training:
 
     def finish(self) -> dict[str, Any]:
         """Write what the stage publishes, the same bytes whatever happened on the way; rank 0 returns the result."""
+        self.rank.progress(self.step, self.config.steps, "writing the model")
         self.engine.write(self.rank.output, self.tokens / "tokenizer")
         if self.rank.rank:
             return {}

@@ -171,6 +171,10 @@ class Observers:
             one.closed(run)
 
 
+SIGNALS = ("KeyboardInterrupt", "Terminated", "TerminationSignal")
+"""What Ctrl-C and SIGTERM raise: Python's, the command line's, Prefect's."""
+
+
 def status_of(error: BaseException | None) -> str:
     """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
     if error is None:
@@ -181,5 +185,13 @@ def status_of(error: BaseException | None) -> str:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run."""
-    return isinstance(error, Cancelled) or not isinstance(error, Exception)
+    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run.
+
+    A signal may come while an extension calls Python: it raises an error of its own then, with the signal's as its cause. That of
+    pydantic's serializer has it in its words alone.
+    """
+    if isinstance(error, Cancelled) or not isinstance(error, Exception):
+        return True
+    if type(error).__name__ == "PydanticSerializationError" and any(f"{name}: " in str(error) for name in SIGNALS):
+        return True
+    return type(error.__cause__).__name__ in SIGNALS

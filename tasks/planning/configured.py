@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Cluster
+from tasks.artifacts import Cluster, unqualified
 from tasks.common.errors import Missing
+from tasks.config.cluster import ClusterConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.hardware.machines import Machine, machine_of_sku, of_qualification
+from tasks.hardware.machines import GB, GBIT, GIB, Machine, machine_of_sku, of_qualification
+from tasks.hardware.sku import load_sku
 from tasks.planning.case import Case, Network
 from tasks.planning.checkpointing import Saving, checkpoint_bytes, resumable_bytes, snapshot_seconds
 from tasks.planning.counts import adapter_parameters, model_flops_per_token, parameter_count
 from tasks.planning.memory import HALF_GRADIENTS, memory_of_cpu_rank
-from tasks.planning.prediction import GIB, Divided, Division
+from tasks.planning.prediction import Divided, Division
 from tasks.planning.search import search
 from tasks.planning.steps import step_time_measured
 
@@ -42,14 +44,14 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     if not sku and not cluster.gpus_per_node:
         raise Missing(
             f"cluster {cluster.name} has no GPUs, so no size's numbers hold for it",
-            remedy="`headway retrain --to plan` measures the machines and plans with that; or plan a case: --case FILE.",
+            remedy="`headway retrain --to plan` measures the machines and plans with that, or give a --case FILE.",
         )
     if not sku:
         raise ValueError(f"cluster {cluster.name} names no VM size: set benchmark.sku; `headway hardware` lists them")
-    if training.base:
+    if training.base and "network" not in training.model_fields_set:
         raise Missing(
             f"the network is that of {training.base}, which is read when a run needs it",
-            remedy="`headway retrain --to plan` plans with it; or plan a case of its shape: --case FILE.",
+            remedy="`headway retrain --to plan` plans with it; or set training.network to its shape, or give a --case FILE.",
         )
     vocab_size = config.preprocessing.tokenizer.vocab_size
     gpus = cluster.nodes * cluster.ranks_per_node
@@ -58,6 +60,15 @@ def case_of(config: RetrainConfig, *, search: bool = False) -> Case:
     limits = {"max_days": days if math.isfinite(days) else None, "max_cost": config.planning.spending.max_cost}
     spot = case.cluster.spot or cluster.preemptible
     return case.model_copy(update={**limits, "cluster": case.cluster.model_copy(update={"spot": spot})})
+
+
+def assumptions(config: RetrainConfig) -> tuple[str, ...]:
+    """What a plan of `case_of` takes for granted, for its warnings."""
+    base = config.training.base
+    if not base:
+        return ()
+    of_adapters = ", and adapters take less: here all weights are trained" if config.training.lora.rank else ""
+    return (f"planned with training.network: the run takes the network of {base}{of_adapters}",)
 
 
 def case_of_training(
@@ -134,6 +145,31 @@ def division_of(training: TrainingConfig, how: ExecutionConfig) -> dict[str, Any
         "offload": own["offload"],
         "sequence_parallel": own["sequence_parallel"],
     }
+
+
+OF_CORES, OF_ETHERNET = 0.5, 0.5
+"""Assumed of machines without GPUs before they are measured: a large matmul's share of the cores' peak, gloo's of the network."""
+
+
+def unmeasured(config: ClusterConfig, home: Path) -> Cluster | None:
+    """A cluster without GPUs as the file of its VM size has it, for a plan before its qualification.
+
+    None where no size is named, or its file has no rate. Raises ValueError for a size of which nothing is known.
+    """
+    if not config.size:
+        return None
+    sku = load_sku(config.size, home / "hardware")
+    specs = {name: float(number.value) for name, number in sku.specs.items() if not isinstance(number.value, str)}
+    if not specs.keys() >= {"peak_fp32_tflops", "vcpus", "ethernet_gbit_s", "memory_gib"}:
+        return None
+    ranks, cores = config.ranks_per_node, specs["vcpus"] / 2
+    used = min(1.0, ranks * config.threads_per_rank / cores)
+    rates = {
+        "matmul_gflops_per_rank": 1e3 * specs["peak_fp32_tflops"] * OF_CORES * used / ranks,
+        "allreduce_gigabytes_per_second": specs["ethernet_gbit_s"] * GBIT / GB * OF_ETHERNET,
+        "memory_bytes_per_node": round(specs["memory_gib"] * GIB),
+    }
+    return unqualified(config).model_copy(update={**rates, "sku": sku.name})
 
 
 WRITER_BYTES_PER_SECOND = 200e6

@@ -30,6 +30,15 @@ TALKS = 0.4
 """Share of a step that ranks spend communicating, from which on fewer machines waste less."""
 
 
+def beside_plan(error: float) -> str:
+    """How a time compares with the planned one; `error` is the difference, as a share of what was planned."""
+    if error >= 1:
+        return f"{1 + error:.1f} times as long as planned"
+    if round(100 * abs(error)) == 0:
+        return "as long as planned"
+    return f"{100 * abs(error):.0f} % {'longer' if error > 0 else 'shorter'} than planned"
+
+
 @dataclass(frozen=True)
 class Use:
     """What a training used, as shares of what was there. None was not measured."""

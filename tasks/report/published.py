@@ -156,6 +156,22 @@ class ValidationReport(Published):
     before: Before | None = None
     """Of the reference, where that is still there."""
 
+    @property
+    def read(self) -> str:
+        """Which documents training reads, and what was set aside by which rule; empty where nothing was accepted."""
+        if not self.accepted:
+            return ""
+        if not self.quarantined:
+            return f"Training reads the dataset as it was published: all of its {self.documents:,} documents."
+        rules = {rule: count for rule, count in self.quarantine.items() if rule != "documents"}
+        gone = self.quarantine["documents"]
+        left = self.documents - (gone - rules.get("unreadable", 0))
+        several = ", some by several rules" if sum(rules.values()) > gone else ""
+        return (
+            f"Training reads a cleaned version of the dataset: {left:,} of its {self.documents:,} documents. Set aside "
+            f"before were {gone:,}{several}: {', '.join(f'{count:,} for {rule}' for rule, count in rules.items())}."
+        )
+
 
 class SplitTokens(Published):
     """How much one split holds."""

@@ -55,7 +55,7 @@ def open_folder(root: Path) -> Store:
 
 
 def open_files(home: Path, name: str = "") -> BlobFiles:
-    """The container of a store for the folders of jobs; without a name, the home's own store. Raises ValueError."""
+    """The container of a store for jobs, and where their folders lie; without a name, the home's own store. Raises ValueError."""
     from tasks.storage.settings import load_stores
 
     stores = load_stores(home)
@@ -65,11 +65,12 @@ def open_files(home: Path, name: str = "") -> BlobFiles:
         what = f"{config.uri}" if config else "a folder of this machine" if wanted == "local" else "not in stores.yaml"
         raise ValueError(
             f"store {wanted!r} is {what}: jobs on machines without a shared folder need one on Azure Blob. Name it in "
-            "stores.yaml (docs/storage.md), and use it there or set cluster.azureml.store to its name"
+            "stores.yaml (docs/storage.md), and use it there or set cluster.mirror.store (of azureml: azureml.store) to its name"
         )
     from tasks.storage.blob.folder import BlobFiles
 
-    return BlobFiles(config, home, open_store(home))
+    jobs = stores.stores[stores.jobs] if stores.jobs else None
+    return BlobFiles(config, home, open_store(home), jobs=jobs)
 
 
 def _folder(root: Path, home: Path) -> Store:

@@ -90,7 +90,24 @@ class Stores(Settings):
     """The store that this home works in."""
     audit_copy: str = ""
     """The store in Azure Blob that the audit log is copied to as well; empty: none. Its container can be made immutable."""
+    jobs: str = ""
+    """The store in Azure Blob that folders of jobs without a shared folder lie in, best in an account of its own that keeps no
+    versions; empty: the one that their inputs lie in."""
     stores: dict[Name, StoreConfig] = Field(default={})
+
+    @model_validator(mode="after")
+    def _jobs_apart(self) -> Stores:
+        config = self.stores.get(self.jobs)
+        if self.jobs and (config is None or not config.uri.startswith("az://")):
+            raise ValueError(
+                f"jobs: {self.jobs!r} is no store in Azure Blob; name one of `stores` whose uri is az://..."
+            )
+        if self.jobs and self.jobs in (self.use, self.audit_copy):
+            raise ValueError(
+                f"jobs: {self.jobs!r} is also `use` or `audit_copy`, which need versions, and folders of jobs need none: leave "
+                "jobs empty, or name another store"
+            )
+        return self
 
 
 def stores_file(home: Path) -> tuple[Path, bool]:

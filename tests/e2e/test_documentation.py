@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import azure_cli
 import pytest
 import typer
 import typer.main
@@ -191,6 +192,23 @@ def test_the_commands_of_a_page_are_commands_of_headway(page):
             except typer.TyperException as error:
                 wrong += [] if command.code == 2 else [f"{command.line}: {error.format_message()}"]
     assert wrong == []
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("page", ["azure.md", "azureml.md", "storage.md"])
+def test_what_a_page_has_the_reader_type_at_azure_is_understood(page):
+    """The commands of `az` and of headway in blocks that no test runs: each is there, with its options."""
+    text = (ROOT / "docs" / page).read_text()
+    fenced = "\n".join(re.findall(r"^ *```bash\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL))
+    typed = re.findall(r"(?:^ *|\$\()((?:az|headway) [^)\n>#]*)", fenced.replace("\\\n", " "), re.MULTILINE)
+    wrong = []
+    for line in typed:
+        program, *words = shlex.split(line)
+        try:
+            azure_cli.parsed(words) if program == "az" else understood(words)
+        except (typer.TyperException, azure_cli.Refused) as error:
+            wrong.append(f"{line}: {error}")
+    assert typed and wrong == []
 
 
 def understood(words):

@@ -55,7 +55,7 @@ from waiting import limit
 STORAGE = f"{ACCOUNT}.blob.core.windows.net"
 MANAGEMENT = "management.azure.com"
 INFERENCE = "eastus.inference.ml.azure.com"
-SERVED = re.compile(r"/onlineEndpoints|/models/|/operations/endpoint-")
+SERVED = re.compile(r"/onlineEndpoints|/models/|/operations/endpoint-|/autoscalesettings")
 """What managed online endpoints answer, and not jobs."""
 IMDS = "169.254.169.254"
 STORAGE_SCOPE, MANAGEMENT_SCOPE = "https://storage.azure.com", "https://management.azure.com"

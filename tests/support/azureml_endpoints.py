@@ -33,6 +33,21 @@ ROOTS = {
     "datastores": models.Datastore,
 }
 Reply = tuple[int, Any, dict[str, str]]
+SCALING = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Insights/autoscalesettings"
+RULE = {
+    "metricTrigger": {
+        "metricName", "metricResourceUri", "operator", "statistic", "threshold", "timeAggregation", "timeGrain", "timeWindow",
+    },
+    "scaleAction": {"cooldown", "direction", "type", "value"},
+}  # fmt: skip
+"""What a rule must have, by the reference of Microsoft.Insights/autoscalesettings at 2022-10-01; `value` has a default there."""
+WORDS = {
+    "operator": {"Equals", "NotEquals", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual"},
+    "statistic": {"Average", "Min", "Max", "Sum", "Count"},
+    "timeAggregation": {"Average", "Minimum", "Maximum", "Total", "Count", "Last"},
+    "direction": {"None", "Increase", "Decrease"},
+    "type": {"ChangeCount", "PercentChangeCount", "ExactCount", "ServiceAllowedNextValue"},
+}
 
 
 class Container(Protocol):
@@ -107,6 +122,9 @@ class State:
     resources: dict[str, Resource] = field(default_factory=dict)
     assets: dict[str, dict[str, Any]] = field(default_factory=dict)
     datastores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scaling: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Autoscale settings of Azure Monitor, by name; they outlive what they scale."""
+    may_scale: bool = True
     operations: dict[str, Operation] = field(default_factory=dict)
     trouble: list[Trouble] = field(default_factory=list)
     failing: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -147,6 +165,36 @@ class State:
         """Finish what is due: the service does so whether anybody asks or not."""
         for operation in [one for one in self.operations.values() if not one.over]:
             operation.advance()
+
+
+def scaling_problem(name: str, body: dict[str, Any]) -> str:
+    """What the service would refuse of an autoscale setting; empty when nothing."""
+    said = body.get("properties") or {}
+    if not body.get("location") or set(body) - {"location", "properties", "tags"}:
+        return f"a setting has location and properties, and tags at most, not {sorted(body)}"
+    known = {
+        "enabled",
+        "name",
+        "notifications",
+        "predictiveAutoscalePolicy",
+        "profiles",
+        "targetResourceLocation",
+        "targetResourceUri",
+    }
+    if set(said) - known or said.get("name") != name or not said.get("profiles"):
+        return f"properties {sorted(said)} of {name}"
+    for profile in said["profiles"]:
+        capacity = profile["capacity"]
+        if set(profile) != {"name", "capacity", "rules"} or {type(one) for one in capacity.values()} != {str}:
+            return f"profile {profile['name']}: its capacity has texts"
+        if not int(capacity["minimum"]) <= int(capacity["default"]) <= int(capacity["maximum"]):
+            return f"capacity {capacity}"
+        for rule in profile["rules"]:
+            parts = {part: set(rule[part]) for part in rule}
+            words = [one for part in rule.values() for key, one in part.items() if one not in WORDS.get(key, {one})]
+            if parts != RULE or words:
+                return f"rule {rule}"
+    return ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -208,9 +256,12 @@ class _Handler(BaseHTTPRequestHandler):
         if (code := self.state.allows(self.headers.get("Authorization"))) != 200:
             return code, NOT_ALLOWED[code], {}
         asked = parse_qs(urlsplit(self.path).query).get("api-version", [""])[0]
-        if asked not in (("2018-01-01",) if path.endswith("/metrics") else API_VERSIONS):
+        scaling = path.startswith(SCALING)
+        if asked not in (
+            ("2018-01-01",) if path.endswith("/metrics") else ("2022-10-01",) if scaling else API_VERSIONS
+        ):
             return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
-        if not path.startswith((WHERE, "/operations/")):
+        if not path.startswith((WHERE, SCALING, "/operations/")):
             return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
         return None
 
@@ -225,6 +276,8 @@ class _Handler(BaseHTTPRequestHandler):
             ("POST", rf"({endpoint})/listKeys", lambda _: (200, {"primaryKey": KEY, "secondaryKey": "other"}, {})),
             ("POST", rf"({endpoint})/token", lambda _: (200, {"accessToken": KEY, "tokenType": "Bearer"}, {})),
             ("GET", rf"{endpoint}/providers/Microsoft.Insights/metrics", self._metrics),
+            ("PUT", rf"{SCALING.strip('/')}/([^/]+)", lambda name: self._scale(name, body)),
+            ("DELETE", rf"{SCALING.strip('/')}/([^/]+)", lambda name: self._scale(name, None)),
             ("GET", rf"({endpoint}(?:/deployments/[^/]+)?)", self._get),
             ("GET", rf"(onlineEndpoints|{endpoint}/deployments)", self._list),
             ("PUT", rf"({endpoint})", lambda key: self._put_endpoint(key, body)),
@@ -357,6 +410,20 @@ class _Handler(BaseHTTPRequestHandler):
         if operation.error:
             return 200, {"status": "Failed", **_error(*operation.error)}, {}
         return 200, {"status": "Succeeded"}, {}
+
+    def _scale(self, name: str, body: Any) -> Reply:
+        if not self.state.may_scale:
+            return 403, _error("AuthorizationFailed", "does not have authorization to perform autoscalesettings"), {}
+        if body is None:
+            return (200 if self.state.scaling.pop(name, None) else 204), None, {}
+        if wrong := scaling_problem(name, body):
+            return 400, _error("InvalidAutoscaleSetting", wrong), {}
+        target = body["properties"]["targetResourceUri"].removeprefix(f"{WHERE}/")
+        if target not in self.state.resources:
+            return 400, _error("TargetResourceNotFound", f"{target} is not there"), {}
+        status = 200 if name in self.state.scaling else 201
+        self.state.scaling[name] = body
+        return status, {"name": name, **body}, {}
 
     def _metrics(self) -> Reply:
         if self.state.metrics is None:

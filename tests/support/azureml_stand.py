@@ -62,12 +62,11 @@ class Stand:
     def backend(self, **changed) -> AzureMlBackend:
         return open_backend(self.cluster(**changed), partial(open_files, self.home))
 
-    def blobs(self):
+    def blobs(self, container: str = ""):
         from azure.storage.blob import BlobServiceClient
 
-        return BlobServiceClient.from_connection_string(self.service.blobs.connection_string).get_container_client(
-            self.container
-        )
+        service = BlobServiceClient.from_connection_string(self.service.blobs.connection_string)
+        return service.get_container_client(container or self.container)
 
     def lying(self, job: Job) -> list[str]:
         """What lies in the store of a job's folder."""

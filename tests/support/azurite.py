@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -32,13 +32,14 @@ SAYS = "Azurite Blob service successfully listens on "
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A blob service that speaks as Azurite's account, on loopback."""
+    """A blob service that speaks as Azurite's account, on loopback unless a test names another address."""
 
     port: int
+    host: str = field(default="127.0.0.1", kw_only=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
+        return f"http://{self.host}:{self.port}/{ACCOUNT}"
 
     @property
     def connection_string(self) -> str:
@@ -62,20 +63,20 @@ class Azurite(Endpoint):
 
 
 @contextmanager
-def running(folder: Path, *, in_memory: bool = False) -> Iterator[Azurite]:
+def running(folder: Path, *, in_memory: bool = False, host: str = "127.0.0.1") -> Iterator[Azurite]:
     """Azurite for as long as the block lasts."""
-    started = start(folder, in_memory=in_memory)
+    started = start(folder, in_memory=in_memory, host=host)
     try:
         yield started
     finally:
         started.stop()
 
 
-def start(folder: Path, *, in_memory: bool = False) -> Azurite:
+def start(folder: Path, *, in_memory: bool = False, host: str = "127.0.0.1") -> Azurite:
     """Start Azurite on a port that the system gives it: it tells us which, so what listens there is ours."""
     folder.mkdir(parents=True, exist_ok=True)
     keeps = ["--inMemoryPersistence"] if in_memory else ["--location", str(folder)]
-    argv = [str(node()), str(program()), "--blobHost", "127.0.0.1", "--blobPort", "0", *keeps]
+    argv = [str(node()), str(program()), "--blobHost", host, "--blobPort", "0", *keeps]
     process = subprocess.Popen(
         [*dying_with_us(), *argv, "--silent", "--skipApiVersionCheck", "--disableTelemetry"],
         cwd=folder,
@@ -84,7 +85,7 @@ def start(folder: Path, *, in_memory: bool = False) -> Azurite:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return Azurite(port_of(process), process, folder)
+    return Azurite(port_of(process), process, folder, host=host)
 
 
 def dying_with_us() -> list[str]:

@@ -60,9 +60,9 @@ class Built:
         return self.config["Healthcheck"]["Test"][1:]
 
     def command(self, *argv: str | Path, network: bool = True, mounts: dict[str, Path] | None = None,
-                read_only: dict[str, Path] | None = None, host: str = "", alone: bool = False,
+                read_only: dict[str, Path] | None = None, host: str = "", alone: bool = False, user: str = "",
                 **env: str) -> list[str]:  # fmt: skip
-        """A command of the image as one of this machine. `mounts` may be written to, by the image's user.
+        """A command of the image as one of this machine. `mounts` may be written to, by the image's user, or another UID:GID.
 
         Commands with one name of a `host` see each other's processes, as with `docker exec`; and those of this machine. With
         `alone` it sees its own only.
@@ -76,7 +76,7 @@ class Built:
         words += [] if host and not alone else ["--unshare-pid"]
         for target, source in (read_only or {}).items():
             words += ["--ro-bind", source, self._mount_point(target, source)]
-        uid, gid = self.user.split(":")
+        uid, gid = (user or self.user).split(":")
         for target, source in (mounts or {}).items():
             subprocess.run(["chown", "-R", f"{uid}:{gid}", source], check=True)
             words += ["--bind", source, self._mount_point(target, source)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployments.cli.operations.users import As, Reason, asked
-from deployments.cli.options import Config, Json, Set
+from deployments.cli.options import Config, Json, Set, look_at_gpus
 from deployments.cli.output import aligned, harmless, in_home, say
 from tasks.common.home import home
 from tasks.common.process import read_json
@@ -146,6 +146,7 @@ def render(
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
     require_no_secrets(settings.model_dump(mode="json"))
+    look_at_gpus(settings.cluster)
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
     rendered = opener()(on_which(stage, settings).config).render(planned.job, folder)
@@ -156,8 +157,10 @@ def render(
         **rendered.model_dump(mode="json", exclude={"backend"}),
         "job": planned.job.model_dump(mode="json"),
         "pending": list(planned.pending),
+        "placeholders": settings.cluster.placeholders,
     }
-    lines = [f"# not known yet: {each}" for each in fields["pending"]]
+    lines = [f"# a placeholder, to change before you submit: {each}" for each in fields["placeholders"]]
+    lines += [f"# not known yet: {each}" for each in fields["pending"]]
     lines += [f"# job folder: {fields['folder']}"]
     texts = {**fields["files"], "job.json": json.dumps(fields["job"], indent=1)}
     texts |= {"request.json": json.dumps(fields["request"], indent=1)} if fields["request"] is not None else {}

@@ -12,7 +12,7 @@ import typer
 
 from deployments.cli.operations.users import As
 from deployments.cli.options import Json
-from deployments.cli.output import in_home, say
+from deployments.cli.output import in_home, note, say
 from deployments.services import prefect_server
 from tasks.common.errors import Missing
 from tasks.common.home import home
@@ -118,10 +118,7 @@ def _answer(flow_run: str, answer: dict[str, str]) -> None:
     """Resume the paused run. Raises Missing when it does not wait any more, or its server is away."""
     from uuid import UUID
 
-    if not prefect_server.reachable(home()):
-        raise Missing(
-            "the Prefect server does not answer", remedy="Is it up? `headway status` tells, `headway up` starts it."
-        )
+    prefect_server.require(home(), note)
     from prefect.client.schemas.responses import SetStateStatus
     from prefect.exceptions import ObjectNotFound
 

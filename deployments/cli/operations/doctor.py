@@ -38,11 +38,13 @@ def store_findings(home: Path) -> Iterator[Finding]:
     healthy = True
     for name, config in stores.stores.items():
         if config.uri.startswith("az://"):
-            from tasks.storage.blob.versions import examine
+            from tasks.storage.blob.versions import examine, examine_for_jobs
 
-            health = examine(config)
+            health = examine_for_jobs(config) if name == stores.jobs else examine(config)
             healthy = healthy and (health.ok or name != stores.use)
-            yield Finding(f"store {name}", health.ok, health.said, health.remedy)
+            yield Finding(
+                f"store {name}", health.ok, health.said, health.remedy, warned=health.ok and bool(health.remedy)
+            )
     if healthy:  # else it would fail once more, after as long a wait
         try:
             count = sum(1 for _ in open_store(home).manifests())
@@ -73,6 +75,8 @@ class Finding:
     ok: bool
     said: str
     remedy: str = ""
+    warned: bool = False
+    """It works, and costs more than it must."""
 
 
 def doctor(
@@ -105,7 +109,8 @@ def doctor(
             with asked("run", as_, what=f"look at the backend {cluster.backend}"):
                 findings += backend_findings(cluster)
     words = "\n".join(
-        f"{'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<21} {f.said}')}" + (f"\n    -> {f.remedy}" if not f.ok else "")
+        f"{'!! ' if f.warned else 'ok ' if f.ok else 'BAD'} {visible(f'{f.name:<21} {f.said}')}"
+        + (f"\n    -> {f.remedy}" if f.warned or not f.ok else "")
         for f in findings
     )
     fields: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
@@ -143,16 +148,19 @@ def _used_of_azure(config: str | list[str], overrides: list[str]) -> azure_right
     return azure_rights.Uses(
         where=where,
         store=stores.stores[name].uri,
+        jobs=stores.stores[stores.jobs].uri if stores.jobs else "",
         compute=cluster.azureml.compute if jobs else "",
         image=cluster.image if jobs else "",
         as_submitter=jobs and cluster.azureml.identity == "user",
         endpoint_identity=served.azureml.identity if endpoint else "",
         endpoint_image=served.azureml.image if endpoint else "",
+        endpoint_scales=endpoint and served.azureml.most_instances > served.azureml.instances,
     )
 
 
 def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
     """What is found of a cluster's backend: its packages, its commands, whether its machines answer."""
+    from tasks.benchmark import SAME_GPUS, gpu_mismatch
     from tasks.compute import machines_of
 
     packages, missing = cluster.capabilities.packages, []
@@ -170,8 +178,27 @@ def backend_findings(cluster: ClusterConfig) -> Iterator[Finding]:
         return
     if packages:
         yield Finding(f"backend {cluster.backend}", True, f"{', '.join(packages)} installed")
+    if text := gpu_mismatch(cluster):
+        yield Finding("GPUs a machine", False, text, f"{SAME_GPUS[:1].upper()}{SAME_GPUS[1:]}.")
     machines = (Finding(*each) for each in machines_of(cluster).findings())
     yield from _installed_or_said(f"backend {cluster.backend}", machines)
+    if not cluster.capabilities.shared_folder:
+        yield from _installed_or_said("job folders", _job_folders(getattr(cluster.section, "store", "")))
+
+
+def _job_folders(store: str) -> Iterator[Finding]:
+    """What it costs that the folders of jobs lie beside artifacts; `jobs` of stores.yaml is looked at with the stores."""
+    from tasks.storage import open_files
+    from tasks.storage.blob.versions import JOBS_PAGE
+
+    try:
+        files = open_files(home(), store)
+        if files.jobs is files and files.keeps_versions():
+            text = f"they lie in {files.uri}, whose account keeps versions: rotated checkpoints stay, and are paid for"
+            remedy = f"Name a store in an account without versioning as `jobs` of stores.yaml: {JOBS_PAGE}."
+            yield Finding("job folders", True, text, remedy, warned=True)
+    except (HeadwayError, ValueError):
+        return  # the backend's own findings say what is wrong with the store
 
 
 def examine(home: Path) -> Iterator[Finding]:
@@ -209,9 +236,12 @@ def _installed_or_said(name: str, findings: Iterator[Finding]) -> Iterator[Findi
 
 def _services(home: Path) -> Iterator[Finding]:
     from deployments.services.parts import bridge, worker
+    from deployments.services.starting import starting
 
     server = prefect_server.status(home)
     text = f"{server['url']}{prefect_server.login_of(home)}" if server else "not running; the next run starts it"
+    if server and (age := starting(server)) is not None:
+        text = f"starting, for {age:.0f} s so far: {server['url']} does not listen yet"
     yield Finding("prefect server", True, text)
     for name, why in bridge.problems(home).items():
         yield Finding(f"events, {name}", False, why, "See docs/events.md for how to set up each source.")

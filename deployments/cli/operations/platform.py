@@ -14,7 +14,7 @@ import typer
 from deployments.cli.operations.endpoint import stop_all
 from deployments.cli.operations.users import As, Reason, asked, asks
 from deployments.cli.options import Json
-from deployments.cli.output import CommandError, aligned, say
+from deployments.cli.output import CommandError, aligned, note, say
 from deployments.services import prefect_server
 from tasks.common.errors import HeadwayError, Missing, Unknown
 from tasks.common.home import home
@@ -80,8 +80,7 @@ def run(
     chosen = known[deployment]
     payload, whole = changes(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
     require_no_secrets(whole)
-    if not prefect_server.reachable(home()):
-        raise Missing("the platform is not up", remedy="Start it: `headway up --detach`.")
+    prefect_server.require(home(), note)
     from deployments.services.registration import submit
 
     key = key or str(uuid4())
@@ -141,7 +140,7 @@ def up(
         broken = platform.up(
             home(),
             settings,
-            lambda text: print(f"  {text} ...", file=sys.stderr),
+            note,
             port=port,
             mlflow_port=mlflow_port,
         )

@@ -18,7 +18,7 @@ from deployments.cli.options import Config, Set
 from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:
-    from tasks.artifacts import Qualification
+    from tasks.artifacts import Cluster
     from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
     from tasks.planning.planned_case import Planned, Point, WhatIf
@@ -98,30 +98,75 @@ GIB = 1 << 30
 DAY = 86_400.0
 
 
-def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
-    """Say the plan of a configuration; False, and nothing is said, where its cluster was not measured here.
+def before_start(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
+    """The plan of a configuration and its words, before anything is sent: of machines whose VM size is known, else None.
 
-    The newest qualification counts, when it vouches for as many ranks. The stage `plan` judges all of it again.
+    Raises ValueError for what cannot be planned.
+    """
+    from tasks.common.errors import Missing
+    from tasks.common.home import home
+    from tasks.planning.configured import assumptions, case_of
+    from tasks.planning.planned_case import plain, planned
+    from tasks.planning.spending import paid_for
+
+    cluster = settings.cluster
+    if not (settings.benchmark.sku or cluster.size):
+        return None
+    if not cluster.gpus_per_node:
+        return of_ranks(settings)
+    try:
+        case = case_of(settings)
+    except Missing:
+        return None  # a base model: the stage `plan` counts with its own network
+    paid = paid_for(settings.planning.spending, cluster)
+    entry = plain(
+        planned(
+            case,
+            home=home(),
+            region=paid.region,
+            paid=paid,
+            allreduce_bus_bandwidth=_measured(cluster.name),
+            hours_between_failures=settings.planning.mean_hours_between_failures,
+        )
+    )
+    entry["warnings"] += assumptions(settings)
+    return entry, page(entry)
+
+
+def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
+    """The plan of a configuration for machines without GPUs, and its words; None where nothing is known of them.
+
+    The newest qualification counts, when it vouches for as many ranks; else the file of the VM size. The stage `plan` judges
+    all of it again.
     """
     from tasks.artifacts import Qualification
     from tasks.common.home import home
+    from tasks.planning.configured import unmeasured
     from tasks.registry.records import newest
     from tasks.storage import open_store
 
-    store = open_store(home())
-    name = settings.cluster.name
-    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == name))
+    store, cluster = open_store(home()), settings.cluster
+    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
     measured = Qualification.model_validate(record.value) if record else None
-    ranks = settings.cluster.nodes * settings.cluster.ranks_per_node
-    if measured is None or not measured.passed or measured.subject.world_size != ranks:
-        return False
-    payload = _reckoned(settings, measured, store)
+    vouched = (
+        measured is not None
+        and measured.passed
+        and measured.subject.world_size == cluster.nodes * cluster.ranks_per_node
+    )
+    on = measured.subject if measured and vouched else unmeasured(cluster, home())
+    if on is None:
+        return None
+    payload = _reckoned(settings, on, store, qualification=measured.ref if measured and vouched else None)
     memory, seconds = payload["memory_gib"], payload["days"] * DAY
     verdict = {"fits": "it fits", "does not fit": "it does not fit"}[payload["fit"]]
     corrected = payload["correction"]
     runs = "run" if corrected["runs"] == 1 else f"{corrected['runs']} runs"
     by = f", times {corrected['factor']:.2f} as the last {runs} here took" if corrected["runs"] else ""
     where = f"{payload['ranks']} ranks of cluster {payload['machine']['name']}"
+    rates = (
+        f"{payload['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
+        f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s"
+    )
     lines = [
         f"{payload['name']}: {payload['parameters']:,} parameters on {where}: {verdict}",
         f"  memory      {memory['total']:.3g} of {memory['usable']:.3g} GiB a rank",
@@ -129,28 +174,39 @@ def say_measured(settings: RetrainConfig, *, as_json: bool) -> bool:
         f"  takes       {seconds / 60:.3g} minutes for {payload['steps']:,} steps",
         f"  checkpoint  {payload['checkpoint']['gib']:.3g} GiB every {payload['checkpoint']['every_steps']:,} steps",
         f"  goodput     {payload['goodput']['mid']:.1%}",
-        f"  measured    {payload['machine']['gflops_per_rank']:.3g} GFLOP/s a rank, all-reduce "
-        f"{payload['machine']['allreduce_gigabytes_per_second']:.3g} GB/s",
+        f"  measured    {rates}"
+        if vouched
+        else f"  assumed     {rates}, by the file of {on.sku}; `headway qualify` measures it",
     ]
-    say(
-        payload,
-        "\n".join([*lines, *([f"  warning     {payload['reason']}"] if payload["reason"] else [])]),
-        as_json=as_json,
-    )
-    return True
+    cost = payload["cost"]
+    if cost and cost["total"] is not None:
+        lines.append(f"  costs       {_amount(cost['total'])} {cost['currency']} (prices of {cost['price_date']})")
+        hour, limit = cost["machine_hour"] * cluster.nodes, cluster.time_limit_minutes
+        most = f"; a submission of at most {limit:g} minutes, {_amount(hour * limit / 60)}" if limit else ""
+        lines.append(f"  an hour     {_amount(hour)} {cost['currency']}{most}")
+    if not vouched:
+        lines.append(
+            "  warning     nobody has measured these machines; a small network takes longer than its operations"
+        )
+    return payload, "\n".join([*lines, *([f"  warning     {payload['reason']}"] if payload["reason"] else [])])
 
 
-def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> dict[str, Any]:
+def _amount(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.01 else "less than 0.01"
+
+
+def _reckoned(settings: RetrainConfig, on: Cluster, store: Any, *, qualification: str | None) -> dict[str, Any]:
     from tasks.common.home import home
     from tasks.plan import PAST_RUNS, reckon
+    from tasks.planning.spending import Use, cost_of
     from tasks.planning.spent import measured_on
     from tasks.registry.records import StoreJournal
 
-    on, journal = measured.subject, StoreJournal(store)
+    journal, limits = StoreJournal(store), settings.planning
     keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]
     numbers = reckon(
         settings.training,
-        settings.planning,
+        limits,
         settings.execution,
         on,
         vocab_size=settings.preprocessing.tokenizer.vocab_size,
@@ -160,11 +216,16 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
     )
     usable = numbers.rank.usable / GIB
     memory = numbers.memory_per_rank / GIB
-    limit = settings.planning.max_minutes
-    slow = math.isfinite(limit) and numbers.seconds > limit * 60
+    use = Use(numbers.seconds, numbers.goodput, numbers.checkpoint * limits.checkpoint.keep)
+    spent = cost_of(use, limits.spending, on, home=home())
+    reasons = []
+    if math.isfinite(limits.max_minutes) and numbers.seconds > limits.max_minutes * 60:
+        reasons.append(f"it takes longer than planning.max_minutes {limits.max_minutes:g}")
+    if limits.spending.max_cost is not None and spent.hour is not None and spent.known > limits.spending.max_cost:
+        reasons.append(f"it costs more than planning.spending.max_cost {limits.spending.max_cost:g}")
     return {
         "name": settings.training.model,
-        "fits": memory <= usable and not slow,
+        "fits": memory <= usable and not reasons,
         "fit": "fits" if memory <= usable else "does not fit",
         "ranks": on.world_size,
         "parameters": numbers.parameters,
@@ -180,13 +241,14 @@ def _reckoned(settings: RetrainConfig, measured: Qualification, store: Any) -> d
             "runs": numbers.corrected_by_runs,
             "said": numbers.correction_said,
         },
+        "cost": None if spent.hour is None else spent.plain(),
         "machine": {
             "name": on.name,
             "gflops_per_rank": on.matmul_gflops_per_rank,
             "allreduce_gigabytes_per_second": on.allreduce_gigabytes_per_second,
-            "qualification": measured.ref,
+            "qualification": qualification,
         },
-        "reason": f"it takes longer than planning.max_minutes {limit:g}" if slow else "",
+        "reason": "; ".join(reasons),
     }
 
 
@@ -272,22 +334,24 @@ def plan(
     from tasks.common.home import home
     from tasks.config.files import load
     from tasks.planning.case import Goal
-    from tasks.planning.configured import case_of
+    from tasks.planning.configured import assumptions, case_of
     from tasks.planning.planned_case import plain, planned
     from tasks.planning.spending import paid_for
 
     bandwidth, paid, hours = 0.0, None, None
+    assumed: tuple[str, ...] = ()
     if case:
         cases = read_cases(Path(case))
     else:
         settings = load(config or "local", set_ or [])
         without_gpus = not settings.cluster.gpus_per_node and not (goal or write or plots)
-        if without_gpus and say_measured(settings, as_json=as_json):
+        if without_gpus and (result := of_ranks(settings)):
+            say(*result, as_json=as_json)
             return
         cases, bandwidth = [case_of(settings, search=bool(goal))], _measured(settings.cluster.name)
         paid = paid_for(settings.planning.spending, settings.cluster)
         region = region or paid.region
-        hours = settings.planning.mean_hours_between_failures
+        hours, assumed = settings.planning.mean_hours_between_failures, assumptions(settings)
     if goal and goal not in get_args(Goal):
         raise ValueError(f"--goal {goal!r}: give one of {', '.join(get_args(Goal))}")
     make = partial(
@@ -300,6 +364,8 @@ def plan(
         except ValueError as error:  # a mistake of one case of many says of which
             raise ValueError(f"{each.name}: {error}" if each.name else str(error)) from error
     entries = [plain(each) for each in made]
+    for entry in entries:
+        entry["warnings"] += assumed
     if write:
         _write(made, Path(write))
     if plots:

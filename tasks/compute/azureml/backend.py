@@ -1,6 +1,6 @@
 """The Azure ML backend: command jobs of a workspace, whose folders lie in the Blob store.
 
-What is submitted is render.py, the door to the service client.py, and the job folder folder.py. On each machine runs
+What is submitted is render.py, the door to the service client.py, and the job folder ../job_folder.py. On each machine runs
 tasks/jobs/node/mirror.py. See docs/azureml.md.
 """
 
@@ -17,9 +17,9 @@ from tasks.azure.arm_client import QUOTA
 from tasks.common.errors import HeadwayError, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_text
 from tasks.compute.azureml.client import Workspace
-from tasks.compute.azureml.folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
+from tasks.compute.job_folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
 from tasks.compute.machines import Finding, Machines, network_finding
 from tasks.compute.nodes import ended_state
 from tasks.config.cluster import ClusterConfig
@@ -188,8 +188,9 @@ class AzureMlBackend:
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         self._cluster.require_own()
-        made = rendering(self._cluster, self._files, job, folder, key_of(folder))
         with before_submission():
+            place = self._folders.place(prefix_of(folder))
+            made = rendering(self._cluster, self._files, job, folder, key_of(folder), place)
             self.require_cluster(job.nodes, preemptible=job.preemptible)
             existing = self._workspace.job(made.name)
             if existing is None:
@@ -249,12 +250,17 @@ class AzureMlBackend:
         prefix = prefix_of(folder)
         status = result["properties"].get("status") if result else None
         over = result is None or status in OVER
+        lies, tagged = f"{self._folders.place(prefix).uri}/{prefix}", _tags(result).get(f"{OURS}.folder", "")
+        if tagged not in ("", lies):
+            text = f"its folder lies in {tagged}, and stores.yaml says {lies}: name that store as `jobs` until the job is over"
+            return JobState(state="unknown", reason=text)
         key = _key_of(result, folder)
         try:
             self._folders.pull(prefix, folder, ended=over, key=key)
             if key and status == "Completed" and (missing := missing_output(folder, _job_of(folder).nodes)):
+                some = ", ".join(missing[:3]) + " ..." * (len(missing) > 3)
                 raise IntegrityError(
-                    f"of what the job sent, {self.store}/{prefix} has no {', '.join(missing[:3])}{' ...' if missing[3:] else ''}",
+                    f"of what the job sent, {self._folders.place(prefix).uri}/{prefix} has no {some}",
                     remedy="See who may write to this container, and run the same command again.",
                 )
         except IntegrityError as error:
@@ -277,8 +283,8 @@ class AzureMlBackend:
 
     @property
     def store(self) -> str:
-        """Where the job folders lie."""
-        return self._files.uri
+        """Where the folders of new jobs lie."""
+        return self._files.jobs.uri
 
     def require_cluster(self, nodes: int, *, preemptible: bool) -> str:
         """The VM size of the cluster that jobs run on. What it lacks for such a job is said before anything is sent.
@@ -331,9 +337,13 @@ def _key_of(result: dict[str, Any] | None, folder: Path) -> bytes:
     The workspace tells it, which nobody reaches through the store, so a job that another home submitted is taken too.
     """
     sent = result["properties"] if result else {}
-    if result and CODED not in (sent.get("tags") or {}):
+    if result and CODED not in _tags(result):
         return b""
     return str((sent.get("environmentVariables") or {}).get(FOLDER_KEY, "")).encode() or key_of(folder)
+
+
+def _tags(result: dict[str, Any] | None) -> dict[str, str]:
+    return (result or {"properties": {}})["properties"].get("tags") or {}
 
 
 def _handle(name: str, prefix: str, existing: dict[str, Any]) -> dict[str, Any]:

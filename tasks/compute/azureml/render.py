@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.artifacts import parse_ref
 from tasks.azure import arm_client
 from tasks.azure.datastore import Datastore
-from tasks.compute.azureml.folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.job import Job, Rendered
+from tasks.compute.job_folder import SEEN, Files, code_name, prefix_of
 from tasks.compute.nodes import network_environment
 from tasks.compute.ray_driver import ray_on_nodes
 from tasks.config.backends.azureml import AzureMlConfig
@@ -61,6 +61,8 @@ class Rendering:
     prefix: str
     key: bytes = b""
     """Of the job's folder: its files carry codes by it. Empty for who only reads the request."""
+    place: Files | None = None
+    """The container that the folder lies in; without one, that of new jobs: who only reads the request asks nobody."""
 
     @property
     def config(self) -> AzureMlConfig:
@@ -147,7 +149,7 @@ class Rendering:
     def tags(self) -> dict[str, str]:
         job = self.job
         output = {"stage": job.name, "token": job.token, "submission": str(job.submission), "spec": job.spec_digest}
-        output["folder"] = f"{self.files.uri}/{self.prefix}"
+        output["folder"] = f"{self._jobs.uri}/{self.prefix}"
         coded = {CODED: "sha256"} if self.key else {}
         return {OURS: "job", **coded, **{f"{OURS}.{key}": value for key, value in output.items()}}
 
@@ -155,14 +157,16 @@ class Rendering:
         """What each machine executes: the mirror of the job folder, and below it the node agent."""
         python = shlex.quote(self.job.python or "python3")
         codes = " --codes" if self.key else ""  # an image of an earlier release, which makes none, refuses it at once
-        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}"
-        mirror = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
+        mirror = self.cluster.mirror
+        lag = f" --max-lag-seconds {mirror.max_lag_minutes * 60:g}" if mirror else ""
+        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}{lag}"
+        command = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
         if self.job.image:
-            return f"exec {mirror}"
+            return f"exec {command}"
         unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
         digest = code_name().removeprefix("code/headway-").removesuffix(".zip")
         check = f'{python} -c {shlex.quote(CHECK)} "${{{{inputs.headway}}}}" {digest}'
-        return f'{check} && {unpack} && PYTHONPATH="$code" exec {mirror}'
+        return f'{check} && {unpack} && PYTHONPATH="$code" exec {command}'
 
     def _agent(self, python: str) -> str:
         ray = self.ray()
@@ -178,7 +182,12 @@ class Rendering:
     def _store(self) -> str:
         kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
         secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
-        return f"--store {shlex.quote(self.files.uri)} --credential {'connection_string' if secret else kind}{secret}"
+        jobs = f" --jobs {shlex.quote(self._jobs.uri)}" if self._jobs.uri != self.files.uri else ""
+        return f"--store {shlex.quote(self.files.uri)}{jobs} --credential {'connection_string' if secret else kind}{secret}"
+
+    @property
+    def _jobs(self) -> Files:
+        return self.place or self.files.jobs
 
     def assets(self, *, by_id: bool) -> dict[str, Data]:
         """A data asset for each input: the folder of its version in the store, where its manifest lies."""
@@ -207,9 +216,15 @@ class Rendering:
 
     def compute_cluster(self) -> AmlCompute:
         """A compute cluster that this job fits on, and that costs nothing while nobody needs it."""
-        from azure.ai.ml.entities import AmlCompute, NetworkSettings
+        from azure.ai.ml.entities import (
+            AmlCompute,
+            IdentityConfiguration,
+            ManagedIdentityConfiguration,
+            NetworkSettings,
+        )
 
         config = self.config
+        identity = ManagedIdentityConfiguration(resource_id=config.cluster_identity)
         return AmlCompute(
             name=self.config.compute,
             size=self.config.size,
@@ -221,6 +236,9 @@ class Rendering:
             if config.subnet
             else None,
             enable_node_public_ip=config.public_address,
+            identity=IdentityConfiguration(type="user_assigned", user_assigned_identities=[identity])
+            if config.cluster_identity
+            else None,
         )
 
     def _environment(self, *, by_id: bool) -> Environment | str:
@@ -257,7 +275,9 @@ class Rendering:
         return result
 
 
-def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path, key: bytes = b"") -> Rendering:
+def rendering(
+    cluster: ClusterConfig, files: Files, job: Job, folder: Path, key: bytes = b"", place: Files | None = None
+) -> Rendering:
     """What a job is on Azure ML. Raises ValueError for what Azure ML cannot do."""
     config = cluster.azureml
     if job.elastic:
@@ -273,7 +293,16 @@ def rendering(cluster: ClusterConfig, files: Files, job: Job, folder: Path, key:
         raise ValueError("azureml.compute is serverless: name the VM size in azureml.size")
     if set(job.artifacts) & {OURS}:
         raise ValueError(f"an input must not be called {OURS}")
-    return Rendering(cluster, files, job, prefix_of(folder), key)
+    if _emulated(files) != _emulated(files.jobs):
+        raise ValueError(
+            f"nodes have one credential, and {files.uri} and {files.jobs.uri} (`jobs` of stores.yaml) have not the same "
+            "connection string: give both the same one, or none"
+        )
+    return Rendering(cluster, files, job, prefix_of(folder), key, place)
+
+
+def _emulated(files: Files) -> str:
+    return files.secret if files.credential == "connection_string" else ""
 
 
 def job_name(job: Job) -> str:

@@ -1,5 +1,7 @@
 """The ssh backend: plain machines, VMs or a scale set, each with one job at a time, whose home is a shared folder.
 
+With `cluster.mirror` they share none: the job's folder lies in a store (../job_folder.py), and its mirror runs above the parent.
+
 A machine's parent (tasks/common/process.py) outlives the connection and the orchestrator; its handle and marks lie in the job
 folder. There is no scheduler: a job whose machines are taken waits as `queued`, and is started by whoever looks at it. Scripts
 are in render.py, the host list in hosts.py. See docs/ssh.md.
@@ -11,20 +13,23 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasks.azure.arm_client import OpenFiles
 from tasks.common import process
-from tasks.common.errors import Missing
+from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.connection import Connection, Ran, Unreachable, run_all
-from tasks.compute.job import Failure, Job, JobState, Rendered
+from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
+from tasks.compute.job_folder import MirroredFolders, key_of
 from tasks.compute.nodes import ended_state, python, write_nodes
 from tasks.compute.ssh.hosts import Host, read_hosts, usable
 from tasks.compute.ssh.render import (
     BUSY,
     LEASES,
+    REFUSED,
     STOP_SECONDS,
     find_command,
     look_command,
@@ -73,33 +78,27 @@ class Machines:
         self._settings = settings
         self._open: dict[str, Connection] = {}
 
-    def round(self, commands: Mapping[Host, str], *, seconds: float = 30.0) -> dict[Host, Ran | Missing]:
+    def round(
+        self, commands: Mapping[Host, str], *, stdin: str = "", seconds: float = 30.0
+    ) -> dict[Host, Ran | Missing]:
         """Run each machine's command, all at once; the answer of a machine that gives none is its error."""
         connections = {
             host: self._open.setdefault(host.address, Connection(host.address, self._settings)) for host in commands
         }
-        answers = run_all({connections[host]: text for host, text in commands.items()}, seconds=seconds)
+        answers = run_all({connections[host]: text for host, text in commands.items()}, stdin=stdin, seconds=seconds)
         return {host: answers[connection] for host, connection in connections.items()}
 
-    def room(self, job: Job, folder: Path, hosts: Sequence[Host]) -> Room:
-        """Ask machines whether they could take a job, whose folder is there."""
+    def room(self, job: Job, folder: Path, hosts: Sequence[Host], *, mirrored: bool = False) -> Room:
+        """Ask machines whether they could take a job, whose folder is there; with `mirrored` they do not see it."""
+        if mirrored:
+            return _room(self.round({host: probe_command(job, host, None) for host in hosts}), job, folder)
         nonce = folder / f"probe-{secrets.token_hex(8)}"
         write_text(nonce, "readable on every machine of the job\n")
         try:
             answers = self.round({host: probe_command(job, host, nonce) for host in hosts})
         finally:
             nonce.unlink()
-        room = Room([], {}, {})
-        for host, answer in answers.items():
-            if isinstance(answer, Missing):
-                room.out[host] = answer
-            elif answer.stdout.startswith("busy"):
-                room.busy[host] = answer.stdout.removeprefix("busy").strip()
-            elif answer.stdout.strip() == "free":
-                room.free.append(host)
-            else:
-                room.out[host] = _unfit(host, job, folder, answer)
-        return room
+        return _room(answers, job, folder)
 
     def look(self, pids: Mapping[Host, Sequence[int]]) -> dict[Host, Look | Missing]:
         """Ask machines which of these processes live."""
@@ -156,13 +155,27 @@ def _read_look(answer: Ran) -> Look:
     return Look(boot_id.strip(), started)
 
 
+def _room(answers: Mapping[Host, Ran | Missing], job: Job, folder: Path) -> Room:
+    room = Room([], {}, {})
+    for host, answer in answers.items():
+        if isinstance(answer, Missing):
+            room.out[host] = answer
+        elif answer.stdout.startswith("busy"):
+            room.busy[host] = answer.stdout.removeprefix("busy").strip()
+        elif answer.stdout.strip() == "free":
+            room.free.append(host)
+        else:
+            room.out[host] = _unfit(host, job, folder, answer)
+    return room
+
+
 def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
     text = answer.stdout.strip()
     if text == "folder":
         return Missing(
             f"machine {host.name} cannot read {folder}: no shared folder there, or another user",
             remedy="Put Headway's home (HEADWAY_HOME) on a file system that all machines mount at the same path, and log in "
-            "there as the same user (ssh.user).",
+            "there as the same user (ssh.user). Or set cluster.mirror: then the folder lies in a store on Azure Blob.",
         )
     if text == "leases":
         return Missing(
@@ -184,6 +197,10 @@ def _unfit(host: Host, job: Job, folder: Path, answer: Ran) -> Missing:
 
 log = logging.getLogger("headway.compute")
 PLACED = "ssh.json"
+LAST_FILES_SECONDS = 600.0
+"""How long mirrors may send what is left after the leader has ended."""
+CHECK_SECONDS = 120.0
+"""For a machine to start a mirrored job: it looks whether it may use the store before."""
 GONE_SECONDS = 3.0
 """How long a parent is gone before it counts: its exit mark may be on its way through the shared folder."""
 
@@ -199,6 +216,8 @@ class Placed:
     """queued, starting, started, cancelled or lost."""
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
+    mirrors: tuple[dict[str, Any], ...] = ()
+    """Of a mirrored job, the process on each machine: its pid, start time and boot id."""
 
 
 class SshBackend:
@@ -206,8 +225,10 @@ class SshBackend:
 
     poll_seconds = 2.0
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, files: OpenFiles | None = None) -> None:
+        """`files` gives the container of a store by its name, where `cluster.mirror` names one. Raises ValueError."""
         self._config = config
+        self._mirrored = MirroredFolders(config.mirror, files(config.mirror.store)) if config.mirror and files else None
         self._hosts = read_hosts(config.ssh)
         self._machines = Machines(config.ssh)
         self._silence = Silence()
@@ -215,13 +236,18 @@ class SshBackend:
     def render(self, job: Job, folder: Path) -> Rendered:
         """The scripts as they are when the first machines of the list are free."""
         hosts = usable(job, self._hosts)[: job.nodes]
-        files = {f"nodes/{rank}/start.sh": start_script(job, folder, hosts, rank) for rank in range(job.nodes)}
+        scripts = [start_script(job, folder, hosts, rank, self._mirrored) for rank in range(job.nodes)]
+        files = {f"nodes/{rank}/start.sh": text for rank, text in enumerate(scripts)}
         steps = [{"machine": host.address, "command": start_command(folder, k)} for k, host in enumerate(hosts)]
         return Rendered(backend="ssh", files=files, request={"run": steps})
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         usable(job, self._hosts)
-        write_nodes(job, folder)
+        if self._mirrored:
+            with before_submission():
+                self._mirrored.send(job, folder)
+        else:
+            write_nodes(job, folder)
         _write(folder, Placed(job.submission_id))
         self._place(job, folder)
         return _handle(job)
@@ -240,7 +266,10 @@ class SshBackend:
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         placed = [_read(folder, handle["submission"]) for handle, folder in jobs]
-        messages = [_from_files(p, folder) for p, (_, folder) in zip(placed, jobs, strict=True)]
+        messages = [
+            self._not_brought(p, folder) or _from_files(p, folder, mirrored=self._mirrored is not None)
+            for p, (_, folder) in zip(placed, jobs, strict=True)
+        ]
         asked = [(p, f) for p, (_, f), known in zip(placed, jobs, messages, strict=True) if p and p.hosts and not known]
         looks = self._look(asked) if asked else {}
         return [
@@ -259,7 +288,7 @@ class SshBackend:
 
         Raises Missing when the machines that answer are too few, whatever they do now.
         """
-        room = self._machines.room(job, folder, usable(job, self._hosts))
+        room = self._machines.room(job, folder, usable(job, self._hosts), mirrored=self._mirrored is not None)
         if job.nodes > len(room.free) + len(room.busy):
             raise _too_few(job, room)
         for host, error in room.out.items():
@@ -283,16 +312,25 @@ class SshBackend:
         for rank in range(len(hosts)):
             for name in ("exit.json", "handle.json", "node.json", "beat"):  # of a start that was taken back
                 (folder / "nodes" / str(rank) / name).unlink(missing_ok=True)
-            write_text(script_path(folder, rank), start_script(job, folder, hosts, rank))
-        answers = self._machines.round({host: start_command(folder, rank) for rank, host in enumerate(hosts)})
+            write_text(script_path(folder, rank), start_script(job, folder, hosts, rank, self._mirrored))
+        mirrored = self._mirrored is not None
+        commands = {host: start_command(folder, rank, mirrored=mirrored) for rank, host in enumerate(hosts)}
+        key = f"{key_of(folder).decode()}\n" if mirrored else ""
+        answers = self._machines.round(commands, stdin=key, seconds=CHECK_SECONDS if mirrored else 30.0)
         failed = {host: a for host, a in answers.items() if isinstance(a, Missing) or a.code}
         if not failed:
-            return Placed(job.submission_id, hosts, "started")
+            mirrors = tuple(_mirror(answer) for answer in answers.values()) if mirrored else ()
+            return Placed(job.submission_id, hosts, "started", mirrors=mirrors)
         self._machines.stop(job.submission_id, hosts)
         host, answer = next(iter(failed.items()))
         if isinstance(answer, Missing) and not isinstance(answer, Unreachable):
             raise answer
         output = answer.message if isinstance(answer, Missing) else answer.stderr.strip()
+        if not isinstance(answer, Missing) and answer.code == REFUSED:
+            raise Missing(
+                f"machine {host.name} cannot use the store of cluster.mirror: {output[-500:]}",
+                remedy="Grant its identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential.",
+            )
         if not isinstance(answer, Missing) and answer.code != BUSY:
             raise Missing(f"machine {host.name} did not start the job: {output[-500:]}", remedy=f"See {folder}/nodes.")
         return Placed(job.submission_id, reason=output)
@@ -311,7 +349,7 @@ class SshBackend:
         pids: dict[Host, list[int]] = {host: [] for placed, _ in jobs for host in placed.hosts}
         for placed, folder in jobs:
             for rank, host in enumerate(placed.hosts):
-                pids[host] += [handle["pid"]] if (handle := _parent(folder, rank)) else []
+                pids[host] += [handle["pid"]] if (handle := _parent(placed, folder, rank)) else []
         looks = self._machines.look(pids)
         if not any(isinstance(look, Look) for look in looks.values()):
             looks |= self._machines.look({host: [] for host in self._hosts if host not in pids})
@@ -322,21 +360,53 @@ class SshBackend:
         if not any(isinstance(look, Look) for look in looks.values()):
             error = next(look for look in looks.values() if isinstance(look, Missing))
             return JobState(state="unknown", reason=f"no machine answers: {error.message}")
-        gone = [r for r, host in enumerate(placed.hosts) if self._is_gone(folder, r, looks[host], placed.submission)]
+        gone = [r for r, host in enumerate(placed.hosts) if self._is_gone(placed, folder, r, looks[host])]
         ended = ended_state(folder)
+        if ended and self._mirrored:
+            return self._settled(placed, folder, looks, ended)
         if ended or not gone:
             return ended or JobState(state="running")
-        vanished = [rank for rank in gone if _vanished(folder, rank, looks[placed.hosts[rank]])]
+        vanished = [rank for rank in gone if _vanished(placed, folder, rank, looks[placed.hosts[rank]])]
         names = tuple(placed.hosts[rank].name for rank in vanished or gone)
         reason = f"the parent process on {', '.join(names)} ended without a result"
         if vanished:
             reason = f"machine {', '.join(names)} is gone: no answer, and no sign of life in the job folder"
-        lost = Placed(placed.submission, placed.hosts, "lost", reason, names if vanished else ())
+        lost = replace(placed, stage="lost", reason=reason, failed_nodes=names if vanished else ())
         _write(folder, lost)
         self._stop(placed, folder)
         return _lost(lost)
 
-    def _is_gone(self, folder: Path, rank: int, look: Look | Missing, submission: str) -> bool:
+    def _not_brought(self, placed: Placed | None, folder: Path) -> JobState | None:
+        """Bring what a mirrored job changed in the store; why its state is not known, where that fails."""
+        if not (self._mirrored and placed and placed.hosts) or placed.stage == "lost":
+            return None
+        try:
+            self._mirrored.bring(folder)
+        except HeadwayError as error:
+            return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
+        return None
+
+    def _settled(self, placed: Placed, folder: Path, looks: Mapping[Host, Look | Missing], ended: JobState) -> JobState:
+        """The state of a mirrored job whose leader ended: over once no mirror sends files any more."""
+        assert self._mirrored
+        answers = [looks[host] for host in placed.hosts]
+        sending = [
+            host.name
+            for host, look, mirror in zip(placed.hosts, answers, placed.mirrors, strict=True)
+            if isinstance(look, Look) and look.alive(mirror)
+        ]
+        waited = self._silence.seconds(folder / PLACED, placed.submission, of="ended")
+        if sending and waited < LAST_FILES_SECONDS:
+            return JobState(state="running", reason=f"{', '.join(sending)} sends its last files")
+        try:
+            self._mirrored.settle(folder, nodes=len(placed.hosts), well=ended.code == 0)
+        except IntegrityError as error:
+            return JobState(state="ended", code=error.exit_code, reason=str(error), failure="integrity")
+        except HeadwayError as error:
+            return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
+        return ended
+
+    def _is_gone(self, placed: Placed, folder: Path, rank: int, look: Look | Missing) -> bool:
         """Whether a machine's part ended without a mark; the beat decides for a machine that does not answer."""
         place = folder / "nodes" / str(rank)
         if (place / "exit.json").exists():
@@ -344,15 +414,17 @@ class SshBackend:
         quiet = self._silence.of_beat(place / "beat")
         if isinstance(look, Missing):
             return quiet > self._config.watch.silent_node_seconds
-        handle = _parent(folder, rank)
+        handle = _parent(placed, folder, rank)
         dead = not (handle and look.alive(handle))
-        return self._silence.seconds(place, dead, of=submission) > GONE_SECONDS and dead
+        return self._silence.seconds(place, dead, of=placed.submission) > GONE_SECONDS and dead
 
     def _stop(self, placed: Placed, folder: Path) -> None:
         """Stop a submission everywhere; a machine that does not answer finds in the job folder that it is not wanted."""
         left = self._machines.stop(placed.submission, placed.hosts)
         if left:
             write_json(folder / "job.json", {**(read_json(folder / "job.json") or {}), "submission": 0})
+            if self._mirrored:
+                self._mirrored.fence(folder)
         for host, why in left.items():
             log.warning(
                 "%s was not stopped on machine %s (%s); it stops by itself as soon as that machine reads %s",
@@ -376,10 +448,10 @@ def _read(folder: Path, submission: str) -> Placed | None:
     if not output or output["submission"] != submission:
         return None
     hosts, failed = tuple(Host(**host) for host in output["hosts"]), tuple(output["failed_nodes"])
-    return Placed(**{**output, "hosts": hosts, "failed_nodes": failed})
+    return Placed(**{**output, "hosts": hosts, "failed_nodes": failed, "mirrors": tuple(output.get("mirrors", ()))})
 
 
-def _from_files(placed: Placed | None, folder: Path) -> JobState | None:
+def _from_files(placed: Placed | None, folder: Path, *, mirrored: bool) -> JobState | None:
     """What the job folder alone says; None when the machines have to be asked."""
     if placed is None:
         return JobState(state="lost", reason=f"{folder / PLACED} is gone")
@@ -390,12 +462,12 @@ def _from_files(placed: Placed | None, folder: Path) -> JobState | None:
     ended = ended_state(folder)
     if placed.stage == "cancelled":
         return ended or JobState(state="ended", code=143, reason="cancelled")
-    return ended
+    return None if mirrored else ended  # a mirror may have files to send
 
 
-def _vanished(folder: Path, rank: int, look: Look | Missing) -> bool:
+def _vanished(placed: Placed, folder: Path, rank: int, look: Look | Missing) -> bool:
     """Whether the machine itself is gone, or was started again meanwhile."""
-    handle = _parent(folder, rank)
+    handle = _parent(placed, folder, rank)
     return isinstance(look, Missing) or (handle is not None and handle["boot_id"] != look.boot_id)
 
 
@@ -404,7 +476,17 @@ def _lost(placed: Placed) -> JobState:
     return JobState(state="lost", reason=placed.reason, failure=failure, failed_nodes=placed.failed_nodes)
 
 
-def _parent(folder: Path, rank: int) -> dict[str, Any] | None:
+def _mirror(answer: Ran | Missing) -> dict[str, Any]:
+    """The process that a start script says it started."""
+    assert isinstance(answer, Ran)
+    pid, started, boot_id = answer.stdout.split()
+    return {"pid": int(pid), "started": started, "boot_id": boot_id}
+
+
+def _parent(placed: Placed, folder: Path, rank: int) -> dict[str, Any] | None:
+    """The process that a machine's part lives as long as."""
+    if placed.mirrors:
+        return placed.mirrors[rank]
     handle: dict[str, Any] | None = read_json(folder / "nodes" / str(rank) / "handle.json")
     return handle
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tasks.compute.connection import parse_address
 from tasks.compute.job import Job
+from tasks.compute.job_folder import MirroredFolders
 from tasks.compute.nodes import node_command, node_environment, python
 from tasks.compute.ssh.hosts import Host
 
@@ -18,12 +19,16 @@ BUSY = 75
 """Exit code of the start script on a machine that runs another job (EX_TEMPFAIL of sysexits.h)."""
 FOREIGN = 77
 """Exit code of the start script where somebody else made the folder of leases (EX_NOPERM): a lease there may be a link."""
+REFUSED = 78
+"""Exit code of the start script on a machine that may not use the store, or cannot reach it (EX_CONFIG)."""
 LEASES = '"/var/tmp/headway-$(id -u)"'
 """On the machine's own disk: a lock there is held by the parent of a job, and is free when that is gone."""
+BASE = '"$base"'
+"""Folder of mirrored jobs on the machine's own disk, as the start script has it."""
 STOP_SECONDS = 12.0
 """From SIGTERM to SIGKILL; a cancelled job is gone within 15 s."""
 
-START = """\
+LEASE = """\
 #!/usr/bin/env bash
 # Headway, {id}: node rank {rank} of {nodes}, on machine {name}.
 # Run through SSH, by `bash {script}`.
@@ -43,6 +48,8 @@ if ! flock -w 2 9; then
   exit {busy}
 fi
 echo {id} > "$lease"
+"""
+START = """\
 
 cd {folder}
 {exports}
@@ -58,10 +65,30 @@ for _ in $(seq 150); do
 done
 grep -qs "\\"pid\\": $parent," nodes/{rank}/handle.json || {{ tail -n 5 nodes/{rank}/parent.log >&2; exit 70; }}
 """
-PROBE = """\
+START_MIRRORED = """\
+
+# The key of the job's folder comes on standard input: it is in no file and in no command line.
+read -r HEADWAY_FOLDER_KEY
+export HEADWAY_FOLDER_KEY
+{exports}
+base={leases}/jobs-{name}
+mkdir -p -m 700 "$base"
+{check} < /dev/null >&2 || exit {refused}
+
+nohup setsid {command} < /dev/null > "$base/mirror.log" 2>&1 &
+
+# Who asks for the process later names it by pid, start time and boot id.
+parent=$!
+sleep 0.5
+kill -0 "$parent" 2> /dev/null || {{ tail -n 5 "$base/mirror.log" >&2; exit 70; }}
+echo "$parent $(sed 's/.*) //' "/proc/$parent/stat" | cut -d" " -f20) $(cat /proc/sys/kernel/random/boot_id)"
+"""
+SEES = """\
 for _ in $(seq 10); do [ -r {nonce} ] && break; sleep 0.2; done
 [ -r {nonce} ] || {{ echo folder; exit; }}
-command -v flock > /dev/null || {{ echo flock; exit; }}
+"""
+PROBE = """\
+{sees}command -v flock > /dev/null || {{ echo flock; exit; }}
 {path}{python} -c 'import tasks.common.process' || {{ echo python; exit; }}
 mkdir -p -m 700 {leases}
 if [ -L {leases} ] || [ ! -O {leases} ]; then echo leases; exit; fi
@@ -80,7 +107,9 @@ for _ in 1 2 3; do for pid in $(mine); do kill -KILL "$pid" 2> /dev/null; done; 
 """
 
 
-def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> str:
+def start_script(
+    job: Job, folder: Path, hosts: Sequence[Host], rank: int, mirrored: MirroredFolders | None = None
+) -> str:
     """The script of one machine of a job on these machines, in order of node rank."""
     mine = {"HEADWAY_NODE_NAME": hosts[rank].name, "HEADWAY_TOKEN": job.submission_id, "HEADWAY_LIMITS": "1"}
     values = {**mine, **node_environment(job)}
@@ -98,7 +127,15 @@ def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> st
             f"export HEADWAY_MPI_HOSTS={shlex.quote(','.join(a.name for a in addresses))}",
             f"export OMPI_MCA_plm_rsh_agent={shlex.quote(f'ssh -o BatchMode=yes{user}{port}')}",
         ]
-    return START.format(
+    if mirrored:
+        lines += [f"export HEADWAY_NODE_RANK={rank}"]
+        commands = {
+            "check": mirrored.command(job, folder, base=BASE, check=True),
+            "command": mirrored.command(job, folder, base=BASE),
+        }
+    else:
+        commands = {"check": "", "command": shlex.join(node_command(job, folder, rank))}
+    return (LEASE + (START_MIRRORED if mirrored else START)).format(
         id=job.submission_id,
         rank=rank,
         nodes=len(hosts),
@@ -106,10 +143,11 @@ def start_script(job: Job, folder: Path, hosts: Sequence[Host], rank: int) -> st
         script=script_path(folder, rank),
         leases=LEASES,
         busy=BUSY,
+        refused=REFUSED,
         foreign=FOREIGN,
         folder=shlex.quote(str(folder)),
         exports="\n".join(lines),
-        command=shlex.join(node_command(job, folder, rank)),
+        **commands,
     )
 
 
@@ -117,16 +155,22 @@ def script_path(folder: Path, rank: int) -> Path:
     return folder / "nodes" / str(rank) / "start.sh"
 
 
-def start_command(folder: Path, rank: int) -> str:
+def start_command(folder: Path, rank: int, *, mirrored: bool = False) -> str:
+    """What is run on the machine; where it does not see the folder, the script itself."""
+    if mirrored:
+        return _bash(script_path(folder, rank).read_text(encoding="utf-8"))
     return f"bash {shlex.quote(str(script_path(folder, rank)))}"
 
 
-def probe_command(job: Job, host: Host, nonce: Path) -> str:
-    """Says in one word whether the machine could take the job: free, busy JOB, folder, flock, python."""
+def probe_command(job: Job, host: Host, nonce: Path | None) -> str:
+    """Says in one word whether the machine could take the job: free, busy JOB, folder, flock, python.
+
+    Without a `nonce` it need not see the job's folder.
+    """
     path = node_environment(job).get("PYTHONPATH", "")
     return _bash(
         PROBE.format(
-            nonce=shlex.quote(str(nonce)),
+            sees=SEES.format(nonce=shlex.quote(str(nonce))) if nonce else "",
             path=f"PYTHONPATH={shlex.quote(path)} " if path else "",
             python=shlex.quote(python(job)),
             leases=LEASES,

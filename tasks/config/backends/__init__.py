@@ -49,6 +49,8 @@ class Capabilities:
     """Jobs are processes of the machine that submits them: no scheduler is asked for them, and they stop with the platform."""
     shared_folder: bool = True
     """Job folders lie where both sides reach them; without, in a store, and the class takes a function that opens it, too."""
+    cannot_mirror: str = "its machines share the job's folder"
+    """Why a job's folder cannot lie in a store and on each machine's own disk (`cluster.mirror`)."""
     starts_again: bool = False
     """The scheduler itself starts a job again: the mark of an end in the folder may be of the start before."""
     cannot_choose: str = ""

@@ -19,6 +19,7 @@ class AzureMlConfig(BackendSettings):
         packages=("azure.ai.ml", "azure.identity"),
         extra="azure",
         shared_folder=False,
+        cannot_mirror="",
         starts_again=True,
         cannot_choose="Azure ML lets nobody choose the nodes of a job",
         cannot_drain="Azure ML lets nobody drain a node: the qualification has the requests that replace it",
@@ -53,6 +54,8 @@ class AzureMlConfig(BackendSettings):
     """Subnet of that cluster's nodes, there in the same file: its name, or its whole id in Azure Resource Manager."""
     vnet: str = Field("", exclude_if=lambda name: not name)
     """Virtual network of that subnet, where it is named by its name alone."""
+    cluster_identity: str = Field("", exclude_if=lambda identity: not identity)
+    """Resource id of the user-assigned identity of that cluster's nodes, there in the same file; empty: none is named there."""
     public_address: bool = Field(True, exclude_if=lambda wanted: wanted)
     """Whether that cluster's nodes have public addresses, there in the same file."""
     environment: str = Field("", pattern=r"^$|^azureml:[^:/]+:[^:/]+$|^azureml://registries/|^/subscriptions/")

@@ -17,6 +17,7 @@ class SshConfig(BackendSettings):
             "its machines are listed and all there from the start; give the number of them as `nodes`"
         ),
         packages=("asyncssh",),
+        cannot_mirror="",
         size_setting="sku",
         cannot_drain="there is no scheduler: take the machine out of ssh.hosts",
     )

@@ -29,6 +29,7 @@ from typing import Any
 
 from tasks.common.errors import IntegrityError
 from tasks.common.process import whole
+from tasks.jobs.checkpoint.mirrored import lying_here
 
 SCHEMA = "headway/checkpoint/2"
 BEFORE = "headway/checkpoint/1"
@@ -149,13 +150,13 @@ def age(manifest: Path) -> tuple[int, int]:
 
 
 def verify(path: Path) -> Manifest:
-    """Read a manifest and every byte that it names.
+    """Read a manifest and every byte that it names; where the folder is mirrored, of the files that lie here.
 
     Raises IntegrityError when something is missing or not what it should be, ValueError for another release's schema.
     """
     manifest = read_manifest(path)
     require_chained(path.parents[2], manifest, path)
-    for entry in manifest.files:
+    for entry in lying_here(path.parent, manifest.files):
         verify_file(path.parent / entry["path"], entry)
     return manifest
 

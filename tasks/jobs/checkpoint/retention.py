@@ -22,6 +22,7 @@ from tasks.jobs.checkpoint.files import (
     read_manifest,
     require_chained,
 )
+from tasks.jobs.checkpoint.mirrored import lying_here
 
 PIN = "read-by-"
 KEPT_FOR = "kept-for-"
@@ -89,10 +90,11 @@ def _lies_there(path: Path) -> bool:
     try:
         manifest = read_manifest(path)
         require_chained(path.parents[2], manifest, path)
-        sizes = [(path.parent / entry["path"]).stat().st_size for entry in manifest.files]
-        if sizes != [entry["size"] for entry in manifest.files]:
+        files = lying_here(path.parent, manifest.files)
+        sizes = [(path.parent / entry["path"]).stat().st_size for entry in files]
+        if sizes != [entry["size"] for entry in files]:
             return False
-        blocks = [(entry, number) for entry in manifest.files for number in range(len(entry.get("blocks", ())))]
+        blocks = [(entry, number) for entry in files for number in range(len(entry.get("blocks", ())))]
         for entry, number in random.Random(str(path)).sample(blocks, min(SAMPLED, len(blocks))):
             with open(path.parent / entry["path"], "rb") as file:
                 file.seek(number * BLOCK)

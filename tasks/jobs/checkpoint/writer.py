@@ -37,6 +37,7 @@ from tasks.jobs.checkpoint.files import (
     sync,
     verify,
 )
+from tasks.jobs.checkpoint.mirrored import lying_here, neighbours, terms, wait_until_durable
 from tasks.jobs.checkpoint.retention import clean_failed, retain
 
 # The newest checkpoint is read again in the background, so that a disk that forgets is noticed before it is needed.
@@ -132,7 +133,7 @@ class Writing:
             # say so to each other and this writer is ended (training/saves.py).
             receipts = [_wait_for(folder / f"receipt-{rank}.json") for rank in range(self.world_size)]
             files = [entry for receipt in receipts for entry in receipt["files"]]
-            for entry in files:
+            for entry in lying_here(folder, files):
                 if (folder / entry["path"]).stat().st_size != entry["size"]:
                     raise OSError(errno.EIO, f"{entry['path']} of step {step} is not as long as its receipt says")
             root = Path(self.root)
@@ -151,6 +152,8 @@ class Writing:
             )
             commit(root, manifest)
             write_json(root / "LATEST", {"step": step, "attempt": self.attempt})
+            if mirror := terms(root):  # before older ones are deleted, there and here
+                wait_until_durable(root, step, self.attempt, seconds=float(mirror["max_lag_seconds"]))
             clean_failed(root, self.attempt, before=step)
             retain(root, self.keep, every=self.keep_every, attempt=self.attempt)
 
@@ -174,14 +177,15 @@ class Writing:
         yield {"path": path.name, "size": self.size, "blocks": blocks}
 
     def _others(self, folder: Path) -> Iterator[dict[str, Any]]:
-        """This rank's share of the files that an engine wrote: once all ranks have said that theirs are whole."""
+        """This rank's share of the files that an engine wrote here: once all ranks that write here said that theirs are whole."""
         if not self.own:
             return
         create_only(folder / f"written-{self.rank}.json", {})
-        for rank in range(self.world_size):
+        ranks = neighbours(Path(self.root), self.rank, self.world_size)
+        for rank in ranks:
             _wait_for(folder / f"written-{rank}.json")
         files = sorted(str(path.relative_to(folder)) for path in (folder / OWN).rglob("*") if path.is_file())
-        for name in files[self.rank :: self.world_size]:
+        for name in files[ranks.index(self.rank) :: len(ranks)]:
             sync(folder / name)
             with open(folder / name, "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()

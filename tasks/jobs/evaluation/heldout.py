@@ -6,9 +6,8 @@ What a tokenizer puts before a document, as `<|begin_of_text|>`, is no text: eac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -108,25 +107,6 @@ def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True
         available=len(places),
         share=read / max(len(indexed.tokens), 1),
     )
-
-
-OPENINGS = 3
-OPENING_CHARACTERS = 40
-"""The longest opening: a prompt for people to read, and short beside the context of the smallest model."""
-
-
-def openings(texts: Iterable[str]) -> list[str]:
-    """How the first few documents begin, of those that begin alike one: prompts of the kind of text that a model was trained on.
-
-    An opening is within the first line and the first half of its document, and ends with a whole word where there are words.
-    """
-    return list(islice((opening for opening in dict.fromkeys(map(_opening, texts)) if opening), OPENINGS))
-
-
-def _opening(text: str) -> str:
-    line = text.strip().partition("\n")[0].rstrip()
-    longest = min(OPENING_CHARACTERS, len(text.strip()) // 2)
-    return line if len(line) <= longest else line[: longest + 1].rpartition(" ")[0].rstrip() or line[:longest]
 
 
 def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:

@@ -33,6 +33,7 @@ from tasks.jobs.serving.generation import Completion, Generation
 from tasks.jobs.serving.outputs import measures
 
 KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Original:
 class OnnxNetwork:
     """An exported graph that is called as transformers' networks are, without what came before: all logits of some rows."""
 
-    def __init__(self, folder: Path, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, provider: str = CPU) -> None:
         payload = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
         self.config = SimpleNamespace(
             vocab_size=int(payload["vocab_size"]), max_position_embeddings=int(payload["context_length"])
@@ -103,7 +104,9 @@ class OnnxNetwork:
         self._heads, self._size = int(payload["decoder"]["num_key_value_heads"]), int(payload["decoder"]["head_size"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(folder / MODEL, options, providers=["CPUExecutionProvider"])
+        providers = list(dict.fromkeys((provider, CPU)))  # the CPU's takes what the other one has no kernel for
+        self._session = onnxruntime.InferenceSession(folder / MODEL, options, providers=providers)
+        self.provider = self._session.get_providers()[0]
         self._inputs = {each.name: KINDS.get(each.type, np.int64) for each in self._session.get_inputs()}
 
     def __call__(self, *, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:

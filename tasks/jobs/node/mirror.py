@@ -5,7 +5,8 @@
 
 Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
 others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,
-exit marks. How files move is tasks/storage/blob/folder.py, which machine this is at the top of this file. See docs/azureml.md.
+exit marks. Shards of checkpoints move by themselves, and to who reads them alone: checkpoint_mirror.py. How files move is
+tasks/storage/blob/folder.py, which machine this is at the top of this file. See docs/training.md and docs/azureml.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,13 +34,16 @@ import psutil
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, Missing
 from tasks.common.process import die_with_parent, read_json, write_json
+from tasks.jobs.checkpoint.files import age, manifests
+from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks, say_durable
+from tasks.jobs.node.checkpoint_mirror import CheckpointMirror
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
 from tasks.storage.blob.store import BlobStore
 from tasks.storage.settings import StoreConfig
 from tasks.storage.store import find
 
-# Which machine of an Azure ML job this is, from the environment that the service gives each of them.
+# Which machine of a job this is, from the environment that the backend, or Azure ML itself, gives each of them.
 #
 # With the PyTorch distribution: NODE_RANK and MASTER_ADDR. With MPI: the variables of Open MPI and of Azure Batch. See
 # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu.
@@ -63,10 +68,11 @@ class Where:
 def where_we_are(payload: Mapping[str, str] = os.environ) -> Where:
     """Read the service's variables. A job of one machine may have none of them."""
     batch = payload.get("AZ_BATCHAI_MPI_MASTER_NODE") or payload.get("AZ_BATCH_MASTER_NODE", "").partition(":")[0]
+    rank = payload.get("HEADWAY_NODE_RANK") or payload.get("NODE_RANK") or payload.get("OMPI_COMM_WORLD_RANK")
     return Where(
-        rank=int(payload.get("NODE_RANK") or payload.get("OMPI_COMM_WORLD_RANK") or 0),
-        name=payload.get("AZ_BATCH_NODE_ID") or socket.gethostname(),
-        leader=payload.get("MASTER_ADDR") or batch or "127.0.0.1",
+        rank=int(rank or 0),
+        name=payload.get("HEADWAY_NODE_NAME") or payload.get("AZ_BATCH_NODE_ID") or socket.gethostname(),
+        leader=payload.get("HEADWAY_LEADER") or payload.get("MASTER_ADDR") or batch or "127.0.0.1",
     )
 
 
@@ -80,6 +86,7 @@ def environment(where: Where, payload: Mapping[str, str] = os.environ) -> dict[s
 
 GIB = 1024**3
 EVERY_SECONDS = 2.0
+MAX_LAG_SECONDS = 1800.0
 POLL_SECONDS = 0.1
 LAST_TRIES = 8
 """Of the last push, with waits that double from one second: four minutes beside the store's own."""
@@ -100,9 +107,19 @@ LISTED = "output.json"
 class Mirror:
     """State: the folder and its prefix, which submission this is, and whether somebody asked to stop."""
 
-    def __init__(self, store: StoreConfig, prefix: str, where: Where, base: Path, key: str = "") -> None:
-        self.where, self.prefix, self.key = where, prefix, key.encode()
-        self.container = open_container(store)
+    def __init__(
+        self,
+        store: StoreConfig,
+        prefix: str,
+        where: Where,
+        base: Path,
+        key: str = "",
+        max_lag_seconds: float = MAX_LAG_SECONDS,
+        jobs: StoreConfig | None = None,
+    ) -> None:
+        """`store` has the inputs; the folder lies there too, unless `jobs` names another store."""
+        self.where, self.prefix, self.key, self.max_lag_seconds = where, prefix, key.encode(), max_lag_seconds
+        self.inputs_from, self.container = open_container(store), open_container(jobs or store)
         self.inputs: dict[str, str] = {}
         self.submission = 0
         self.stopping = False
@@ -116,6 +133,8 @@ class Mirror:
         self.local.mkdir(parents=True)
         self.folder = BlobFolder(self.container, self.prefix, self.local, key=self.key)
         self.folder.arriving = self._localized
+        large = BlobFolder(self.container, self.prefix, self.local, key=self.key)
+        self.checkpoints = CheckpointMirror(large, self.node, leads=self.where.rank == 0, fenced=self.fenced)
 
     @property
     def node(self) -> Path:
@@ -129,14 +148,22 @@ class Mirror:
         job = json.loads(text)
         self.submission = int(job["submission"])
         if scratch := job.get("scratch"):
-            self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
-        store = BlobStore(self.container, self.base)
+            try:
+                self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
+            except Missing as error:
+                if scratch.get("required", True):
+                    raise
+                print(f"mirror: {error.message}; the job lies in {self.base}", flush=True)
+        store = BlobStore(self.inputs_from, self.base)
         for name, ref in job["artifacts"].items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
         if self.where.rank == 0:
             self.folder.clear(_is_end)
         self.folder.ignore_what_lies_there(_is_end)
-        self.folder.pull(lambda name: not _is_end(name))
+        self.folder.pull(lambda name: not _is_end(name) and _is_shared(name))
+        agree_to(self.local, max_lag_seconds=self.max_lag_seconds, ranks_per_node=int(job.get("ranks_per_node", 1)))
+        self._say_durable()
+        self.checkpoints.begin()
 
     def step(self) -> None:
         """Bring and send what changed; a store that does not answer is told, and asked again the next time."""
@@ -144,6 +171,7 @@ class Mirror:
             self.folder.pull(self._comes)
             if not self.fenced():
                 self.folder.push(self._goes)
+                self._say_durable()
         except HeadwayError as error:
             print(f"mirror: {error.message}", file=sys.stderr, flush=True)
 
@@ -151,10 +179,12 @@ class Mirror:
         """Send all that is left, the output and its list too; results and exit marks last. Raises Missing."""
         made = (path for path in (self.local / OUTPUT).rglob("*") if path.is_file() and not path.name.startswith("."))
         write_json(self.node / LISTED, {"files": sorted(path.relative_to(self.local).as_posix() for path in made)})
+        self.checkpoints.finish()
         for tries in range(LAST_TRIES):
             try:
                 self.folder.pull(lambda name: name == "job.json")
                 if not self.fenced():
+                    self.checkpoints.send()
                     self.folder.push(lambda name: self._goes(name) or name.startswith(OUTPUT), settled=True)
                 return
             except HeadwayError as error:
@@ -183,7 +213,7 @@ class Mirror:
 
     def _comes(self, name: str) -> bool:
         """What others change while the job runs: to the leader all marks, to the others the leader's; not logs or output."""
-        if name.endswith(GROWING) or name.startswith(OUTPUT):
+        if name.endswith(GROWING) or name.startswith(OUTPUT) or not _is_shared(name):
             return False
         if name.startswith("nodes/"):
             rank = name.split("/")[1]
@@ -191,8 +221,23 @@ class Mirror:
         return True
 
     def _goes(self, name: str) -> bool:
-        """What this machine's processes write, but for the output, which goes in the end."""
+        """What this machine's processes write, but for the output, which goes in the end; of checkpoints what is whole there."""
+        if not _is_shared(name):
+            return False
+        if name.startswith("checkpoints/") and name.endswith(("/manifest.json", "/LATEST")):
+            whole = name.endswith("/manifest.json") or all(map(self._is_sent, manifests(self.local / "checkpoints")))
+            return whole and self.checkpoints.sent(name)
         return name not in LAUNCHERS and not name.endswith("/process.json") and not name.startswith(OUTPUT)
+
+    def _is_sent(self, manifest: Path) -> bool:
+        return self.checkpoints.sent(manifest.relative_to(self.local).as_posix())
+
+    def _say_durable(self) -> None:
+        """Tell the ranks which is the newest checkpoint that the store has whole: its manifest is there, which goes last."""
+        for path in manifests(self.local / "checkpoints"):
+            if self.folder.knows(path.relative_to(self.local).as_posix()):
+                say_durable(self.local, *age(path))
+                return
 
     def _localized(self, name: str, data: bytes) -> bytes:
         """The launcher's files as this machine needs them: where the folder and the inputs are."""
@@ -220,6 +265,11 @@ def scratch_folder(path: Path, size_gib: float) -> Path:
     return path / "headway"
 
 
+def _is_shared(name: str) -> bool:
+    """Whether machines see it of each other by this side; the rest is the checkpoints' mirror's, or this machine's alone."""
+    return not is_written_by_ranks(name) and not name.startswith(f"{PLACE}/")
+
+
 def _is_end(name: str) -> bool:
     """Marks by which a submission ended: those of an earlier start of this one mean nothing to us."""
     return name == "result.json" or name.endswith("/exit.json")
@@ -235,6 +285,7 @@ def run(mirror: Mirror, command: list[str]) -> int:
     if mirror.key and (mirror.local / "ray.json").exists():
         token = hmac.new(mirror.key, b"ray", "sha256").hexdigest()
         payload |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    mirror.checkpoints.start()
     child = subprocess.Popen(words, cwd=mirror.local, env=payload, preexec_fn=die_with_parent)
     while _attended(child, mirror):
         mirror.step()
@@ -259,22 +310,44 @@ def _attended(child: subprocess.Popen[bytes], mirror: Mirror) -> bool:
     return child.poll() is None
 
 
+def check(store: StoreConfig, prefix: str) -> int:
+    """Whether this machine may read, write and delete in a job's folder; what it may not is said on standard error."""
+    try:
+        container = open_container(store)
+        name = f"{prefix}/check-{uuid.uuid4().hex}"
+        container.put(name, b"")
+        container.get(name)
+        container.remove(name)
+    except (HeadwayError, ValueError) as error:
+        print(f"{error} {getattr(error, 'remedy', '')}".strip(), file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Read the command line, and be this machine's mirror until its command has ended; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.jobs.node.mirror")
     parser.add_argument("--store", required=True)
+    parser.add_argument("--jobs", default="", help="the store of the folder, where it is not that of the inputs")
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--credential", default="managed_identity")
     parser.add_argument("--secret", default="")
     parser.add_argument("--codes", action="store_true")
+    parser.add_argument("--max-lag-seconds", type=float, default=MAX_LAG_SECONDS)
+    parser.add_argument("--client", default=os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", ""))
+    parser.add_argument("--base", type=Path, default=Path(tempfile.gettempdir()) / "headway")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    client = os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", "") if options.credential == "managed_identity" else ""
+    client = options.client if options.credential == "managed_identity" else ""
     store = StoreConfig(uri=options.store, credential=options.credential, secret=options.secret, client=client)
-    base, key = Path(tempfile.gettempdir()) / "headway", os.environ.pop(FOLDER_KEY, "")
+    jobs = store.model_copy(update={"uri": options.jobs}) if options.jobs else None
+    if options.check:
+        return check(jobs or store, options.prefix)
+    base, key = options.base, os.environ.pop(FOLDER_KEY, "")
     if options.codes and not key:
         parser.error(f"the variable {FOLDER_KEY} is not set")
-    mirror = Mirror(store, options.prefix, where_we_are(), base, key)
+    mirror = Mirror(store, options.prefix, where_we_are(), base, key, options.max_lag_seconds, jobs)
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
         mirror.begin()

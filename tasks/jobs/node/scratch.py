@@ -52,10 +52,22 @@ class Copy:
 def stage(job: dict[str, Any], folder: Path, *, rank: int, meanwhile: Callable[[], bool]) -> dict[str, str]:
     """Copy the job's inputs to the machine's disk; what ranks get in their environment.
 
-    `meanwhile` is called again and again; when it is False, the copying ends. Raises Refused when there is too little room.
+    `meanwhile` is called again and again; when it is False, the copying ends. Raises Refused when there is too little room. Where
+    `scratch.required` is false, nothing is copied then.
     """
     if not job["scratch"]:
         return {}
+    try:
+        return _staged(job, rank=rank, meanwhile=meanwhile)
+    except Refused as refused:
+        if job["scratch"].get("required", True) or not meanwhile():
+            raise
+        print(f"{refused}; the job reads its inputs where they are", flush=True)
+        shutil.rmtree(place_of(job, rank), ignore_errors=True)
+        return {}
+
+
+def _staged(job: dict[str, Any], *, rank: int, meanwhile: Callable[[], bool]) -> dict[str, str]:
     place = place_of(job, rank)
     if not shared(job):
         sweep(Path(job["scratch"]["path"]))

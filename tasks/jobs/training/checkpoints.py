@@ -14,15 +14,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder, read_json
 from tasks.config.training import ExecutionConfig
 from tasks.jobs.checkpoint.choice import choose, good_ones
@@ -35,15 +36,18 @@ from tasks.jobs.checkpoint.files import (
     quarantine,
     quarantined,
     read_manifest,
+    verify_file,
 )
+from tasks.jobs.checkpoint.mirrored import bring, neighbours, terms, wait_until_durable
 from tasks.jobs.checkpoint.origins import take_over
-from tasks.jobs.checkpoint.pieces import read_into, shards_of
+from tasks.jobs.checkpoint.pieces import read_into, saved_in, shards_of
 from tasks.jobs.checkpoint.retention import PIN, clean
 from tasks.jobs.checkpoint.snapshot import Pieces, set_generators
 from tasks.jobs.checkpoint.writer import LOCAL_KEEP
 from tasks.jobs.node.runtime import Rank
-from tasks.jobs.training.engine import Saving
+from tasks.jobs.training.engine import Engine, Saving
 from tasks.jobs.training.records import all_records, mend
+from tasks.jobs.training.watch import all_agree
 from tasks.planning.checkpointing import corrected_every_steps
 
 # A checkpoint that verifies, and that starts die of nevertheless: after the second one it is quarantined.
@@ -108,7 +112,10 @@ STORE, LOCAL = "store", "local"
 class Saves:
     """State: the saver of this attempt, and what saving took and came to in this process."""
 
-    def __init__(self, settings: Mapping[str, Any], *, steps: int, local_every: int | None, group: Any) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *, steps: int, local_every: int | None, group: Any, mirrored: bool = False
+    ) -> None:
+        """`mirrored`: a checkpoint is saved once it is in the store, and how far that is behind is told with each step."""
         self.every, self.local_every, self.steps, self.group = (
             int(settings["checkpoint_every_steps"]),
             local_every,
@@ -123,6 +130,9 @@ class Saves:
         """Mean time between failures, where the interval is to be corrected."""
         self._stalls: list[float] = []
         self._began, self._first = time.monotonic(), 0
+        self._mirrored, self._begun, self._durable = mirrored, (0, 0.0), (0, time.monotonic())
+        """Step and time of the last snapshot for the store, and of the newest one that is there."""
+        self.farthest_behind = 0.0
         self.stalled = 0.0
         """Seconds that training stood still for checkpoints; the wait for the last one after training is not among them."""
         self.saved = self.saved_locally = self.skipped = self.failed = self.failed_in_a_row = 0
@@ -130,10 +140,21 @@ class Saves:
     def open(self, saver: Saving, step: int) -> None:
         """A new attempt goes on from a step."""
         self.saver, self._began, self._first = saver, time.monotonic(), step
+        self._begun = self._durable = (step, time.monotonic())
 
     def look(self) -> None:
         """Raises OSError when a newer attempt has taken this job over."""
-        self.saver.busy()
+        if not self.saver.busy() and not self.saver.failure:
+            self._durable = self._begun
+
+    def behind(self, step: int) -> dict[str, float]:
+        """By how much the store is behind a step: what would be lost with all machines. Rank 0's is right."""
+        if not self._mirrored:
+            return {}
+        self.look()
+        seconds = time.monotonic() - self._durable[1]
+        self.farthest_behind = max(self.farthest_behind, seconds)
+        return {"store_behind_steps": step - self._durable[0], "store_behind_seconds": seconds}
 
     def due(self, step: int) -> str:
         """The tier that a step is saved to; empty: none."""
@@ -157,6 +178,7 @@ class Saves:
             self.saved_locally += 1
         else:
             self.saver.save(step=step, consumed_samples=consumed_samples)
+            self._begun = (step, began)
             self.saved += 1
         self._stalls.append(time.monotonic() - began)
         self.stalled += self._stalls[-1]
@@ -190,6 +212,7 @@ class Saves:
                 self.saver.abandon()  # ranks that wait for the one that failed wait for nothing
                 self.saver.failure, why = "", self.saver.failure
                 self.failed += 1
+                self._begun = self._durable
                 self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
                 if self.failed_in_a_row >= FAILURES_AT_MOST:
                     raise OSError(
@@ -221,6 +244,7 @@ class Saves:
             "checkpoints_skipped": self.skipped,
             "checkpoints_failed": self.failed,
             "checkpoint_every_steps": self.every,
+            **({"store_behind_seconds": self.farthest_behind} if self._mirrored else {}),
         }
 
 
@@ -247,8 +271,8 @@ class Found:
     """As claimed: it rises over machines and submissions."""
     manifest: Manifest | None
     """None: from the start."""
-    local: bool = False
-    """Whether it is of the machines' own disks."""
+    own: Path | None = None
+    """Where each rank takes its own shard from and no other, of which `manifest` alone tells; None: it reads what it needs."""
 
 
 def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
@@ -262,23 +286,103 @@ def local_root(rank: Rank, execution: ExecutionConfig) -> Path | None:
     return folder / ranks / f"rank-{rank.rank}" / "checkpoints"
 
 
-def agree(rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any) -> Found:
+def agree(
+    rank: Rank, root: Path, local: Path | None, wanted: Mapping[str, Any], group: Any, *, engine: Engine
+) -> Found:
     """Rank 0 claims an attempt and chooses of the store; then all look whether their own disks have a newer one."""
-    word, manifest = torch.tensor([0, *NONE]), None
+    attempt = 0
     if rank.rank == 0:
         mend(rank.folder / "metrics.jsonl")
         attempt = claim_attempt(root, rank.attempt)
         clean(root, attempt)
         give_up_what_starts_die_of(rank.folder, root)
-        manifest = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
-        word = torch.tensor([attempt, *((manifest.step, manifest.attempt) if manifest else NONE)])
-    dist.broadcast(word, src=0, group=group)
-    attempt, step, of_attempt = (int(number) for number in word)
-    if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
-        return Found(attempt, own, local=True)
-    if step >= 0 and not manifest:
-        manifest = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
-    return Found(attempt, manifest)
+    while True:
+        word, manifest = torch.tensor([attempt, *NONE]), None
+        if rank.rank == 0:
+            manifest = choose(root, wanted, attempt=attempt) or take_over(rank.settings, root, wanted, attempt=attempt)
+            word = torch.tensor([attempt, *((manifest.step, manifest.attempt) if manifest else NONE)])
+        dist.broadcast(word, src=0, group=group)
+        attempt, step, of_attempt = (int(number) for number in word)
+        if local is not None and (own := _newer(local, root, attempt, wanted, than=(step, of_attempt), group=group)):
+            return Found(attempt, own, own=local)
+        if step < 0 or terms(root) is None:
+            if step >= 0 and not manifest:
+                manifest = read_manifest(place_of(root, step, of_attempt) / "manifest.json")
+            return Found(attempt, manifest)
+        whole = _from_rank_0(manifest, root, group)
+        alone, bad = _brought(rank, root, whole, engine, group)
+        if not bad:
+            own_alone = [entry for entry in whole.files if entry["path"] == _shard(rank)]
+            return Found(attempt, replace(whole, files=own_alone), own=root) if alone else Found(attempt, whole)
+        if rank.rank == 0:
+            print(f"quarantined: {bad}", file=sys.stderr, flush=True)
+            quarantine(place_of(root, step, of_attempt), bad)
+
+
+# Where the job's folder is mirrored, a machine has the shards of its own ranks; after a start elsewhere, none. Each rank has
+# come from the store what it reads: its own shard, and others' only where the network is divided in another way than before.
+# One that is bad in the store is quarantined by rank 0, and the next one is tried.
+
+
+def _from_rank_0(manifest: Manifest | None, root: Path, group: Any) -> Manifest:
+    """What rank 0 chose, once the store has it whole: then the other machines can read of it."""
+    if manifest and (mirror := terms(root)):
+        wait_until_durable(root, manifest.step, manifest.attempt, seconds=float(mirror["max_lag_seconds"]))
+    value = [asdict(manifest) if manifest else None]
+    dist.broadcast_object_list(value, src=0, group=group)
+    assert value[0]
+    return manifest or Manifest(**value[0])
+
+
+def _brought(rank: Rank, root: Path, result: Manifest, engine: Engine, group: Any) -> tuple[bool, str]:
+    """Whether every rank's own shard is all that it needs, and why the checkpoint is bad, where it is. What is needed is here."""
+    mine = [entry for entry in result.files if entry["path"] == _shard(rank)]
+    divided_alike, why = False, ""
+    if mine and result.world_size == rank.world_size:
+        why = _fetched(rank, root, result, mine, mine)
+        divided_alike = not why and _is_all(engine, root, result, mine[0], first=rank.rank == 0)
+    if all_agree(divided_alike, group):
+        return True, ""
+    if not (bad := _any(why, group)):
+        ranks = neighbours(root, rank.rank, rank.world_size)
+        share = result.files[ranks.index(rank.rank) :: len(ranks)]
+        bad = _any(_fetched(rank, root, result, result.files, share), group)
+    return False, bad
+
+
+def _fetched(
+    rank: Rank, root: Path, result: Manifest, files: Sequence[dict[str, Any]], verified: Sequence[dict[str, Any]]
+) -> str:
+    """Have files of a checkpoint come and verify some of them; why one is bad, empty when none is."""
+    folder = place_of(root, result.step, result.attempt)
+    try:
+        bring(root, rank.rank, [folder / entry["path"] for entry in files])
+        for entry in verified:
+            verify_file(folder / entry["path"], entry)
+    except IntegrityError as error:
+        return str(error)
+    return ""
+
+
+def _is_all(engine: Engine, root: Path, result: Manifest, entry: Mapping[str, Any], *, first: bool) -> bool:
+    """Whether this rank's own shard has the parts of tensors that it has now, those of the whole ones at rank 0."""
+    shard = saved_in(place_of(root, result.step, result.attempt) / entry["path"], entry)
+    saved = {piece.name: piece.box for piece in shard if not piece.name.startswith("rng.")}
+    pieces = {name: piece for name, piece in engine.pieces().items() if first or piece.divided}
+    return saved == {
+        name: (piece.offset, tuple(piece.tensor.shape)) for name, piece in pieces.items() if piece.tensor.numel()
+    }
+
+
+def _any(why: str, group: Any) -> str:
+    """The first rank's reason that is one."""
+    every: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, why, group=group)
+    return next((reason for reason in every if reason), "")
+
+
+def _shard(rank: Rank) -> str:
+    return f"shard-{rank.rank}.safetensors"
 
 
 def forget(local: Path | None) -> None:

@@ -27,7 +27,7 @@ from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.meter import Meter, Step
 from tasks.planning.case import Network
 from tasks.planning.counts import model_flops_per_token
-from tasks.planning.spent import goodput
+from tasks.planning.spent import beside_plan, goodput
 
 # A profile of some steps by torch's profiler: `profile/` in the job's folder, of rank 0.
 #
@@ -225,9 +225,13 @@ class Teller:
             if "mfu" in output:
                 words.append(f"MFU {output['mfu']:.0%}")
             if "plan_error" in output:
-                words.append(f"{1 + output['plan_error']:.2f} of the plan's time")
+                words.append(beside_plan(output["plan_error"]))
             if "heldout_bits_per_byte" in output:
                 words.append(f"held-out {output['heldout_bits_per_byte']:.3f} bits per byte")
+            if "store_behind_seconds" in output:
+                words.append(
+                    f"store {output['store_behind_steps']} steps, {output['store_behind_seconds']:.0f} s behind"
+                )
             self._rank.progress(step, self._steps, ", ".join(words), seconds_left=seconds_left)
 
     def over(self) -> None:

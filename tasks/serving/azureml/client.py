@@ -16,6 +16,8 @@ from tasks.azure.arm_client import Arm, Where, explain, workspace_id
 from tasks.azure.datastore import Datastore
 from tasks.common.errors import JobFailed, Missing
 
+SCALING_VERSION = "2022-10-01"
+"""Of Microsoft.Insights/autoscalesettings: https://learn.microsoft.com/rest/api/monitor/autoscale-settings/create-or-update."""
 MOVING = ("Creating", "Updating", "Deleting", "Scaling")
 LOOK_SECONDS = 1.0
 """Between two looks at whether somebody wants a wait to end."""
@@ -71,6 +73,33 @@ class Online:
         if self.settled(lambda: self.deployment(endpoint, name)):
             self._change("DELETE", self._path(endpoint, name), f"deletion of the deployment {name} of {endpoint}")
 
+    def put_scaling(self, name: str, body: Mapping[str, Any]) -> None:
+        """Have Azure Monitor scale a deployment, by a setting of this name."""
+        from azure.core.exceptions import HttpResponseError
+
+        with self._in_words(f"autoscale setting {name}"):
+            try:
+                self._arm.ask(self._scaling(name), {"api-version": SCALING_VERSION}, method="PUT", body=body)
+            except HttpResponseError as error:
+                if error.status_code != 403:
+                    raise
+                raise Missing(
+                    f"Azure Monitor does not let us scale the deployment ({name}): {error.message}",
+                    remedy="Give this identity the role Monitoring Contributor on the resource group, or lower "
+                    "deployment.azureml.most_instances to `instances`.",
+                ) from error
+
+    def delete_scaling(self, name: str) -> None:
+        """Delete such a setting. One that is not there, or that we have no right to, needs nothing: we did not make it."""
+        from azure.core.exceptions import HttpResponseError
+
+        with self._in_words(f"autoscale setting {name}"):
+            try:
+                self._arm.ask(self._scaling(name), {"api-version": SCALING_VERSION}, method="DELETE")
+            except HttpResponseError as error:
+                if error.status_code not in (403, 404):
+                    raise
+
     def delete_endpoint(self, name: str) -> None:
         """Delete an endpoint with its deployments; one that is not there needs nothing."""
         if self.settled(lambda: self.endpoint(name)):
@@ -122,6 +151,10 @@ class Online:
             f"{what} was not done in {self._seconds:g} s in the workspace {self.where.workspace}",
             remedy="Look at the endpoint in the studio, or raise deployment.azureml.create_minutes.",
         )
+
+    def _scaling(self, name: str) -> str:
+        group = f"/subscriptions/{self.where.subscription_id}/resourceGroups/{self.where.resource_group}"
+        return f"{group}/providers/Microsoft.Insights/autoscalesettings/{name}"
 
     def _path(self, endpoint: str, deployment: str = "") -> str:
         path = f"{workspace_id(self.where)}/onlineEndpoints/{endpoint}"

@@ -22,8 +22,17 @@ from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig
 from tasks.formats.model_folder import quantiles_of
 from tasks.serving.azureml.probes import ask_golden
-from tasks.serving.azureml.render import Rendering, model_name, model_prefix, require_complete
-from tasks.serving.azureml.rollout import AzureTraffic, Record, online_of
+from tasks.serving.azureml.render import (
+    COLOURS,
+    Rendering,
+    autoscale,
+    model_name,
+    model_prefix,
+    require_complete,
+    scales,
+    scaling_name,
+)
+from tasks.serving.azureml.rollout import AzureTraffic, Record, delete_deployment, delete_endpoint, online_of
 from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, served
 from tasks.serving.journal import Journal as Changes
 from tasks.serving.journal import remember_refused
@@ -31,7 +40,6 @@ from tasks.serving.local.rollout import ask_for_traffic_back
 from tasks.serving.rollout import finish, give_back, roll_out, settle
 from tasks.serving.servers import ask_back
 
-COLOURS = ("blue", "green")
 PORT = 443
 log = logging.getLogger("headway.azureml")
 
@@ -192,13 +200,13 @@ class AzureMlEndpoint:
             return []
         online, name = online_of(record), record["azure_name"]
         if 0 < float(record.get("expires") or 0) < now:
-            online.delete_endpoint(name)
+            delete_endpoint(online, record)
             self._record.unlink()
             return [name]
         before = record.get("previous") or {}
         if not before.get("until") or before["until"] > now:
             return []
-        online.delete_deployment(name, before["colour"])
+        delete_deployment(online, before)
         write_json(self._record, {key: value for key, value in record.items() if key != "previous"}, seal=True)
         return [f"{name}/{before['colour']}"]
 
@@ -207,7 +215,7 @@ class AzureMlEndpoint:
         record: Record | None = read_json(self._record)
         if record:
             _tell(journal, "stopped", server=Path(record["folder"]).name, model_ref=record["model_ref"])
-            online_of(record).delete_endpoint(record["azure_name"])
+            delete_endpoint(online_of(record), record)
 
     def _made(self, config: DeploymentConfig) -> Rendering:
         azureml = config.azureml
@@ -255,6 +263,8 @@ class AzureMlEndpoint:
             existing = None
         if existing is None:
             online.put_deployment(name, colour, body, asked_back=partial(ask_back, self.folder))
+        if scales(made.config):
+            online.put_scaling(scaling_name(name, colour), autoscale(made, colour))
 
     def _prove(self, traffic: AzureTraffic, golden: Mapping[str, Any]) -> None:
         """Every golden prompt, past the split; where the endpoint answers is told by the service."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from azure.ai.ml.entities import Environment, ManagedOnlineDeployment, ManagedOnlineEndpoint, Model
 
 OURS = "headway"
+COLOURS = ("blue", "green")
 DIGITS = 12
 PORT = 8080
 """Of docker/endpoint.Dockerfile."""
@@ -256,9 +257,9 @@ def require_complete(config: AzureEndpointConfig) -> None:
 # What stands around a managed online endpoint, as files: scaling, quotas before it, and its logs. Nothing here asks
 # Azure.
 #
-# `autoscale.json` is a Microsoft.Insights/autoscaleSettings, `diagnostics.json` a
-# Microsoft.Insights/diagnosticSettings, and `policy.xml` the inbound policy of an API of Azure API Management. Headway
-# renders them; who owns the subscription applies them. See
+# `autoscale-COLOUR.json` is a Microsoft.Insights/autoscaleSettings of a deployment, which a deploy puts; `diagnostics.json` a
+# Microsoft.Insights/diagnosticSettings, and `policy.xml` the inbound policy of an API of Azure API Management, which who owns the
+# subscription applies. See
 # https://learn.microsoft.com/azure/machine-learning/how-to-autoscale-endpoints and
 # https://learn.microsoft.com/azure/api-management/api-management-policies.
 
@@ -294,7 +295,7 @@ def autoscale(made: Rendering, colour: str) -> dict[str, Any]:
         "location": made.location,
         "properties": {
             "enabled": True,
-            "name": f"{made.name}-{colour}",
+            "name": scaling_name(made.name, colour),
             "targetResourceUri": target,
             "targetResourceLocation": made.location,
             "profiles": [
@@ -302,6 +303,16 @@ def autoscale(made: Rendering, colour: str) -> dict[str, Any]:
             ],
         },
     }
+
+
+def scaling_name(endpoint: str, colour: str) -> str:
+    """Of a deployment's setting of Azure Monitor, by the names of Azure."""
+    return f"{endpoint}-{colour}"
+
+
+def scales(config: AzureEndpointConfig) -> bool:
+    """Whether its deployments grow and shrink."""
+    return config.most_instances > config.instances
 
 
 def diagnostics(made: Rendering) -> dict[str, Any]:
@@ -337,8 +348,9 @@ def policy(made: Rendering) -> str:
     key = CALLER if entra else SUBSCRIPTION
     calls = str(limits.requests_per_minute)
     Xml.SubElement(inbound, "rate-limit-by-key", {"calls": calls, "renewal-period": "60", "counter-key": key})
-    by_day = str(limits.requests_per_minute * 60 * 24)
-    Xml.SubElement(inbound, "quota-by-key", {"calls": by_day, "renewal-period": str(DAY_SECONDS), "counter-key": key})
+    if by_day := made.config.requests_per_day:
+        quota = {"calls": str(by_day), "renewal-period": str(DAY_SECONDS), "counter-key": key}
+        Xml.SubElement(inbound, "quota-by-key", quota)
     if made.config.auth == "aad_token":
         Xml.SubElement(inbound, "authentication-managed-identity", {"resource": HTTP_IDENTITY})
     else:
@@ -407,8 +419,8 @@ def files_of(
         "policy.xml": policy(made),
     }
     require_loadable(texts)
-    if made.config.most_instances > made.config.instances:
-        texts["autoscale.json"] = json.dumps(autoscale(made, colour), indent=2) + "\n"
+    if scales(made.config):
+        texts |= {f"autoscale-{one}.json": json.dumps(autoscale(made, one), indent=2) + "\n" for one in COLOURS}
     if made.config.log_analytics:
         texts["diagnostics.json"] = json.dumps(diagnostics(made), indent=2) + "\n"
     return texts

@@ -18,6 +18,7 @@ from tasks.common.process import read_json, write_json
 from tasks.config.serving import AzureEndpointConfig
 from tasks.serving.azureml.client import Online
 from tasks.serving.azureml.probes import REQUEST_SECONDS, Monitor, Probed, together
+from tasks.serving.azureml.render import scales, scaling_name
 from tasks.serving.protocol.judge import Seen
 from tasks.serving.rollout import Role
 from tasks.serving.servers import ask_back
@@ -83,12 +84,12 @@ class AzureTraffic:
             green = {key: value for key, value in self.green.items() if key not in ("previous", "until")}
             write_json(path, {**green, "since": time.time(), **until}, seal=True)
         if self.blue and not self._warm:
-            self._online.delete_deployment(self._name, self.blue["colour"])
+            delete_deployment(self._online, self.blue)
         self._forget_asked()
 
     def withdraw(self) -> None:
         """See TrafficPort. Of an endpoint that had no model before, the endpoint itself stays: it costs nothing."""
-        self._online.delete_deployment(self._name, self.green["colour"])
+        delete_deployment(self._online, self.green)
         self._forget_asked()
 
     @property
@@ -148,6 +149,21 @@ def online_of(record: Mapping[str, Any]) -> Online:
         seconds=config.create_minutes * 60,
         poll=config.poll_seconds,
     )
+
+
+def delete_deployment(online: Online, record: Record) -> None:
+    """Delete a record's deployment, and before it what scales it: a setting of Azure Monitor outlives what it is of."""
+    if scales(AzureEndpointConfig(**record["azureml"])):
+        online.delete_scaling(scaling_name(record["azure_name"], record["colour"]))
+    online.delete_deployment(record["azure_name"], record["colour"])
+
+
+def delete_endpoint(online: Online, record: Record) -> None:
+    """Delete a record's endpoint with all its deployments, and what scales these."""
+    for one in (record, record.get("previous")):
+        if one and scales(AzureEndpointConfig(**one["azureml"])):
+            online.delete_scaling(scaling_name(one["azure_name"], one["colour"]))
+    online.delete_endpoint(record["azure_name"])
 
 
 def writable(result: Mapping[str, Any]) -> dict[str, Any]:

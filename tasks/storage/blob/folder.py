@@ -104,7 +104,7 @@ class BlobFolder:
         changed = [name for name, seen in result.items() if self._here.get(name) != seen]
         waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, result[name])}
         self._before = result
-        for group in _in_order(name for name in changed if _folder(name) not in waiting):
+        for group in _in_order(name for name in changed if not _waits(name, waiting)):
             in_parallel(lambda name: self._send(name, result[name]), group)
         gone = [name for name in self._here if name not in result and wanted(name)]
         for group in reversed(_in_order(gone)):
@@ -120,6 +120,10 @@ class BlobFolder:
     def has(self, name: str) -> bool:
         """Whether a file lies there."""
         return self.container.head(self.prefix + name) is not None
+
+    def knows(self, name: str) -> bool:
+        """Whether a file lies there as it is here, as far as was seen: it was sent, or it came."""
+        return name in self._there
 
     def read(self, name: str) -> bytes | None:
         """A small file that lies there; None when there is none. Raises IntegrityError, as `pull` does."""
@@ -291,6 +295,15 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
+def _waits(name: str, waiting: set[str]) -> bool:
+    """Whether a file is held back: its folder has one that grows, or one below it has, and it tells of others."""
+    folder = _folder(name)
+    if folder in waiting:
+        return True
+    tells = name.rpartition("/")[2].startswith(LAST)
+    return tells and any(each.startswith(f"{folder}/") for each in waiting)
+
+
 def _in_order(names: Iterable[str]) -> list[list[str]]:
     """Names in groups that move one after the other; segments of one file in the order that they have in it."""
     groups: dict[int, list[str]] = {}
@@ -310,11 +323,12 @@ def _in_order(names: Iterable[str]) -> list[list[str]]:
 class BlobFiles:
     """A store's container for jobs. Nothing is asked of Azure before a method needs it."""
 
-    def __init__(self, config: StoreConfig, home: Path, own: Store) -> None:
-        """`own` is the store that the home works in, which may be another one."""
+    def __init__(self, config: StoreConfig, home: Path, own: Store, *, jobs: StoreConfig | None = None) -> None:
+        """`own` is the store that the home works in, which may be another one; `jobs` where folders of jobs lie, if elsewhere."""
         self.config, self._home, self._own = config, home, own
         self.uri = config.uri.rstrip("/")
         self.credential, self.secret = str(config.credential), config.secret
+        self.jobs: BlobFiles = BlobFiles(jobs, home, own) if jobs else self
 
     def folder(self, prefix: str, local: Path, key: bytes) -> BlobFolder:
         """A job's folder, of which this side only reads what the job changes."""
@@ -344,6 +358,10 @@ class BlobFiles:
             made = Path(scratch) / "made"
             write(made)
             upload(self._container, name, made)
+
+    def keeps_versions(self) -> bool:
+        """Whether what is overwritten or deleted there stays, and is paid for; a small blob is written. Raises Missing."""
+        return bool((written := self._container.put(layout.PROBE, layout.PROBE_TEXT)) and written.version)
 
     def token(self) -> TokenCredential:
         """What other services of Azure know us by: as the store does; with a connection string, who is logged in.

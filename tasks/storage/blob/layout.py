@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from tasks.storage.manifest import Manifest
 
 MANIFEST = "manifest.json"
+PROBE_TEXT = b'{"schema": "headway/store/1"}\n'
 PROBE = "store.json"
 LONGEST = 1024
 """Characters in a blob's name. https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata"""

@@ -26,7 +26,7 @@ from tasks.storage.settings import StoreConfig
 Mode = Literal["versions", "snapshots"]
 CONTESTED_TRIES = 8
 LISTED_FROM = 200
-_SAYS = b'{"schema": "headway/store/1"}\n'
+JOBS_PAGE = 'docs/azureml.md, "An account for jobs"'
 
 
 def detect(container: Container) -> Mode:
@@ -34,7 +34,7 @@ def detect(container: Container) -> Mode:
     existing = container.head(layout.PROBE)
     if existing and existing.version_id:
         return "versions"
-    written = container.put(layout.PROBE, _SAYS)
+    written = container.put(layout.PROBE, layout.PROBE_TEXT)
     if written and written.version:
         return "versions"
     if container.emulator:
@@ -122,6 +122,21 @@ class Health(NamedTuple):
     ok: bool
     said: str
     remedy: str = ""
+
+
+def examine_for_jobs(config: StoreConfig) -> Health:
+    """Look at the store of jobs' folders, which needs no versions, as `examine` does."""
+    try:
+        container = open_container(config)
+        versions = bool((written := container.put(layout.PROBE, layout.PROBE_TEXT)) and written.version)
+    except (HeadwayError, ValueError) as error:
+        return Health(False, str(error), getattr(error, "remedy", ""))
+    kept = "keeps versions, so every rotated checkpoint stays and is paid for" if versions else "keeps no versions"
+    return Health(
+        True,
+        f"{container.uri} answers to {config.credential}, may be written, and {kept}; folders of jobs lie there",
+        f"Name a store in an account without versioning as `jobs` of stores.yaml: {JOBS_PAGE}." if versions else "",
+    )
 
 
 def examine(config: StoreConfig) -> Health:

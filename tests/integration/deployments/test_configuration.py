@@ -20,6 +20,7 @@ from tasks.planning.counts import parameter_count
 pytestmark = pytest.mark.unit
 
 ONLY_WHERE = ("ssh", "slurm", "azureml", "ray")
+STARTING_POINTS = ("azureml-cpu", "azureml-nc-a100", "azureml-nd-h100", "azureml-spot")
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
@@ -35,7 +36,7 @@ def config(tmp_path):
 
 
 def test_there_are_shipped_configurations():
-    assert {"tiny", "local", "codeparrot", *ONLY_WHERE} == set(NAMES)
+    assert {"tiny", "local", "codeparrot", *ONLY_WHERE, *STARTING_POINTS} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +44,7 @@ def test_every_shipped_configuration_is_valid_and_says_what_it_changes(name):
     loaded = load(name, [])
     assert loaded == load(str(SHIPPED / f"{name}.yaml"), [])
     assert loaded != RetrainConfig()
-    assert loaded.model_fields_set == {"cluster"} if name in ONLY_WHERE else "training" in loaded.model_fields_set
+    assert ("training" in loaded.model_fields_set) == (name not in ONLY_WHERE)
 
 
 @pytest.mark.parametrize("name", ONLY_WHERE)
@@ -81,6 +82,41 @@ def test_of_several_files_the_later_wins_key_by_key(config, tmp_path):
     (tmp_path / "above.yaml").write_text("training: {stps: 1}\n")
     with pytest.raises(ValueError, match=r"below\.yaml \+ .*above\.yaml is not valid: training\.stps"):
         load([str(tmp_path / "below.yaml"), str(tmp_path / "above.yaml")], [])
+
+
+@pytest.mark.parametrize("name", STARTING_POINTS)
+def test_a_starting_point_says_where_and_what_it_may_cost_and_nothing_of_what_is_trained(name):
+    there = load(["codeparrot", name], [])
+    changed = {"cluster": there.cluster, "planning": there.planning}
+    assert load("codeparrot", []).model_copy(update=changed) == there
+    cluster, spending = there.cluster, there.planning.spending
+    assert cluster.name == name and cluster.time_limit_minutes and spending.max_cost and spending.ask_above
+    assert cluster.gpus_per_node in (0, cluster.ranks_per_node) and cluster.size == cluster.azureml.size
+    with pytest.raises(ValueError, match=r"cluster\.image \(my-registry.*cluster\.azureml\.compute \(my-cluster\)"):
+        cluster.require_own()
+    assert "training" in load(name, []).model_fields_set  # alone it trains what its key `trains` names
+
+
+def test_a_file_lies_on_top_of_the_one_that_it_is_based_on(config, tmp_path):
+    assert load("azureml-spot", []).cluster.size == load("azureml-nc-a100", []).cluster.size
+    loaded = config(
+        "based_on: azureml-nd-h100\ncluster: {azureml: {workspace: mine}}\ntraining: {global_batch_size: 32}\n"
+    )
+    assert (loaded.cluster.ranks_per_node, loaded.cluster.azureml.workspace) == (8, "mine")
+    assert loaded.training.model == RetrainConfig().training.model  # the file itself says what is trained
+    (tmp_path / "other.yaml").write_text(f"based_on: {tmp_path / 'mine.yaml'}\n")
+    with pytest.raises(ValueError, match=r"comes back to a file that is based on it"):
+        config(f"based_on: {tmp_path / 'other.yaml'}\n")
+    with pytest.raises(ValueError, match=r"based_on is \['tiny'\]: name one configuration"):
+        config("based_on: [tiny]\n")
+    with pytest.raises(ValueError, match=r"there is no configuration 'tinny'"):
+        config("based_on: tinny\n")
+
+
+def test_the_size_of_machines_is_that_of_the_backend_in_use():
+    named = ["cluster.slurm.sku=Standard_ND96isr_H100_v5", "cluster.azureml.size=Standard_F32s_v2"]
+    assert load(["azureml"], named).cluster.size == "Standard_F32s_v2"
+    assert load(["slurm"], named).cluster.size == "Standard_ND96isr_H100_v5"
 
 
 def test_a_cluster_alone_has_no_rules_with_the_training():

@@ -14,6 +14,8 @@ from event_stand import config, rows, ticking
 from deployments.bridge.arrivals import StoreHistory
 from deployments.bridge.folders import Folders, look
 from deployments.configuration.events import EventsConfig
+from deployments.configuration.platform import load_settings
+from deployments.platform import start_stop
 from deployments.publishing.datasets import make_dataset
 from tasks.common import process
 from tasks.events.event import Event
@@ -263,3 +265,20 @@ def test_a_version_that_somebody_told_of_by_hand_is_not_told_again(tmp_path):
     ticking(StoreHistory(home, ledger), until_done=lambda: len(rows(ledger)) == 2)
     assert [row["object"] for row in rows(ledger)] == [f"dataset/corpus@{version}", f"dataset/other@{other}"]
     assert {row["status"] for row in rows(ledger)} == {"accepted"}
+
+
+def test_a_relative_folder_is_below_where_its_file_was_given_and_stays_there(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    source = Path("mine.yaml")
+    source.write_text(
+        "# my folders\nevents:\n  folders:\n    - {path: inbox/web, dataset: web}\n    - {path: /srv/in, dataset: other}\n"
+    )
+    config, text = start_stop.given(source)
+    start_stop.keep(tmp_path / "home", text)
+    monkeypatch.chdir(tmp_path)
+    paths = [folder.path for folder in load_settings(tmp_path / "home").events.folders]
+    assert paths == [folder.path for folder in config.events.folders] == [str(tmp_path / "here/inbox/web"), "/srv/in"]
+    source = tmp_path / "plain.yaml"
+    source.write_text("# kept as it is\nevents:\n  folders:\n    - {path: /srv/in, dataset: other}\n")
+    assert start_stop.given(source)[1] == source.read_text()

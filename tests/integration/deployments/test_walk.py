@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -237,6 +238,16 @@ def test_a_platform_that_runs_is_not_asked_for_another_port(tmp_path, monkeypatc
     assert mlflow_server.start(tmp_path, 4321)["port"] == 4321
 
 
+def test_a_dry_run_names_a_port_of_the_endpoint_that_another_program_has(fresh):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = ("retrain", "-c", "tiny", "--dry-run", "--set", f"deployment.port={port}")
+        _, error, code = words(fresh, *command)
+        assert code == 2 and f"port {port} of 127.0.0.1 cannot be used" in error and "deployment.port" in error
+        _, error, _ = words(fresh, *command, "--to", "train")
+        assert str(port) not in error
+
+
 def test_the_names_of_deployments_stand_apart_from_their_descriptions(fresh):
     out, _, code = words(fresh, "deployments")
     names = {one["full_name"]: one["description"] for one in fresh.ok("deployments").said["deployments"]}
@@ -275,6 +286,20 @@ def test_what_a_job_would_be_is_written_into_a_folder(fresh, tmp_path):
     assert cluster["max_instances"] == 7 and cluster["enable_node_public_ip"] is False
     assert cluster["network_settings"] == {"vnet_name": "net", "subnet": "inner"}
     assert {"job.yml", "job.json", "request.json"} <= {file.name for file in out.iterdir()}
+
+
+def test_what_a_job_would_be_names_the_placeholders_that_are_left_and_gpus_that_would_stand_idle(fresh):
+    fresh.path.mkdir()
+    store = {"uri": "az://account/models/team", "credential": "managed_identity"}
+    (fresh.path / "stores.yaml").write_text(yaml.safe_dump({"use": "local", "stores": {"team": store}}))
+    own = ("--set", "cluster.azureml.store=team", "--set", "cluster.azureml.compute=<my cluster>",
+           "--set", "cluster.azureml.size=Standard_ND96isr_H100_v5", "--set", "cluster.gpus_per_node=4")  # fmt: skip
+    out, error, code = words(fresh, "job", "render", *AZURE, *own)
+    assert code == 0 and "cluster.gpus_per_node is 4, and a Standard_ND96isr_H100_v5 has 8 GPUs" in error
+    for left in ("cluster.azureml.workspace (my-workspace)", "cluster.azureml.compute (<my cluster>)"):
+        assert f"# a placeholder, to change before you submit: {left}" in out
+    _, error, code = words(fresh, "job", "render", *AZURE, *own[:-1], "cluster.gpus_per_node=16")
+    assert code == 2 and "gpus_per_node is 16, and a Standard_ND96isr_H100_v5 has 8 GPUs: set " in error
 
 
 def test_the_drawing_of_a_whole_lifecycle_fits_a_page():

@@ -117,7 +117,7 @@ def as_published(folder):
     return folder
 
 
-def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
+def run_job(one, folder, program, settings, *, ranks=1, inputs=None, user="", **fields):
     """A job in an image as a backend starts it on a machine: the parent, the agent below it, the launcher, the ranks."""
     job = Job(
         name="test", token="a" * 32, program=program, settings=settings, ranks_per_node=ranks, image="headway", restarts=0,
@@ -130,7 +130,7 @@ def run_job(one, folder, program, settings, *, ranks=1, inputs=None, **fields):
     ran = one.run(
         "python", "-m", "tasks.common.process", "/job/nodes/0", network=False, seconds=400,
         mounts={"/job": folder}, read_only={f"/inputs/{name}": path for name, path in (inputs or {}).items()},
-        HEADWAY_LEADER="127.0.0.1", HEADWAY_NODE_NAME="container", PYTHONSAFEPATH="1",
+        user=user, HEADWAY_LEADER="127.0.0.1", HEADWAY_NODE_NAME="container", PYTHONSAFEPATH="1",
     )  # fmt: skip
     logs = "".join(path.read_text() for path in [*folder.glob("**/*.log"), *folder.glob("errors/*.json")])
     assert ran.returncode == 0 and (folder / "result.json").exists(), ran.stderr + logs[-6000:]
@@ -143,6 +143,23 @@ def test_two_ranks_train(image, tmp_path, tokens, launcher):
     one, inputs = image("cluster-cpu"), {"tokens": tokens}
     trained = run_job(one, tmp_path / "job", "tasks.jobs.train", settings, ranks=2, inputs=inputs, launcher=launcher)
     assert trained["metrics"]["loss"] < 4 and [*(tmp_path / "job" / "out").rglob("*.safetensors")]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpi"])
+@pytest.mark.parametrize("user", ["0:0", "9000:9000"])
+def test_a_job_runs_as_whoever_a_service_makes_of_it(image, tmp_path, tokens, user, launcher):
+    """Root, as in Microsoft's own images, or a user that the image does not know, as Azure ML's serverless nodes have it."""
+    settings = {"training": CONFIG.model_dump(mode="json"), "checkpoint_every_steps": 20, "keep_checkpoints": 2}
+    one, how = image("cluster-cpu"), {"inputs": {"tokens": tokens}, "ranks": 2, "launcher": launcher, "user": user}
+    assert run_job(one, tmp_path / "job", "tasks.jobs.train", settings, **how)["metrics"]["loss"] < 4
+    words = "import getpass, os, pathlib; print(getpass.getuser(), os.getuid(), "
+    words += "pathlib.Path.home(), os.access(os.getcwd(), os.W_OK))"
+    home = {"/home/headway": tmp_path / "home"}  # as it is in a container whose files may be written to
+    (tmp_path / "home").mkdir()
+    said = ok(one.run("python", "-c", words, user=user, mounts=home)).split()
+    assert said == ["headway", user.partition(":")[0], "/home/headway", "True"]
+    mode = ok(one.run("stat", "--format", "%a", "/home/headway", user=user))
+    assert mode == "1777"
 
 
 def test_two_ranks_train_with_deepspeed(image, tmp_path, tokens):

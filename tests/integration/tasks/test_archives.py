@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 UNPACKERS = re.compile(r"\b(?:extractall|unpack_archive|extractfile|tarfile)\b")
 OWN_CODE = {"tasks/compute/azureml/render.py"}
-"""Names `python -m zipfile -e` for the zip that tasks/compute/azureml/folder.py made."""
+"""Names `python -m zipfile -e` for the zip that tasks/compute/job_folder.py made."""
 
 
 def sources():

@@ -2,16 +2,17 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from deployments.cli.init import SIZES
+from deployments.cli.init import NEUTRAL, SIZES
 from deployments.cli.main import app
 from deployments.cli.overview import overview
 from deployments.cli.progress import LEVELS, Progress, curve
-from tasks.config.files import load, places, presets
+from tasks.config.files import load, load_cluster, places, presets
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
@@ -61,6 +62,59 @@ def test_a_home_says_what_ran_last_and_what_is_served(desk):
     assert "headway retrain -c headway.yaml" in text and "headway init" not in text
 
 
+def proposed(home, desk):
+    return [line.strip() for line in overview(home, desk) if line.startswith("    headway ")]
+
+
+@pytest.mark.parametrize(
+    "dataset, configuration, command",
+    [
+        ("python-stdlib", None, "headway retrain"),
+        ("tiny", None, "headway retrain -c tiny"),
+        ("mine", None, "headway retrain --dataset mine"),
+        ("mine", "dataset: mine", "headway retrain -c headway.yaml"),
+    ],
+)
+def test_the_training_that_is_proposed_is_of_the_dataset_that_was_published(desk, dataset, configuration, command):
+    home = desk / ".headway"
+    (home / "store" / "artifacts" / "dataset" / dataset).mkdir(parents=True)
+    if configuration:
+        (desk / "headway.yaml").write_text(configuration)
+    assert proposed(home, desk)[0] == command
+
+
+def test_a_configuration_whose_dataset_nobody_published_is_first_given_it(desk):
+    home = desk / ".headway"
+    (home / "store" / "artifacts" / "dataset" / "other").mkdir(parents=True)
+    (desk / "headway.yaml").write_text("dataset: mine")
+    assert proposed(home, desk)[:2] == ["headway dataset publish mine PATH", "headway retrain -c headway.yaml"]
+
+
+@pytest.mark.parametrize(
+    "flow, subject, dataset, command",
+    [
+        ("retrain", "tiny", "dataset/tiny@" + "a" * 64, "headway retrain -c tiny"),
+        ("retrain", "tiny", "dataset/mine@" + "a" * 64, "headway retrain -c tiny --dataset mine"),
+        ("retrain", "python-coder", "dataset/mine@" + "a" * 64, "headway retrain --dataset mine"),
+        ("validate", "mine", None, "headway validate mine"),
+        ("qualify", "local", None, "headway qualify"),
+    ],
+)
+def test_a_run_that_stopped_is_continued_by_a_command_with_its_configuration_and_dataset(
+    desk, flow, subject, dataset, command
+):
+    folder = desk / ".headway" / "runs" / "a"
+    folder.mkdir(parents=True)
+    handle = {"pid": 1, "started": 0, "boot_id": "", "flow": flow, "subject": subject, "host": "h"}
+    (folder / "handle.json").write_text(json.dumps(handle))
+    events = [
+        {"event": "opened", "time": 1.0},
+        {"event": "closed", "time": 2.0, "status": "failed", "dataset": dataset},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    assert proposed(desk / ".headway", desk)[1] == command
+
+
 def test_every_size_stands_for_a_shipped_configuration():
     assert sorted(SIZES.values()) == presets()
 
@@ -68,10 +122,18 @@ def test_every_size_stands_for_a_shipped_configuration():
 @pytest.mark.parametrize("where", ["local", *places()])
 @pytest.mark.parametrize("size", SIZES)
 def test_what_init_writes_is_a_configuration_with_comments(desk, size, where):
-    assert run("init", "--yes", "--size", size, "--where", where, "--data", "mine").exit_code == 0
+    made = run("init", "--yes", "--size", size, "--where", where, "--data", "mine")
+    if load_cluster(where, []).gpus_per_node and size != "medium":
+        assert (
+            "global_batch_size 8 must be a multiple of" in str(made.exception) and not (desk / "headway.yaml").exists()
+        )
+        return
+    assert made.exit_code == 0
     text = (desk / "headway.yaml").read_text()
     config = load("headway.yaml", [])
-    assert (config.dataset, config.training.model, config.cluster.backend) == ("mine", "mine", where)
+    assert (config.dataset, config.training.model) == ("mine", "mine")
+    there = load_cluster(where, [])
+    assert (config.cluster.backend, config.cluster.size) == (there.backend, there.size)
     assert config.validation.text_field == config.preprocessing.text_field == "text"
     assert text.count("#") > 3 and max(map(len, text.splitlines())) <= 130
 
@@ -85,6 +147,25 @@ def test_init_takes_defaults_where_nobody_can_be_asked_and_names_the_next_comman
     assert fields["dataset"] == "my-notes" and fields["next"][0] == "headway dataset publish my-notes 'My Notes'"
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_golden_prompts_are_of_the_data_where_it_is_at_hand_and_else_of_no_kind(desk, size):
+    (desk / "tales").mkdir()
+    (desk / "tales" / "one.txt").write_text('Once: "upon a time" there was a miller who had three sons.')
+    (desk / "tales" / "two.txt").write_text("In olden times, when wishing still helped one, there lived a king.")
+    expected = ('Once: "upon a time" there was', "In olden times, when wishing")
+    assert run("init", "a.yaml", "--yes", "--size", size, "--data", "tales").exit_code == 0
+    assert load("a.yaml", []).export.golden_prompts == expected
+    assert run("init", "b.yaml", "--yes", "--size", size, "--data", "nowhere").exit_code == 0
+    assert load("b.yaml", []).export.golden_prompts == NEUTRAL
+    published = desk / ".headway" / "store" / "artifacts" / "dataset" / "nowhere" / ("a" * 64) / "files"
+    published.parent.mkdir(parents=True)
+    (desk / "tales").rename(published)
+    assert run("init", "c.yaml", "--yes", "--size", size, "--data", "nowhere").exit_code == 0
+    assert load("c.yaml", []).export.golden_prompts == expected
+    assert run("init", "d.yaml", "--yes", "--size", size, "--data", "python-stdlib").exit_code == 0
+    assert "def " in load("d.yaml", []).export.golden_prompts
+
+
 def test_init_overwrites_nothing(desk):
     (desk / "headway.yaml").write_text("mine")
     error = run("init", "--yes").exception
@@ -96,7 +177,7 @@ def test_init_overwrites_nothing(desk):
     "words, value, remedy",
     [
         (("--size", "huge"), "'huge'", "tiny, small, medium"),
-        (("--where", "moon"), "'moon'", "local, azureml, ray, slurm, ssh"),
+        (("--where", "moon"), "'moon'", "local, azureml, azureml-cpu, azureml-nc-a100"),
         (("--data", "./nothing"), "./nothing", "the path of one, or the name of a dataset"),
         (("--data", "Bad Name"), "Bad Name", ""),
     ],
@@ -124,6 +205,19 @@ def test_the_lines_that_move_are_cut_at_the_edge_of_the_terminal(width):
     lines = captured.get().splitlines()
     assert [line.split()[0] for line in lines] == ["train", "loss"] and all(len(line) <= width for line in lines)
     assert "50%" in lines[0] and lines[1].endswith("3.10")
+
+
+def test_a_bar_that_is_full_says_for_how_long_the_job_has_been_finishing(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("deployments.cli.progress.time", clock)
+    progress = Progress(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None))
+    shown = []
+    for now, done, text in ((100, 59, "loss 3.2"), (101, 60, "loss 3.1"), (113, 60, "saving the last checkpoint")):
+        clock.monotonic = lambda now=now: float(now)
+        progress.progress("train", done, 60, text, 0.0)
+        shown.append(progress.view().renderables[0].plain)
+    assert "finishing" not in shown[0] + shown[1]
+    assert "100%" in shown[2] and shown[2].endswith("finishing for 12 s  saving the last checkpoint")
 
 
 def test_a_log_hears_of_a_stage_that_says_nothing(monkeypatch):

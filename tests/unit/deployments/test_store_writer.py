@@ -12,7 +12,7 @@ from deployments.cli.revalidate import of_champion
 from tasks.artifacts import Cluster, as_configured
 from tasks.common.process import write_json
 from tasks.common.seal import opened, sealed
-from tasks.compute.azureml.folder import Folders
+from tasks.compute.job_folder import Folders
 from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.qualification.verdicts import ClusterVerdict
@@ -100,6 +100,7 @@ def test_what_says_what_runs_where_is_not_brought_from_where_jobs_run(tmp_path):
     wanted = []
     synced = SimpleNamespace(pull=wanted.append)
     files = SimpleNamespace(folder=lambda prefix, local, key: synced)
+    files.jobs = files
     Folders(files).pull("jobs/a", tmp_path / "jobs" / "a", ended=True, key=b"")
     names = (
         "cluster.json",

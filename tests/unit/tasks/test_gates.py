@@ -5,14 +5,17 @@ import math
 
 import pytest
 
+from deployments.cli.output import say_error
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Pending, Plan, Qualification, Validation, parse_ref
 from tasks.common.errors import GateFailed
 from tasks.config.base import Settings, config_digest
+from tasks.config.data import ValidationConfig
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.serving import ExportConfig
 from tasks.config.training import CheckpointConfig, ExecutionConfig, NetworkConfig, TrainingConfig
+from tasks.data.expectations import of_unreadable
 from tasks.evaluate import compare
 from tasks.export import parity_checks
 from tasks.orchestration.run import lifecycle
@@ -48,6 +51,21 @@ def run(tmp_path, monkeypatch):
 def test_a_gate_gives_up_its_subject_when_every_check_passed():
     cluster = qualification(PASSED, PASSED).require()
     assert cluster == CLUSTER.model_copy(update={"qualification": f"qualification/local@{'a' * 64}"})
+
+
+def test_a_share_is_told_in_the_unit_of_its_limit_with_the_first_lines_that_break_it(capsys):
+    samples = tuple(f"notes.jsonl:{line}: not JSON" for line in range(1, 6))
+    config = ValidationConfig(max_unreadable_share=0.1)
+    figure = of_unreadable(config, 4, 6, samples)
+    check = Check(
+        name=figure.name, measured=figure.value, limit=figure.limit, passed=False, remedy=figure.remedy, samples=samples
+    )
+    with pytest.raises(GateFailed, match=r"unreadable: measured 40\.00%, limit <= 10\.00% of lines$") as closed:
+        qualification(check).require()
+    assert say_error(closed.value, as_json=False) == 3
+    first, *listed, remedy = capsys.readouterr().err.splitlines()
+    assert listed == [f"     notes.jsonl:{line}: not JSON" for line in (1, 2, 3)]
+    assert "40.00%" in first and remedy.startswith("  -> Correct these lines")
 
 
 def test_a_closed_gate_tells_each_failed_check_with_its_remedy_once():

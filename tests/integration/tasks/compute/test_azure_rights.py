@@ -1,5 +1,7 @@
 """The roles that a configuration needs in Azure, as a script that is run with an `az` that writes down what it is told."""
 
+import dataclasses
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -23,12 +25,19 @@ AZ = """#!/bin/bash
 printf '%s\\n' "$*" >> "$LOG"
 case "$1 $2 $3" in
   "ad signed-in-user show") echo me ;;
-  "storage account show") echo /storage ;;
+  "storage account show")
+    [ "$*" != "storage account show --name jobs --output none" ] || [ -e "$LOG.made" ] || exit 3
+    case "$*" in *resourceGroup*) echo of-$5 ;; *"--name jobs "*) echo /jobs ;; *) echo /storage ;; esac ;;
+  "storage account create") touch "$LOG.made" ;;
+  "storage account management-policy") [ "$4" = create ] || exit 3 ;;
   "acr show --name") echo /registries/$4 ;;
   "ml compute show") echo cluster-principal ;;
   "identity show --ids") echo endpoint-principal ;;
 esac
 """
+
+
+PLACES = (("storage", "models"), ("jobs", "folders"))
 
 
 def given(uses, tmp_path, **environment):
@@ -59,6 +68,36 @@ def test_the_script_gives_every_role_to_whom_it_belongs(tmp_path):
         ("Storage Blob Data Reader", "endpoint-principal", container),
         ("AcrPull", "endpoint-principal", "/registries/acme"),
     ]
+
+
+def test_the_folders_of_jobs_have_an_account_without_versions_and_an_end_date(tmp_path):
+    made = given(dataclasses.replace(WHOLE, jobs="az://jobs/folders/team", endpoint_scales=True), tmp_path)
+    container, folders = (f"/{one}/blobServices/default/containers/{one2}" for one, one2 in PLACES)
+    assert [one for one in made if "blobServices" in one[2]] == [
+        ("Storage Blob Data Contributor", "me", container),
+        ("Storage Blob Data Contributor", "me", folders),
+        ("Storage Blob Data Reader", "cluster-principal", container),
+        ("Storage Blob Data Contributor", "cluster-principal", folders),
+        ("Storage Blob Data Reader", "endpoint-principal", container),
+    ]
+    assert ("Monitoring Contributor", "me", "/subscriptions/sub/resourceGroups/group") in made
+    log = (tmp_path / "log").read_text()
+    assert "account create --name jobs --resource-group group" in log and "--enable-versioning false" in log
+    assert "container-rm create --storage-account jobs --name folders" in log
+    said = re.search(r"management-policy create --account-name jobs --resource-group of-jobs .*--policy (.*)", log)[1]
+    [rule] = json.loads(said)["rules"]
+    assert rule["definition"]["filters"] == {"blobTypes": ["blockBlob"], "prefixMatch": ["folders/team/jobs/"]}
+    assert rule["definition"]["actions"] == {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": 30}}}
+    (tmp_path / "log").unlink()
+    given(dataclasses.replace(WHOLE, jobs="az://jobs/folders/team"), tmp_path)
+    assert "account create" not in (tmp_path / "log").read_text()  # it is there by now
+
+
+def test_folders_beside_artifacts_end_too_and_no_account_is_made_or_changed(tmp_path):
+    given(WHOLE, tmp_path)
+    log = (tmp_path / "log").read_text()
+    assert '"version": {"delete": {"daysAfterCreationGreaterThan": 1}}' in log
+    assert '"prefixMatch": ["models/team/jobs/"]' in log and "account create" not in log and "versioning" not in log
 
 
 def test_a_job_that_acts_as_its_submitter_gives_the_cluster_no_data(tmp_path):

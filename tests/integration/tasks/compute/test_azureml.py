@@ -3,10 +3,13 @@
 import hashlib
 import json
 import time
+import uuid
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from azureml_service import TOKEN, WHERE, Trouble, cluster
 from azureml_stand import standing
 from azurite import ACCOUNT
@@ -218,6 +221,59 @@ def test_an_input_of_another_store_goes_along(stand, service, job, tmp_path):
     folder = other / "jobs" / work.id
     assert stand.wait(backend, backend.submit(work, folder), folder).code == 0, stand.said()
     assert json.loads((folder / "result.json").read_text()) == {"read": "of a folder"}
+
+
+@contextmanager
+def jobs_apart(stand):
+    """A container of their own for folders of jobs, named in stores.yaml, for as long as the block lasts."""
+    stores, apart = stand.home / "stores.yaml", f"{stand.container[:10]}jobs{uuid.uuid4().hex[:6]}"
+    before = stores.read_text()
+    told = yaml.safe_load(before)
+    told["stores"]["folders"] = {**told["stores"]["cloud"], "uri": f"az://{ACCOUNT}/{apart}/f"}
+    stand.blobs(apart).create_container()
+    stores.write_text(yaml.safe_dump({**told, "jobs": "folders"}))
+    try:
+        yield apart
+    finally:
+        stores.write_text(before)
+
+
+def test_folders_of_jobs_lie_in_a_container_of_their_own_and_inputs_beside_the_other_artifacts(
+    stand, service, job, tmp_path
+):
+    files = fill(tmp_path / "more", **{"data.bin": b"an input"})
+    made = open_store(stand.home).publish(files, kind="tokens", inputs=(), provenance=Provenance(name="apart"))
+    code = "(write(rank, 'weights'), {'read': (rank.inputs['tokens'] / 'data.bin').read_text()})[-1]"
+    work = job(code, inputs={"tokens": "x"}, artifacts={"tokens": made.ref})
+    folder = folder_of(stand, work)
+    with jobs_apart(stand) as apart:
+        backend = stand.backend()
+        assert stand.wait(backend, backend.submit(work, folder), folder).code == 0, stand.said()
+        names = {blob.name for blob in stand.blobs(apart).list_blobs()}
+        tags = service.record(work.submission_id).body["properties"]["tags"]
+        assert tags["headway.folder"] == f"az://{ACCOUNT}/{apart}/f/jobs/{work.id}"
+    assert (folder / "out" / "made").read_text() == "weights"
+    assert json.loads((folder / "result.json").read_text()) == {"read": "an input"}
+    assert names >= {f"f/jobs/{work.id}/{one}" for one in ("job.json", "result.json", "out/made")}
+    assert not stand.lying(work) and not [name for name in names if "/jobs/" not in name]
+
+
+def test_a_job_that_runs_keeps_its_folder_when_jobs_get_a_container_of_their_own(stand, service, job, tmp_path):
+    """And when they get none any more, its state is unknown, and says why, until the store is named again."""
+    go = tmp_path / "go"
+    before, after = job(f"wait_for({str(go)!r})"), job("wait_for('/never')", name="after")
+    backend, folder = stand.backend(), folder_of(stand, before)
+    handle = backend.submit(before, folder)
+    with jobs_apart(stand) as apart:
+        again = stand.backend()
+        newer = again.submit(after, folder_of(stand, after))
+        stand.wait(again, newer, folder_of(stand, after), until=lambda state: state.state == "running")
+        go.touch()
+        assert stand.wait(again, handle, folder).code == 0, stand.said()
+        assert {blob.name.split("/")[2] for blob in stand.blobs(apart).list_blobs()} == {after.id}
+    lost = stand.backend().states([(newer, folder_of(stand, after))])[0]
+    assert lost.state == "unknown" and f"its folder lies in az://{ACCOUNT}/{apart}/f/jobs/{after.id}" in lost.reason
+    again.cancel(newer, folder_of(stand, after))
 
 
 def test_a_datastore_of_our_name_that_is_of_another_container_is_refused(stand, service, job):

@@ -17,9 +17,9 @@ from azure.ai.ml._restclient.arm_ml_service._utils.model_base import SdkJSONEnco
 from azure.ai.ml.entities._job.to_rest_functions import to_rest_job_object
 
 from tasks.compute import open_backend
-from tasks.compute.azureml.folder import code_name, write_code
 from tasks.compute.azureml.render import job_name
 from tasks.compute.job import Job
+from tasks.compute.job_folder import code_name, write_code
 from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.storage import open_files
 
@@ -114,6 +114,15 @@ def test_the_cluster_scales_down_to_nothing(render):
     assert (cluster.name, cluster.size, cluster.tier) == ("gpus", "Standard_ND96isr_H100_v5", "low_priority")
     assert (cluster.min_instances, cluster.max_instances, cluster.idle_time_before_scale_down) == (0, 2, 1200)
     assert "compute.yml" not in render().files
+    assert cluster.identity is None
+
+
+def test_the_cluster_has_the_identity_that_is_configured(render):
+    identity = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/nodes"
+    made = render(azureml={"size": "Standard_ND96isr_H100_v5", "cluster_identity": identity})
+    cluster = load_compute(io.StringIO(made.files["compute.yml"]))
+    assert cluster.identity.type == "user_assigned"
+    assert [one.resource_id for one in cluster.identity.user_assigned_identities] == [identity]
 
 
 def test_tier_launcher_identity_and_image_are_the_jobs(render):
@@ -168,7 +177,7 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
     write_code(tmp_path / "one.zip")
     sha256 = hashlib.sha256((tmp_path / "one.zip").read_bytes()).hexdigest()
     assert code_name() == f"code/headway-{sha256}.zip"
-    say = [sys.executable, "-c", "from tasks.compute.azureml.folder import code_name; print(code_name())"]
+    say = [sys.executable, "-c", "from tasks.compute.job_folder import code_name; print(code_name())"]
     assert subprocess.run(say, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == code_name()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
     assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)

@@ -376,6 +376,16 @@ def run(tmp_path, monkeypatch):
         yield run
 
 
+def test_nodes_without_gpus_may_be_of_a_size_that_nothing_is_known_of(run):
+    small = {"size": "Standard_DS3_v2", "subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "c"}
+    where = {"backend": "azureml", "image": "x", "azureml": small}
+    assert hardware_of(cluster(**where), BenchmarkConfig()).name == "local-cpu"
+    with pytest.raises(ValueError, match="Standard_DS3_v2"):
+        hardware_of(cluster(**where, gpus_per_node=1), BenchmarkConfig())
+    known = {**where, "azureml": {**small, "size": "Standard_ND96asr_v4"}}
+    assert hardware_of(cluster(**known), BenchmarkConfig()).name == "Standard_ND96asr_v4"
+
+
 NOW = time.time()
 
 

@@ -94,6 +94,19 @@ def _report(**changes) -> RunReport:
     return RunReport.model_validate({**fixed, **made_of, "config": config, **changes})
 
 
+def test_the_page_says_which_documents_training_read_and_what_was_set_aside_by_which_rule():
+    corpus = {"documents": 1547, "characters": 9, "bytes": 9, "accepted": _ref("dataset")}
+    rules = {"documents": 36, "exact duplicates": 30, "too short": 5, "unreadable": 2}
+    page = Page(render_page(_report(validation={**corpus, "quarantine": rules, "quarantined": _ref("quarantine")})))
+    assert (
+        "Training reads a cleaned version of the dataset: 1,513 of its 1,547 documents. Set aside before were 36, some by "
+        "several rules: 30 for exact duplicates, 5 for too short, 2 for unreadable."
+    ) in page.text
+    whole = Page(render_page(_report(validation={**corpus, "quarantine": {"documents": 0}})))
+    assert "Training reads the dataset as it was published: all of its 1,547 documents." in whole.text
+    assert "Training reads" not in Page(render_page(_report(validation={**corpus, "accepted": None}))).text
+
+
 def _full(text: str = "plain", points: int = 800) -> RunReport:
     """A run that came to its end, with one text wherever a text can stand."""
     check = {"name": text, "measured": text, "limit": text, "passed": True}

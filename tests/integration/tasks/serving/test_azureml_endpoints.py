@@ -293,6 +293,32 @@ def test_a_test_endpoint_expires(service, tmp_path):
     assert opened(tmp_path).tidy(expires - 1) == [] and opened(tmp_path).tidy(expires + 1) and not service.resources
 
 
+def test_every_deployment_is_scaled_and_its_setting_goes_with_it(service, tmp_path):
+    deploy(tmp_path, ONE, service.url, most_instances=3)
+    name = name_of(service)
+    assert set(service.scaling) == {f"{name}-blue"}
+    deploy(tmp_path, TWO, service.url, most_instances=4)
+    assert {key: one["properties"]["profiles"][0]["capacity"]["maximum"] for key, one in service.scaling.items()} == {
+        f"{name}-blue": "3",
+        f"{name}-green": "4",
+    }
+    targets = {one["properties"]["targetResourceUri"].rpartition("/")[2] for one in service.scaling.values()}
+    assert targets == {"blue", "green"}
+    until = json.loads((tmp_path / "endpoints/chat/endpoint.json").read_text())["previous"]["until"]
+    assert opened(tmp_path).tidy(until + 1) == [f"{name}/blue"] and set(service.scaling) == {f"{name}-green"}
+    opened(tmp_path).stop()
+    assert not service.scaling and not service.resources
+
+
+def test_without_the_right_to_scale_a_model_gets_no_traffic_and_the_role_is_named(service, tmp_path):
+    deploy(tmp_path, ONE, service.url)
+    service.may_scale = False
+    with pytest.raises(Missing) as error:
+        deploy(tmp_path, TWO, service.url, most_instances=2)
+    assert "Monitoring Contributor" in error.value.remedy
+    assert service.deployments(name_of(service)) == ["blue"] and service.shares(name_of(service)) == {"blue": 100}
+
+
 def test_nothing_is_sent_without_an_image(service, tmp_path):
     with pytest.raises(ValueError, match="azureml.image is empty"):
         deploy(tmp_path, ONE, service.url, image="")

@@ -67,7 +67,8 @@ def test_files_are_read_back_and_a_wrong_one_is_not():
         "environment.yml",
         "model.yml",
         "policy.xml",
-        "autoscale.json",
+        "autoscale-blue.json",
+        "autoscale-green.json",
     } == set(texts)
     with pytest.raises(ValueError, match="blue-deployment.yml"):
         require_loadable({"blue-deployment.yml": texts["blue-deployment.yml"] + "colour: red\n"})
@@ -91,15 +92,25 @@ def test_names_are_the_same_again_and_short():
 
 
 def test_a_policy_has_only_elements_that_are_known():
-    root = Xml.fromstring(policy(made(access={"entra": ENTRA}, auth="aad_token")))
+    root = Xml.fromstring(policy(made(access={"entra": ENTRA}, auth="aad_token", requests_per_day=20_000)))
     inbound = root.find("inbound")
     assert [one.tag for one in inbound][1:4] == ["validate-azure-ad-token", "rate-limit-by-key", "quota-by-key"]
     assert [one.text for one in inbound.iter("application-id")] == ["one", "two"]
-    assert inbound.find("rate-limit-by-key").get("calls") == "6000"
+    rate, quota = inbound.find("rate-limit-by-key"), inbound.find("quota-by-key")
+    assert (rate.get("calls"), rate.get("renewal-period")) == ("6000", "60")
+    assert (quota.get("calls"), quota.get("renewal-period")) == ("20000", "86400")
+    assert quota.get("counter-key") == rate.get("counter-key")
     with pytest.raises(ValueError, match="send-request"):
         require_policy("<policies><inbound><send-request /></inbound></policies>")
     with pytest.raises(ValueError, match="no XML"):
         require_policy("<policies>")
+
+
+def test_a_quota_is_below_what_the_rate_lets_through_or_not_written():
+    assert "quota-by-key" not in policy(made())
+    with pytest.raises(ValueError, match=r"requests_per_day is 8640000, .* no caller over 8640000 in a day"):
+        made(requests_per_day=6000 * 1440)
+    assert 'calls="8639999"' in policy(made(requests_per_day=6000 * 1440 - 1))
 
 
 def test_rules_name_the_deployment_and_its_bounds():

@@ -1,10 +1,12 @@
 """How a store in Azure is named, opened and looked at; what it promises is in test_contract.py."""
 
 import logging
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from azurite import ACCOUNT, KEY
 from store_stand import SECRET, fill, put, write_stores
@@ -12,7 +14,7 @@ from support import Home
 from waiting import limit
 
 from tasks.common.errors import HeadwayError, Missing
-from tasks.storage import open_named
+from tasks.storage import open_files, open_named
 from tasks.storage.blob import versions
 from tasks.storage.blob.client import Container, open_container
 from tasks.storage.blob.credentials import token_credential
@@ -146,6 +148,31 @@ def findings(stand, code):
 def test_doctor_says_how_a_store_keeps_what_was(stand, kept):
     found = findings(stand, 0)
     assert kept in found["store cloud"]["said"] and found["store"]["said"] == "0 artifact(s)"
+
+
+@pytest.mark.parametrize(("stand", "warned"), [("versions", True), ("snapshots", False)], indirect=["stand"])
+def test_doctor_warns_of_folders_of_jobs_in_an_account_that_keeps_versions(stand, warned):
+    path = stand.home / "stores.yaml"
+    told = yaml.safe_load(path.read_text())
+    told["stores"]["folders"] = {**told["stores"]["cloud"], "uri": f"{told['stores']['cloud']['uri']}/of-jobs"}
+    path.write_text(yaml.safe_dump({**told, "jobs": "folders"}))
+    found = findings(stand, 0)["store folders"]
+    assert found["ok"] and found["warned"] == warned == ("An account for jobs" in found["remedy"])
+    assert open_files(stand.home).keeps_versions() == open_files(stand.home).jobs.keeps_versions() == warned
+
+
+def test_the_store_of_jobs_is_another_one_on_azure_blob(tmp_path):
+    cloud = {"uri": "az://account/models"}
+    for told, words in (
+        ({"jobs": "cloud", "use": "cloud"}, "is also `use` or `audit_copy`, which need versions"),
+        ({"jobs": "attic"}, "jobs: 'attic' is no store in Azure Blob"),
+        ({"jobs": "none"}, "jobs: 'none' is no store in Azure Blob"),
+    ):
+        (tmp_path / "stores.yaml").write_text(
+            yaml.safe_dump({**told, "stores": {"cloud": cloud, "attic": {"uri": "/x"}}})
+        )
+        with pytest.raises(ValueError, match=re.escape(words)):
+            load_stores(tmp_path)
 
 
 @pytest.mark.parametrize("stand", ["snapshots"], indirect=True)

@@ -11,7 +11,7 @@ from tasks.hardware.sku import load_sku
 pytestmark = pytest.mark.unit
 
 SKUS = {name: read_sku(path) for name, path in known_skus().items()}
-GPUS = {name: sku for name, sku in SKUS.items() if not name.startswith("local-")}
+GPUS = {name: sku for name, sku in SKUS.items() if not name.startswith("local-") and sku.vendor != "cpu"}
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 SIZES = {
     "Standard_NC24ads_A100_v4", "Standard_NC48ads_A100_v4", "Standard_NC96ads_A100_v4", "Standard_NC40ads_H100_v5",
@@ -111,6 +111,21 @@ def test_memory_of_a_gpu_is_not_that_of_the_machine():
             assert all_ == pytest.approx(each * spec(name, "gpus"), rel=0.001), name
     assert (spec("nd96asr_v4", "gpu_memory_gb"), spec("nd96amsr_a100_v4", "gpu_memory_gb")) == (40, 80)
     assert spec("nd96isr_h100_v5", "gpus") == 8
+
+
+def test_a_size_without_gpus_has_what_a_plan_of_it_needs():
+    sizes = [sku for name, sku in SKUS.items() if sku.vendor == "cpu" and not name.startswith("local-")]
+    assert [sku.name for sku in sizes] == ["Standard_F32s_v2"]
+    for sku in sizes:
+        assert {
+            "vcpus",
+            "memory_gib",
+            "ethernet_gbit_s",
+            "peak_fp32_tflops",
+        } <= sku.specs.keys() and "gpus" not in sku.specs
+        assert (
+            sku.specs["peak_fp32_tflops"].value * 1000 < sku.specs["vcpus"].value / 2 * 64 * 4
+        )  # 64 a cycle, below 4 GHz
 
 
 def test_h100_nvl_is_neither_the_sxm_module_nor_80_gb():

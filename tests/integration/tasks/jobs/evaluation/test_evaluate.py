@@ -20,7 +20,7 @@ from tasks.config.evaluation import EvaluationConfig, suite_metrics
 from tasks.evaluation import scores
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import evaluate
-from tasks.jobs.evaluation.heldout import Encoded, encode_for, openings, read_heldout
+from tasks.jobs.evaluation.heldout import Encoded, encode_for, read_heldout
 from tasks.jobs.evaluation.scoring import batches as in_batches
 from tasks.jobs.evaluation.scoring import ends, load_model, score, windows
 from tasks.jobs.node.runtime import Rank
@@ -372,27 +372,6 @@ def test_the_program_writes_the_same_bytes_again(tokens, checkpoint, tmp_path):
     assert [without_seconds(each) for each in (result, expected)] == [without_seconds(expected)] * 2
     for name in ("evaluation.json", "documents.json", "openings.json"):
         assert (folders[0] / "out" / name).read_bytes() == (folders[1] / "out" / name).read_bytes()
-
-
-def test_openings_are_short_and_differ_and_give_away_half_a_document_at_most():
-    prose = "It was the best of times, it was the worst of times, it was the age of wisdom.\nIt was"
-    documents = [
-        "",
-        " \n",
-        "a",
-        "import os\n\nprint(os.name)\n",
-        prose,
-        prose.upper(),
-        prose,
-        "好" * 100,
-        "never reached" * 9,
-    ]
-    assert openings(documents) == [
-        "import os",
-        "It was the best of times, it was the",
-        "IT WAS THE BEST OF TIMES, IT WAS THE",
-    ]
-    assert openings(["好" * 100, "one line of few words"]) == ["好" * 40, "one line"]
 
 
 def test_another_tokenizer_is_measured_on_the_same_text(tokens, checkpoint, tmp_path):

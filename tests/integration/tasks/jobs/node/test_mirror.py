@@ -130,15 +130,17 @@ def ended(*processes):
 def test_two_machines_and_their_launcher_see_one_folder(launcher, start, tmp_path):
     leader = """
 put("attempt.json", "1"); wait("nodes/1/node.json"); put("metrics.jsonl", "a\\n")
-wait("checkpoints/step-1/receipt-1"); assert (folder / "checkpoints/step-1/shard-1").stat().st_size == 9 << 20
-put("checkpoints/step-1/manifest.json", "{}"); wait("nodes/1/done"); put("result.json", "{}")
+place = "checkpoints/step-1/attempt-1"
+wait(f"{place}/receipt-1.json"); assert not (folder / place / "shard-1.safetensors").exists()
+put(f"{place}/manifest.json", "{}"); wait("nodes/1/done"); put("result.json", "{}")
 (folder / "out").mkdir(); put("out/made", json.loads((folder / "job.json").read_text())["program"])
 assert not (folder / "logs/rank-1.log").exists() and "WORLD_SIZE" not in os.environ
 """
     follower = """
 wait("attempt.json"); put("nodes/1/node.json", os.environ["HEADWAY_LEADER"] + os.environ["HEADWAY_NODE_NAME"])
-put("logs/rank-1.log", "hello"); put("checkpoints/step-1/shard-1", "x" * (9 << 20)); put("checkpoints/step-1/receipt-1", "")
-wait("checkpoints/step-1/manifest.json"); put("nodes/1/done", "")
+place = "checkpoints/step-1/attempt-1"
+put("logs/rank-1.log", "hello"); put(f"{place}/shard-1.safetensors", "x" * (9 << 20)); put(f"{place}/receipt-1.json", "{}")
+wait(f"{place}/manifest.json"); put("nodes/1/done", "")
 """
     side = launcher(_0=leader, _1=follower)
     nodes = start(0, "a"), start(1, "b")
@@ -152,6 +154,7 @@ wait("checkpoints/step-1/manifest.json"); put("nodes/1/done", "")
     assert (here / "out/made").read_text() == str(tmp_path / "a/headway/one/x")
     assert (here / "result.json").exists() and (here / "logs/rank-1.log").read_text() == "hello"
     assert read_json(here / "job.json")["program"] == "{folder}/x", "what the launcher wrote stays as it was"
+    assert (here / "checkpoints/step-1/attempt-1/shard-1.safetensors").stat().st_size == 9 << 20
 
 
 def test_a_machine_that_is_taken_away_is_gone_on_from_on_another_disk(launcher, start):
@@ -382,6 +385,16 @@ def test_a_disk_that_is_not_there_or_too_small_is_the_jobs_error(launcher, start
     side.pull()
     error = read_json(side.local / "errors/rank-0.json")
     assert error["class"] == "missing" and re.search(message, error["message"]) and error["remedy"].startswith(remedy)
+
+
+def test_a_disk_that_is_only_wanted_is_done_without(launcher, start, tmp_path):
+    said = 'put("out/said.json", json.dumps(str(folder)))'
+    side = launcher(
+        scratch={"path": str(tmp_path / "none"), "size_gib": 1, "beeond": False, "required": False}, n0=said
+    )
+    assert start(0, "root").wait(limit(60)) == 0
+    side.pull()
+    assert read_json(side.local / "out/said.json").endswith("/headway/one")
 
 
 def test_with_a_key_only_files_of_who_has_it_come(store, tmp_path):

@@ -129,6 +129,15 @@ def test_too_little_room_is_said_before_anything_is_copied(stand):
     assert list((stand / "nvme").iterdir()) == []
 
 
+def test_a_disk_that_is_only_wanted_is_done_without(stand):
+    wanted = ScratchConfig(path=str(stand / "none"), size_gib=0.001, required=False)
+    state = ended(stand, job(stand).model_copy(update={"scratch": wanted}))
+    result = process.read_json(stand / "job" / "result.json")
+    assert (state.code, result["at"]) == (0, str(stand / "inputs"))
+    log = (stand / "job" / "launcher.log").read_text()
+    assert f"there is no folder {stand / 'none'} on this machine; the job reads its inputs where they are" in log
+
+
 def test_inputs_larger_than_the_room_that_was_asked_for_are_an_error_with_the_number_to_set(stand):
     with open(stand / "inputs" / "big", "wb") as file:
         file.truncate(GIB)

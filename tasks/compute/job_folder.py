@@ -1,7 +1,8 @@
-"""The job folder of a job on Azure ML: it lies in the Blob store, so that nothing needs a route back. The supervisor's side.
+"""The folder of a job whose machines share none, in a Blob store, so that nothing needs a route back: the supervisor's side.
 
-Sent whole before a job is submitted, brought when its state is asked for; output comes when the job has ended. The machines'
-side is tasks/jobs/node/mirror.py. How files move is the store's: it is handed in as `Files`, because compute knows no store.
+Always so on Azure ML, elsewhere with `cluster.mirror`. It is sent whole before a job is submitted, and brought when its state is
+asked for; output comes when the job has ended. The machines' side is tasks/jobs/node/mirror.py. How files move is the store's:
+it is handed in as `Files`, because compute knows no store.
 
 Headway's own code goes along for machines that have none, where the job's environment is a curated one: the package `tasks` as a
 zip file, named by its content. An image of one's own has Headway installed.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import io
+import logging
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -19,11 +22,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json
 from tasks.compute.job import WRITTEN_HERE, Job
-from tasks.compute.nodes import write_nodes
+from tasks.compute.nodes import python, write_nodes
+from tasks.config.cluster import MirrorConfig
 from tasks.signing.keys import ensure_secret
 
+log = logging.getLogger("headway.compute")
 SEEN = Path("{folder}")
 """Stands in what is written for the folder as a machine has it; tasks/jobs/node/mirror.py puts that in its place."""
 CHECKPOINTS = "checkpoints/"
@@ -61,6 +67,11 @@ class Files(Protocol):
         ...
 
     @property
+    def jobs(self) -> Files:
+        """Where folders of new jobs lie: another container, or this one."""
+        ...
+
+    @property
     def credential(self) -> str:
         """The kind of credential that stores.yaml names, and `secret` the name of its variable."""
         ...
@@ -73,6 +84,8 @@ class Files(Protocol):
     def place(self, ref: str) -> str: ...
 
     def have(self, ref: str) -> None: ...
+
+    def keeps_versions(self) -> bool: ...
 
     def put_once(self, name: str, write: Callable[[Path], None]) -> None: ...
 
@@ -90,6 +103,18 @@ class Folders:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._known: dict[tuple[str, str, bytes], Synced] = {}
+        self._places: dict[str, Files] = {}
+
+    def place(self, prefix: str) -> Files:
+        """The container of a job's folder. One that lies beside the inputs, of a job before `jobs` was set, stays there."""
+        if prefix not in self._places:
+            beside = self._files.jobs is self._files or self._files.folder(prefix, Path(), b"").has("job.json")
+            self._places[prefix] = self._files if beside else self._files.jobs
+        return self._places[prefix]
+
+    def known_place(self, prefix: str) -> Files:
+        """The same without asking anybody: of a folder that was not looked for yet, that of new jobs."""
+        return self._places.get(prefix, self._files.jobs)
 
     def push(self, job: Job, folder: Path) -> None:
         """Write the job folder and send it; how a submission before this one ended is forgotten there.
@@ -117,8 +142,74 @@ class Folders:
     def _folder(self, prefix: str, folder: Path, secret: bytes, *, new: bool = False) -> Synced:
         key = (prefix, str(folder), secret)
         if new or key not in self._known:
-            self._known[key] = self._files.folder(prefix, folder, secret)
+            self._known[key] = self.place(prefix).folder(prefix, folder, secret)
         return self._known[key]
+
+    def fence(self, folder: Path) -> None:
+        """Send `job.json` alone, which says which submission the folder belongs to."""
+        self._folder(prefix_of(folder), folder, key_of(folder)).push(lambda name: name == "job.json", settled=True)
+
+
+class MirroredFolders:
+    """The folders of a backend whose machines could share one, and do not: in the store that `cluster.mirror` names."""
+
+    def __init__(self, config: MirrorConfig, files: Files) -> None:
+        self._config, self._files, self._folders = config, files, Folders(files)
+
+    def send(self, job: Job, folder: Path) -> None:
+        """Send the folder, and see to it that the inputs are there. Raises Missing, IntegrityError before anything is started."""
+        for ref in job.artifacts.values():
+            self._files.have(ref)
+        if lost := set(job.inputs) - set(job.artifacts):
+            raise ValueError(
+                f"machines of {job.name} would read {', '.join(sorted(lost))} from this machine's disk: publish it"
+            )
+        self._folders.push(job, folder)
+        if self._folders.place(prefix_of(folder)).keeps_versions():
+            log.warning(
+                "%s keeps versions of each blob: every checkpoint and mark of %s is kept, and paid for, until they expire. "
+                "Use an account without versioning (`jobs` of stores.yaml), or a lifecycle rule for versions below jobs/",
+                self._folders.place(prefix_of(folder)).uri,
+                job.id,
+            )
+
+    def command(self, job: Job, folder: Path, *, base: str, check: bool = False) -> str:
+        """What a machine's shell executes: the mirror, and below it the node agent. `base` is its folder there, in shell's words.
+
+        `check`: the mirror only looks whether it may read and write the store.
+        """
+        config, files = self._config, self._files
+        words = ["--store", files.uri, "--prefix", prefix_of(folder), "--credential", config.credential, "--codes"]
+        jobs = self._folders.known_place(prefix_of(folder)).uri
+        words += ["--jobs", jobs] if jobs != files.uri else []
+        words += ["--secret", files.secret] if config.credential == "connection_string" else []
+        words += ["--client", config.client] if config.client else []
+        words += ["--max-lag-seconds", f"{config.max_lag_minutes * 60:g}", *(["--check"] if check else [])]
+        agent = [] if check else ["--", python(job), "-m", "tasks.common.process", "{node}"]
+        mirror = [python(job), "-m", "tasks.jobs.node.mirror"]
+        return f"{shlex.join(mirror)} --base {base} {shlex.join([*words, *agent])}"
+
+    def bring(self, folder: Path) -> None:
+        """What changed there, without the output. Raises Missing, IntegrityError."""
+        self._folders.pull(prefix_of(folder), folder, ended=False, key=key_of(folder))
+
+    def settle(self, folder: Path, *, nodes: int, well: bool) -> None:
+        """Bring all of a job that ended; one that ended well needs no checkpoints any more. Raises Missing, IntegrityError."""
+        prefix = prefix_of(folder)
+        self._folders.pull(prefix, folder, ended=True, key=key_of(folder))
+        if not well:
+            return
+        if missing := missing_output(folder, nodes):
+            raise IntegrityError(
+                f"of what the job sent, {self._folders.place(prefix).uri}/{prefix} has no {', '.join(missing[:3])}",
+                remedy="See who may write to this container, and run the same command again.",
+            )
+        if (folder / "result.json").exists():
+            self._folders.drop_checkpoints(prefix, folder)
+
+    def fence(self, folder: Path) -> None:
+        """Have what still runs of a job end by itself, wherever it cannot be reached."""
+        self._folders.fence(folder)
 
 
 def missing_output(folder: Path, nodes: int) -> list[str]:

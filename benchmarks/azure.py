@@ -1,0 +1,578 @@
+"""A smoke test on a real subscription, for about a dollar: `make azure`, or `python -m benchmarks.azure`.
+
+    python -m benchmarks.azure [--region REGION] [--yes] [--to FILE] [--minutes N]
+    python -m benchmarks.azure -c mine.yaml --store store.yaml ...     in a workspace that is there
+
+Makes a resource group with a storage account, a registry, an identity, a workspace and a cluster of two small machines; runs the
+tiny lifecycle there by the product's own commands: a job on two nodes, one that is cancelled and resumed, an endpoint that is
+asked; and deletes the group. Every step names what it proves and what it costs, by the prices that `headway plan` uses. It asks
+before it spends anything, has a time limit, and deletes what it made after a failure and after Ctrl-C too; what could not be
+deleted is named with the command that does it. You need the Azure CLI, signed in, *Owner* of the subscription, and the images of
+ `make images ARGS="cluster-cpu endpoint"`. See docs/azure.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import images
+from benchmarks.proof import Failed, Proof, Skipped, Step, command, end, tail
+from tasks.planning.prices.book import machine_price, open_book
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "proof" / "azure.md"
+HEADWAY = Path(sys.executable).with_name("headway")
+IMAGES = ("cluster-cpu", "endpoint")
+NODES = 2
+REGISTRY_DAY = 0.167
+"""USD a day of a registry of the tier Basic: https://azure.microsoft.com/pricing/details/container-registry. No list has it."""
+NOBODY = "00000000-0000-0000-0000-000000000000"
+"""User name of a login to a registry by a token (az acr login --expose-token)."""
+RIGHTS_SECONDS, LOOK_SECONDS = 600.0, 10.0
+"""How long new role assignments may take to hold, and between two looks."""
+EVERY = 50
+"""Steps between two checkpoints."""
+ABSENT = re.compile(r"not ?found|does not exist|there is no", re.IGNORECASE)
+"""What is printed of something that was never made."""
+
+
+@dataclass
+class Undo:
+    """What was made, and the command that deletes it."""
+
+    what: str
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.words])
+
+
+@dataclass
+class Cloud:
+    """What the smoke test works with. State: what was made and must be deleted, newest last."""
+
+    given: argparse.Namespace
+    folder: Path
+    """Of this run: the home, the configuration, and what commands printed."""
+    subscription: str = ""
+    registry: str = ""
+    identity: str = ""
+    price: float | None = None
+    """USD an hour of one machine."""
+    made: list[Undo] = field(default_factory=list)
+
+    # --- commands
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HEADWAY_HOME": str(self.folder / "home")}
+
+    def az(self, *words: object, seconds: float = 300.0, undo: Undo | None = None) -> Any:
+        """Run `az`; what it prints, as JSON. `undo` is noted first: a command that fails may have made something even so."""
+        if undo:
+            self.made.append(undo)
+        line = ["az", *map(str, words), "--only-show-errors", "--output", "json"]
+        try:
+            ran = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=seconds)
+        except FileNotFoundError as error:
+            raise Failed("there is no Azure CLI: https://learn.microsoft.com/cli/azure/install-azure-cli") from error
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"not done after {seconds:.0f} s: {shlex.join(line)}") from error
+        if ran.returncode:
+            raise Failed(f"{shlex.join(line[:4])} ...: {' '.join(ran.stderr.split())[-600:]}")
+        return json.loads(ran.stdout) if ran.stdout.strip() else None
+
+    def start(self, *words: object) -> tuple[subprocess.Popen[bytes], Path]:
+        """A `headway` command with --json, and the file that its object will be in."""
+        number = len(list(self.folder.glob("*.json")))
+        output = self.folder / f"{number:02d}-{words[0]}.json"
+        with output.open("wb") as out, output.with_suffix(".log").open("wb") as log:
+            line = [str(HEADWAY), *map(str, words), "--json"]
+            running = subprocess.Popen(
+                line,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+            )
+        return running, output
+
+    def headway(self, *words: object, seconds: float, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+        """Run a `headway` command to its end. Raises Failed for another exit code than one of `codes`."""
+        running, output = self.start(*words)
+        return self.result(running, output, seconds=seconds, codes=codes)
+
+    def result(
+        self, running: subprocess.Popen[bytes], output: Path, *, seconds: float, codes: Sequence[int] = (0,)
+    ) -> dict[str, Any]:
+        try:
+            code = running.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"not done after {seconds:.0f} s: {tail(output.with_suffix('.log'))}") from error
+        finally:
+            end(running)
+        fields: dict[str, Any] = json.loads(output.read_text() or "{}")
+        if code not in codes:
+            error = fields.get("error") or {}
+            raise Failed(
+                f"exit code {code}: {error.get('message') or tail(output.with_suffix('.log'))} {error.get('remedy', '')}"
+            )
+        return fields
+
+    @property
+    def configured(self) -> list[str]:
+        """The options of every command of the lifecycle."""
+        files = ["tiny", "azureml", str(self.folder / "smoke.yaml"), *self.given.config, str(self.folder / "set.yaml")]
+        return [word for name in files for word in ("-c", name)]
+
+    def retrain(self, *words: object) -> tuple[subprocess.Popen[bytes], Path]:
+        return self.start("retrain", *self.configured, *words)
+
+    def spent(self) -> str:
+        """What the newest run cost, by `headway cost`."""
+        size, region = self.given.size, self.given.region
+        told = self.headway("cost", "--sku", size, "--region", region, seconds=120)
+        known, currency = told.get("known"), told.get("currency") or ""
+        return f"{told['machine_hours']:.2f} machine hours, {'cost unknown' if known is None else f'{currency} {known:.2f}'}"
+
+    # --- steps
+
+    def sign_in(self, _: float) -> str:
+        """The account, the prices and the images: all that costs nothing."""
+        account = self.az("account", "show")
+        self.subscription = str(account["id"])
+        self.az("extension", "add", "--name", "ml", "--upgrade")
+        try:
+            self.headway("prices", "update", "--region", self.given.region, seconds=180)
+        except Failed as reason:
+            print(f"prices are those that are known: {reason}", file=sys.stderr)
+        today = datetime.datetime.now(datetime.UTC).date()
+        priced = machine_price(open_book(self.folder / "home"), self.given.size, region=self.given.region, today=today)
+        self.price = priced.hours.get("on-demand")
+        if not self.own_images:
+            lacking = [name for name in IMAGES if not images.exists(images.engine(), images.tag(name))]
+            if lacking:
+                raise Failed(f"no image {', '.join(lacking)} is here: make images ARGS='{' '.join(IMAGES)}'")
+        hour = "not known" if self.price is None else f"USD {self.price:.3f} an hour ({priced.source}, {priced.date})"
+        return f"{account['name']}; a {self.given.size} in {self.given.region}: {hour}"
+
+    @property
+    def own_images(self) -> bool:
+        return bool(self.given.image and self.given.endpoint_image)
+
+    def resources(self, seconds: float) -> str:
+        """A resource group with everything in it, unless there is a workspace."""
+        given, group = self.given, self.given.group
+        home = self.folder / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        self.write_store()
+        if given.config:
+            return f"the workspace of {', '.join(given.config)}"
+        for words, undo in self.creations():
+            self.az(*words, seconds=seconds, undo=undo)
+        self.identity = str(self.az("identity", "show", "--name", "headway", "--resource-group", group)["id"])
+        return f"{group} in {given.region}: account, registry, identity, workspace {given.workspace}"
+
+    def creations(self) -> list[tuple[list[str], Undo | None]]:
+        """Commands that create the group and all in it; the two that must be deleted by themselves with how."""
+        given, group = self.given, ["--resource-group", self.given.group]
+        where = ["--location", given.region]
+        whole = Undo(f"resource group {given.group}", ["az", "group", "delete", "--name", given.group, "--yes"])
+        workspace = ["az", "ml", "workspace", "delete", "--name", given.workspace, *group]
+        at_once = Undo(f"workspace {given.workspace}", [*workspace, "--permanently-delete", "--yes"])
+        account = ["--account-name", given.account]
+        commands: list[tuple[list[str], Undo | None]] = [
+            (["group", "create", "--name", given.group, *where, "--tags", "made-by=headway-smoke-test"], whole),
+            (["identity", "create", "--name", "headway", *group, *where], None),
+            (["acr", "create", "--name", given.account, *group, *where, "--sku", "Basic"], None),
+            (["ml", "workspace", "create", "--name", given.workspace, *group, *where], at_once),
+        ]
+        if given.store:
+            return commands
+        flat = ["--enable-hierarchical-namespace", "false", "--allow-blob-public-access", "false"]
+        storage = [
+            ["account", "create", "--name", given.account, *group, *where, "--kind", "StorageV2", *flat],
+            ["account", "blob-service-properties", "update", *account, *group, "--enable-versioning", "true"],
+            ["container-rm", "create", "--storage-account", given.account, "--name", "headway", *group],
+        ]
+        return [*commands, *((["storage", *words], None) for words in storage)]
+
+    def write_store(self) -> None:
+        """stores.yaml of the home: the account that is made, or the store that was named, below a prefix of its own."""
+        made = {"uri": f"az://{self.given.account}/headway/smoke", "credential": "cli"}
+        store = yaml.safe_load(self.given.store.read_text()) if self.given.store else made
+        uri = str(store["uri"]).rstrip("/")
+        if self.given.store:
+            uri = f"{uri}/{self.folder.name}"
+            account, container, prefix = uri.removeprefix("az://").split("/", 2)
+            where = [
+                "--account-name",
+                account,
+                "--source",
+                container,
+                "--pattern",
+                f"{prefix}/*",
+                "--auth-mode",
+                "login",
+            ]
+            self.made.append(Undo(f"blobs below {uri}", ["az", "storage", "blob", "delete-batch", *where]))
+        text = yaml.safe_dump({"use": "smoke", "stores": {"smoke": {**store, "uri": uri}}})
+        (self.folder / "home" / "stores.yaml").write_text(text)
+
+    def push(self, seconds: float) -> str:
+        """The images of `make images`, in the new registry."""
+        if self.own_images:
+            raise Skipped("images that are in a registry were named")
+        token = self.az("acr", "login", "--name", self.given.account, "--expose-token")
+        self.registry, program = str(token["loginServer"]), images.engine()
+        login = [program, "login", self.registry, "--username", NOBODY, "--password-stdin"]
+        if subprocess.run(login, input=token["accessToken"], text=True, capture_output=True, timeout=120).returncode:
+            raise Failed(f"{program} could not log in to {self.registry}")
+        try:
+            for name in IMAGES:
+                source, target = images.tag(name), self.pushed(name)
+                lines = [[program, "push", source, f"docker://{target}"]]
+                if program == "docker":
+                    lines = [[program, "tag", source, target], [program, "push", target]]
+                for line in lines:
+                    if command(line, seconds=seconds, log=self.folder / "push.log"):
+                        raise Failed(f"{shlex.join(line)}: {tail(self.folder / 'push.log')}")
+        finally:
+            subprocess.run([program, "logout", self.registry], capture_output=True, timeout=60)
+        return f"{', '.join(IMAGES)} in {self.registry}"
+
+    def pushed(self, name: str) -> str:
+        return f"{self.registry}/headway/{name}:{images.VERSION}"
+
+    def cluster(self, seconds: float) -> str:
+        """The cluster from the file that `headway job render` writes, and the rights from `headway doctor --rights`."""
+        given, deadline = self.given, time.monotonic() + seconds
+        self.configure()
+        self.publish()
+        if not given.config:
+            self.headway("job", "render", *self.configured, "--to", self.folder / "rendered", seconds=120)
+            where = ["--resource-group", given.group, "--workspace-name", given.workspace]
+            who = ["--identity-type", "user_assigned", "--user-assigned-identities", self.identity]
+            file = self.folder / "rendered" / "compute.yml"
+            self.az("ml", "compute", "create", "--file", file, *where, *who, seconds=seconds)
+            rights = self.folder / "rights.sh"
+            script = subprocess.run(
+                [str(HEADWAY), "doctor", *self.configured, "--rights"],
+                env={**os.environ, **self.environment},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            rights.write_text(script.stdout)
+            if script.returncode or command(["bash", rights], seconds=seconds, log=self.folder / "rights.log"):
+                raise Failed(f"{script.stderr.strip() or tail(self.folder / 'rights.log')}")
+        while True:  # rights hold some minutes after they were given
+            told = self.headway("doctor", *self.configured, seconds=180, codes=(0, 6))
+            bad = [f"{one['name']}: {one['said']}" for one in told["findings"] if not one["ok"]]
+            if not bad:
+                return f"{len(told['findings'])} findings of headway doctor, all in order"
+            if time.monotonic() > min(deadline, deadline - seconds + RIGHTS_SECONDS):
+                raise Failed("; ".join(bad))
+            time.sleep(LOOK_SECONDS)
+
+    def configure(self) -> None:
+        """The files of settings: what the smoke test needs, and last what --set says."""
+        (self.folder / "smoke.yaml").write_text(yaml.safe_dump(self.settings()))
+        changed: dict[str, Any] = {}
+        for one in self.given.set:
+            name, _, value = one.partition("=")
+            *above, last = name.split(".")
+            section = changed
+            for key in above:
+                section = section.setdefault(key, {})
+            section[last] = yaml.safe_load(value)
+        (self.folder / "set.yaml").write_text(yaml.safe_dump(changed))
+
+    def publish(self) -> None:
+        files = [ROOT / name for name in ("flows", "tasks", "deployments")]
+        self.headway("dataset", "publish", "tiny", *files, "--include", "*.py", seconds=180)
+
+    def settings(self) -> dict[str, Any]:
+        """What the smoke test adds to the shipped `tiny` and `azureml`; of a workspace that is there as little as may be."""
+        given = self.given
+        where = {"subscription_id": self.subscription, "resource_group": given.group, "workspace": given.workspace}
+        machines = {**where, "compute": "smoke", "size": given.size, "idle_minutes": 10, "shm_size": "2g"}
+        image = given.image or (self.pushed("cluster-cpu") if self.registry else "")
+        serving = given.endpoint_image or (self.pushed("endpoint") if self.registry else "")
+        cluster: dict[str, Any] = {"name": "smoke", "nodes": NODES, "time_limit_minutes": 30}
+        endpoint: dict[str, Any] = {"instance_type": given.size, "expires_hours": 3}
+        if not given.config:
+            cluster |= {"image": image, "azureml": machines}
+            endpoint |= {"image": serving, "identity": self.identity}
+        return {
+            "cluster": cluster,
+            "training": {"model": "smoke", "steps": given.steps},
+            "planning": {"checkpoint": {"every_steps": EVERY}, "spending": {"region": given.region}},
+            "deployment": {"backend": "azureml", "endpoint": "smoke", "azureml": endpoint},
+        }
+
+    def two_nodes(self, seconds: float) -> str:
+        running, output = self.retrain("--to", "benchmark")
+        told = self.result(running, output, seconds=seconds)
+        [stage] = [one for one in told["stages"] if one["name"] == "benchmark"]
+        rates = {name: value for name, value in stage["metrics"].items() if isinstance(value, int | float)}
+        usable = rates.get("machines_usable", rates.get("usable"))
+        seen = ", ".join(f"{name} {value:.3g}" for name, value in sorted(rates.items()))
+        if usable is not None and usable != NODES:
+            raise Failed(f"{usable} of {NODES} machines are usable: {seen}")
+        return f"{seen}; {self.spent()}"
+
+    def cancel(self, seconds: float) -> str:
+        """Cancelled by `headway job cancel`, once a checkpoint is there."""
+        deadline = time.monotonic() + seconds
+        running, output = self.retrain("--to", "train")
+        try:
+            entry = self.training(running, output, deadline, beyond=EVERY)
+            self.headway("job", "cancel", entry["id"], "--reason", "the smoke test cancels it", seconds=120)
+            told = self.result(running, output, seconds=max(1.0, deadline - time.monotonic()), codes=(4, 130))
+        finally:
+            end(running)
+        return f"{entry['id']} was cancelled at step {entry['step']}; exit code {told['exit_code']}"
+
+    def training(
+        self, running: subprocess.Popen[bytes], output: Path, deadline: float, *, beyond: int
+    ) -> dict[str, Any]:
+        """The job that trains, once it is beyond a step."""
+        while time.monotonic() < deadline:
+            if running.poll() is not None:
+                raise Failed(f"the training ended before it was stopped: {tail(output.with_suffix('.log'))}")
+            jobs = self.headway("jobs", seconds=60)["jobs"]
+            running_now = [one for one in jobs if one["stage"] == "train" and one["state"] == "running"]
+            if seen := [one for one in running_now if (one["step"] or 0) > beyond]:
+                return dict(seen[0])
+            time.sleep(1.0)
+        raise Failed(f"no training came beyond step {beyond}: {tail(output.with_suffix('.log'))}")
+
+    def resume(self, seconds: float) -> str:
+        """The same command again; it is killed while it watches the job, and a third one adopts that."""
+        deadline = time.monotonic() + seconds
+        running, output = self.retrain("--to", "train")
+        try:
+            self.training(running, output, deadline, beyond=EVERY)
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        again, output = self.retrain("--to", "train")
+        told = self.result(again, output, seconds=max(1.0, deadline - time.monotonic()))
+        [stage] = [one for one in told["stages"] if one["name"] == "train"]
+        job = stage["job"] or {}
+        if not job.get("resumed_from_step"):
+            raise Failed(f"training began at step 0 again: {job}")
+        if not job["adopted"]:
+            raise Failed(f"the job was not adopted after its supervisor was killed: {job}")
+        return f"resumed from step {job['resumed_from_step']}, adopted after kill -9; {self.spent()}"
+
+    def endpoint(self, seconds: float) -> str:
+        stop = Undo("endpoint smoke", [str(HEADWAY), "endpoint", "stop", "smoke"], self.environment)
+        self.made.append(stop)
+        running, output = self.retrain()
+        told = self.result(running, output, seconds=seconds)
+        return f"{told['endpoint']['model']} on {told['endpoint']['url']}; {self.spent()}"
+
+    def ask(self, seconds: float) -> str:
+        told = self.headway("complete", "smoke", "def ", seconds=seconds)
+        if not told["completion"]:
+            raise Failed("the endpoint answered nothing")
+        return f"{told['prompt']!r} is continued with {told['completion'][:60]!r} by {told['model']}"
+
+    # --- the end
+
+    def delete(self, seconds: float) -> str:
+        """Everything that was made, the newest first. Raises Failed with the commands for what could not be deleted."""
+        self.stop_jobs()
+        left, gone = [], []
+        while self.made:
+            undo = self.made.pop()
+            log = self.folder / f"deleted-{len(self.made)}.log"
+            try:
+                code = command(undo.words, seconds=seconds, log=log, environment=undo.environment)
+            except (Failed, KeyboardInterrupt, OSError):
+                code = -1
+            if not code:
+                gone.append(undo.what)
+            elif code < 0 or not ABSENT.search(log.read_text()):
+                left.append(undo)
+        self.quietly("down", "--yes")
+        if left:
+            raise Failed("not deleted: " + "; ".join(f"{one.what}: {one.line}" for one in left))
+        return f"deleted: {', '.join(gone) or 'nothing was made'}"
+
+    def stop_jobs(self) -> None:
+        """Cancel what still runs: in a workspace that is there, nothing else ends it."""
+        if (self.folder / "smoke.yaml").exists():
+            for job in self.quietly("jobs").get("jobs", []):
+                self.quietly("job", "cancel", job["id"], "--reason", "the smoke test is over")
+
+    def quietly(self, *words: object) -> dict[str, Any]:
+        """A `headway` command whose failure changes nothing about what follows."""
+        try:
+            return self.headway(*words, seconds=120)
+        except (Failed, KeyboardInterrupt, ValueError) as reason:
+            print(f"headway {words[0]}: {reason}", file=sys.stderr)
+            return {}
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A step, and the machines that it pays for."""
+
+    step: Step
+    machine_minutes: float = 0.0
+    """Of all its machines together, as expected."""
+    more: float = 0.0
+    """USD beside them, as expected."""
+
+    def cost(self, price: float | None) -> str:
+        if not self.machine_minutes:
+            return f"about USD {self.more:.2f}" if self.more else "nothing"
+        return "unknown" if price is None else f"about USD {self.machine_minutes / 60 * price + self.more:.2f}"
+
+
+def steps_of(cloud: Cloud) -> list[Paid]:
+    """In their order. Machines start in three to five minutes, and an endpoint in ten: that is what most of them wait for."""
+    minute = 60.0
+    return [
+        Paid(Step("sign in", "the Azure CLI is signed in, prices and images are known", cloud.sign_in, 5 * minute)),
+        Paid(
+            Step(
+                "resources", "a group, account, registry and workspace can be made here", cloud.resources, 15 * minute
+            ),
+            more=REGISTRY_DAY + 0.05,
+        ),
+        Paid(Step("push", "the images of this checkout are accepted by a registry", cloud.push, 30 * minute)),
+        Paid(Step("cluster", "headway doctor finds cluster, identity and rights in order", cloud.cluster, 20 * minute)),
+        Paid(
+            Step("two nodes", "jobs start, read and write the store, and two nodes talk", cloud.two_nodes, 30 * minute),
+            machine_minutes=NODES * 12,
+        ),
+        Paid(
+            Step("cancel", "headway job cancel ends a training on the cluster", cloud.cancel, 20 * minute),
+            machine_minutes=NODES * 6,
+        ),
+        Paid(
+            Step("resume", "it resumes from its checkpoint, and survives its supervisor", cloud.resume, 30 * minute),
+            machine_minutes=NODES * 8,
+        ),
+        Paid(
+            Step("endpoint", "the model is exported and served by a managed endpoint", cloud.endpoint, 45 * minute),
+            machine_minutes=NODES * 12 + 30,
+        ),
+        Paid(Step("ask", "the endpoint answers", cloud.ask, 2 * minute)),
+    ]
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    name = f"headway-smoke-{secrets.token_hex(4)}"
+    parser.add_argument("--yes", action="store_true", help="do not ask before money is spent")
+    parser.add_argument("--region", default="eastus")
+    parser.add_argument("--size", default="Standard_DS3_v2", help="VM size of nodes and endpoint")
+    parser.add_argument("--group", default=name, help="the resource group that is created, and deleted at the end")
+    parser.add_argument("--workspace", default=name, help="the workspace that is created")
+    parser.add_argument("--account", default=name.replace("-", ""), help="name of the storage account and the registry")
+    parser.add_argument(
+        "-c", "--config", nargs="+", default=[], help="your own workspace, cluster, images and identity"
+    )
+    parser.add_argument("--store", type=Path, help="a YAML file with your own store: uri, credential (docs/storage.md)")
+    parser.add_argument("--image", default="", help="image of the jobs that is in a registry already")
+    parser.add_argument("--endpoint-image", default="", help="the same of the endpoint")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="a setting; may be repeated")
+    parser.add_argument("--steps", type=int, default=3000, help="of the training; it must last a minute")
+    parser.add_argument("--minutes", type=float, default=120.0, help="time limit of all steps together")
+    parser.add_argument("--to", type=Path, default=PAGE, help=f"the page; by default {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--folder", type=Path, help="home and logs of this run; by default below build/azure")
+    given = parser.parse_args(words)
+    if given.config and not given.store:
+        parser.error("-c names a workspace that is there: name its store too, --store FILE")
+    return given
+
+
+def agreed(given: argparse.Namespace, steps: Sequence[Paid], price: float | None) -> bool:
+    """Whether somebody wants to pay for it."""
+    print("The next steps create resources in Azure and cost money until they are deleted:", file=sys.stderr)
+    for one in steps:
+        print(f"  {one.step.name:<10} {one.cost(price):<16} {one.step.proves}", file=sys.stderr)
+    known = sum(one.machine_minutes / 60 * (price or 0.0) + one.more for one in steps)
+    print(f"  together   about USD {known:.2f}{'' if price else ', and machines of unknown price'}", file=sys.stderr)
+    return given.yes or (sys.stdin.isatty() and input("Create them? [y/N] ").strip().lower() in ("y", "yes"))
+
+
+def run(cloud: Cloud, proof: Proof) -> None:
+    """Every step while the ones before passed."""
+    first, *rest = steps_of(cloud)
+    proof.take(replace(first.step, cost="nothing"))
+    if proof.failed:
+        return
+    if not agreed(cloud.given, rest, cloud.price):
+        raise KeyboardInterrupt
+    for paid in rest:
+        if failed := proof.failed:
+            proof.take(_skipped(paid.step, f"the step {failed[0]} failed"))
+            continue
+        print(f"{paid.step.name}: costs {paid.cost(cloud.price)}", file=sys.stderr)
+        proof.take(replace(paid.step, cost=paid.cost(cloud.price)))
+
+
+def _skipped(step: Step, reason: str) -> Step:
+    def skip(_: float) -> str:
+        raise Skipped(reason)
+
+    return replace(step, run=skip, cost="nothing")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    given = arguments()
+    folder = given.folder or ROOT / "build" / "azure" / given.group
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, interrupt)
+    cloud, proof, interrupted = Cloud(given, folder.resolve()), Proof(given.minutes * 60), False
+    try:
+        run(cloud, proof)
+    except KeyboardInterrupt:
+        interrupted = True
+        print(
+            "interrupted: what was made is deleted; another Ctrl-C skips one deletion and names its command",
+            file=sys.stderr,
+        )
+    finally:
+        proof.seconds = float("inf")  # it is deleted whatever the time
+        proof.take(Step("delete", "nothing is left that costs money", cloud.delete, 30 * 60.0, "nothing"))
+    facts = {"region": given.region, "machines": f"{NODES} x {given.size}", "subscription": "not written down"}
+    facts |= {"price": "not known" if cloud.price is None else f"USD {cloud.price:.3f} an hour and machine"}
+    page = proof.page("Proof on Azure", "`make azure` wrote this page ([azure.md](../azure.md)).", facts)
+    given.to.parent.mkdir(parents=True, exist_ok=True)
+    given.to.write_text(page)
+    print(page)
+    return 130 if interrupted else int(bool(proof.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

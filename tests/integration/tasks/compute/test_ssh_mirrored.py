@@ -1,0 +1,177 @@
+"""Machines of the ssh backend that share no folder: the job's folder lies in a real Azurite, and on a disk of each machine's own.
+
+Each sshd runs where the home is hidden and /var/tmp is a file system that ends with the machine.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import threading
+from functools import partial
+
+import azurite
+import elastic_material
+import pytest
+import yaml
+from azure.storage.blob import BlobServiceClient
+from azurite import ACCOUNT
+from ssh_stand import ssh_stand
+from waiting import limit, until
+
+from tasks.common.process import read_json
+from tasks.compute import open_backend
+from tasks.compute.job import Job
+from tasks.compute.polling import Watch
+from tasks.compute.supervisor import run
+from tasks.config.cluster import ClusterConfig
+from tasks.registry.records import StoreJournal
+from tasks.storage import open_files, open_store
+from tasks.storage.manifest import Provenance
+
+SECRET = "HEADWAY_TEST_CONNECTION"
+STEPS, EVERY = 120, 20
+
+
+@pytest.fixture
+def home(tmp_path):
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def stand(tmp_path, home, monkeypatch):
+    """Three machines, a store that they reach, and a home that they do not."""
+    with (
+        ssh_stand(tmp_path / "ssh", count=3) as made,
+        azurite.running(tmp_path / "azurite", in_memory=True, host=made.here) as blobs,
+    ):
+        BlobServiceClient.from_connection_string(blobs.connection_string).create_container("jobs")
+        monkeypatch.setenv(SECRET, blobs.connection_string)
+        store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
+        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
+        for machine in made.machines:
+            isolate(made, machine, home, f"{SECRET}={blobs.connection_string}")
+        yield made
+
+
+def isolate(stand, machine, home, variable):
+    """Its sshd anew, with a disk of its own, a variable, and no sight of the home."""
+    machine.kill()
+    until(lambda: not machine.processes())
+    path = stand.folder / f"{machine.name}.conf"
+    path.write_text(path.read_text().replace("SetEnv SHLVL=2", f'SetEnv SHLVL=2 "{variable}"'))
+    sshd = shlex.join(
+        [
+            "ip",
+            "netns",
+            "exec",
+            machine.name,
+            "/usr/sbin/sshd",
+            "-f",
+            str(path),
+            "-E",
+            f"{stand.folder}/{machine.name}.log",
+        ]
+    )
+    apart = f"mount -t tmpfs none {home} && mount -t tmpfs none /var/tmp && exec {sshd}"
+    subprocess.run(["unshare", "--mount", "bash", "-c", apart], check=True, timeout=limit(60))
+    until(machine.answers)
+
+
+def cluster(stand, *, nodes=2, **changed):
+    mirror = {"store": "blob", "credential": "connection_string", **changed}
+    watch = {"silent_node_seconds": limit(8.0), "join_node_seconds": 60.0}
+    return ClusterConfig(backend="ssh", nodes=nodes, ranks_per_node=1, ssh=stand.settings, watch=watch, mirror=mirror)
+
+
+def training_job(config, home, tmp_path, **more):
+    """A network that is divided over the ranks, so that each has a shard of its own."""
+    tokens = elastic_material.write_tokens(tmp_path / "tokens")
+    made = open_store(home).publish(tokens, kind="tokens", inputs=(), provenance=Provenance(name="tiny"))
+    training = elastic_material.training(STEPS).model_dump(mode="json")
+    settings = {
+        "training": training,
+        "execution": {"parallel": "fsdp"},
+        "checkpoint_every_steps": EVERY,
+        "keep_checkpoints": 2,
+    }
+    shape = {"nodes": config.nodes, "ranks_per_node": config.ranks_per_node, "watch": config.watch}
+    inputs = {"inputs": {"tokens": str(tokens)}, "artifacts": {"tokens": made.ref}}
+    fields = {"name": "train", "token": "b3" * 16, "program": "tasks.jobs.train", "progress": "checkpoints/LATEST"}
+    return Job(settings=settings, **fields, **shape, **inputs, **more)
+
+
+def lying(job):
+    """Names in the store of a job's folder."""
+    start = f"team/jobs/{job.id}/"
+    container = BlobServiceClient.from_connection_string(os.environ[SECRET]).get_container_client("jobs")
+    return [blob.name.removeprefix(start) for blob in container.list_blobs(name_starts_with=start)]
+
+
+def supervised(job, config, home, **watch):
+    backend, folder = open_backend(config, partial(open_files, home)), home / "jobs" / job.id
+    journal = StoreJournal(open_store(home))
+    return run(job, backend=backend, folder=folder, journal=journal, watch=Watch(**watch), cluster=config)
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_for_bit(stand, home, tmp_path):
+    config = cluster(stand)
+    job = training_job(config, home, tmp_path)
+    lost, metrics, events, shards = stand.machines[1], [], [], {}
+    import time
+
+    t0 = time.time()
+
+    def take_away():
+        until(lambda: any(name.endswith("/manifest.json") for name in lying(job)), 120)
+        lost.take_away()
+
+    taking = threading.Thread(target=take_away, daemon=True)
+    taking.start()
+    done = supervised(
+        job,
+        config,
+        home,
+        metrics=metrics.extend,
+        event=lambda e: (events.append(e), print(f"{time.time() - t0:.1f}", e)),
+    )
+    taking.join()
+    folder = home / "jobs" / job.id
+    print(
+        time.time() - t0,
+        [
+            (
+                r["step"],
+                round(r["time"] - t0, 1),
+                round(r["store_behind_seconds"], 1),
+                r["store_behind_steps"],
+                r["attempt"],
+            )
+            for r in metrics
+            if r["step"] % 10 == 0
+        ],
+    )
+    assert done.submissions == 2, events
+    assert lost.address not in [read_json(path)["name"] for path in folder.glob("nodes/*/node.json")], events
+    assert done.resumed_from_step >= EVERY and done.resumed_from_step % EVERY == 0
+    for rank, node in enumerate(sorted((folder / "nodes").iterdir())):
+        shards[rank] = read_json(node / "came.json")
+    assert [came["files"] for came in shards.values()] == [1, 1], (
+        "of the checkpoint each had its own shard come, of no other"
+    )
+    assert {int(record["step"]) for record in metrics} == set(range(1, STEPS + 1))
+    assert max(record["store_behind_steps"] for record in metrics) < STEPS
+    assert not [name for name in lying(job) if "shard" in name], "nobody needs the checkpoints of a finished job"
+
+    alone = ClusterConfig(backend="local", ranks_per_node=2, watch=config.watch)
+    same = job.model_copy(update={"token": "c4" * 16, "nodes": 1, "ranks_per_node": 2})
+    unbroken = supervised(same, alone, home)
+    assert digests(done.output) == digests(unbroken.output), "as if nothing had happened"
+    logs = [(result.output / "training_log.jsonl").read_text() for result in (done, unbroken)]
+    assert logs[0] == logs[1] and len(logs[0].splitlines()) == STEPS

@@ -1,0 +1,180 @@
+"""Training on machines that share no folder, with a real Azurite: what goes to the store, what comes back, and when."""
+
+import threading
+import uuid
+
+import azurite
+import pytest
+from azure.storage.blob import BlobServiceClient
+from azurite import ACCOUNT
+from training_runs import CONFIG, all_lines, error, numbers, result, said_by, write_job
+
+from tasks.common.process import read_json, write_json
+from tasks.jobs.checkpoint.mirrored import agree_to
+from tasks.jobs.node.mirror import Mirror, Where
+from tasks.storage.blob.client import open_container
+from tasks.storage.blob.folder import BlobFolder
+from tasks.storage.settings import StoreConfig
+
+SECRET = "HEADWAY_TEST_CONNECTION"
+BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
+EVERY = 8
+RANKS = """
+import os
+os.environ["HEADWAY_JOB"] = "{disks}/" + os.environ["RANK"] + "/one"
+from tasks.jobs.train import Training
+advance = Training._advance
+def until(self):
+    self.saves.room(wait=True)  # no save is left out for being slow: what is in the store is known
+    if self.step == {step}:
+        os._exit(9)
+    return advance(self)
+Training._advance = until
+"""
+WAITS = """
+from tasks.jobs.train import Training
+advance = Training._advance
+def wait(self):
+    self.saves.saver.wait()
+    return advance(self)
+Training._advance = wait
+"""
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    with azurite.running(tmp_path_factory.mktemp("azurite"), in_memory=True) as running:
+        yield running
+
+
+class Machines:
+    """One rank each, with a mirror over a disk of its own."""
+
+    def __init__(self, forks, store, launcher):
+        self.forks, self.store, self.launcher, self.attempt = forks, store, launcher, 0
+        self.side = BlobFolder(open_container(store), "jobs/one", launcher, theirs=True)
+
+    def train(self, disks, *, ranks=2, dies=None, **execution):
+        """On disks on which nothing lies. Machines whose ranks die are gone without a last word."""
+        self.attempt += 1
+        write_job(self.launcher, self.tokens, BATCH, every=EVERY, execution=execution)
+        job = {"submission": self.attempt, "inputs": {}, "artifacts": {}, "program": "", "ranks_per_node": 1}
+        write_json(self.launcher / "job.json", job)
+        self.side.push(lambda name: name in ("config.json", "job.json"), settled=True)
+        mirrors = [
+            Mirror(self.store, "jobs/one", Where(rank, f"vm{rank}", ""), disks / str(rank)) for rank in range(ranks)
+        ]
+        for mirror in mirrors:
+            mirror.begin()
+            mirror.checkpoints.start()
+        over = threading.Event()
+        turning = [threading.Thread(target=turn, args=(mirror, over)) for mirror in mirrors]
+        for thread in turning:
+            thread.start()
+        try:
+            codes = self.forks(
+                mirrors[0].local, attempt=self.attempt, ranks=ranks, fault=RANKS.format(disks=disks, step=dies)
+            )
+        finally:
+            over.set()
+            for thread, mirror in zip(turning, mirrors, strict=True):
+                thread.join()
+                mirror.checkpoints.finish() if dies else mirror.finish()
+        said = "".join(said_by(mirror.local) for mirror in mirrors)
+        assert codes == [9 if dies else 0] * ranks, said
+        return mirrors
+
+    def stored(self, ending=""):
+        """Names in the store of the checkpoints' files."""
+        names = [
+            blob.name.removeprefix("jobs/one/") for blob in self.side.container.listing("jobs/one/checkpoints/step-")
+        ]
+        return sorted(name for name in names if name.endswith(ending))
+
+
+def turn(mirror, over):
+    while not over.wait(0.1):
+        mirror.step()
+
+
+@pytest.fixture
+def machines(forks, blobs, tokens, tmp_path, monkeypatch):
+    container = f"c{uuid.uuid4().hex[:20]}"
+    BlobServiceClient.from_connection_string(blobs.connection_string).create_container(container)
+    monkeypatch.setenv(SECRET, blobs.connection_string)
+    store = StoreConfig(uri=f"az://{ACCOUNT}/{container}", credential="connection_string", secret=f"env:{SECRET}")
+    made = Machines(forks, store, tmp_path / "launcher")
+    made.tokens = tokens
+    return made
+
+
+@pytest.fixture(scope="module")
+def unbroken(forks, tokens, tmp_path_factory):
+    job = write_job(tmp_path_factory.mktemp("jobs") / "unbroken", tokens, BATCH, execution={"parallel": "fsdp"})
+    assert forks(job) == [0, 0], said_by(job)
+    return job
+
+
+def came(mirror):
+    """Names and bytes of the checkpoints' large files that came to a machine."""
+    told = read_json(mirror.node / "came.json") or {"files": 0, "bytes": 0}
+    return told["files"], told["bytes"]
+
+
+def test_machines_that_replace_others_have_only_their_own_ranks_shards_come(machines, unbroken, tmp_path):
+    lost = machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+    shards = [f"checkpoints/step-00000016/attempt-1/shard-{rank}.safetensors" for rank in range(2)]
+    assert [sorted(path.name for path in mirror.local.rglob("step-00000016/*/shard-*")) for mirror in lost] == [
+        ["shard-0.safetensors"],
+        ["shard-1.safetensors"],
+    ], "no machine gets another's shard while it trains"
+    sizes = [(lost[rank].local / shards[rank]).stat().st_size for rank in range(2)]
+
+    others = machines.train(tmp_path / "others", parallel="fsdp")
+    assert [came(mirror) for mirror in others] == [(1, size) for size in sizes]
+    job = others[0].local
+    assert result(job)["resumed_from_step"] == 16
+    assert numbers(job) == numbers(unbroken), "bit for bit, and with the records of the machines before"
+    behind = [line["store_behind_steps"] for line in all_lines(job)]
+    assert max(behind) <= EVERY and result(job)["store_behind_seconds"] > 0, "with every save waited for, one interval"
+    kept = {name.rpartition("/")[0] for name in machines.stored("manifest.json")}
+    assert len(kept) == 2 and {name.rpartition("/")[0] for name in machines.stored(".safetensors")} == kept
+    assert len(machines.stored(".safetensors")) == 4, (
+        "what retention deletes on the leader is deleted in the store, of all"
+    )
+
+
+def test_machines_that_divide_the_network_otherwise_have_all_of_it_come(machines, unbroken, tmp_path):
+    machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+    whole = machines.train(tmp_path / "whole", dies=20, parallel="ddp")
+    assert [came(mirror)[0] for mirror in whole] == [2, 2]
+    (alone,) = machines.train(tmp_path / "alone", ranks=1, parallel="ddp")
+    assert came(alone)[0] == 2 and result(alone.local)["resumed_from_step"] == 16
+    found, wanted = numbers(alone.local), numbers(unbroken)
+    assert list(found) == list(wanted)
+    for step in wanted:
+        assert found[step][:3] == pytest.approx(wanted[step][:3], rel=1e-3), step
+
+
+def test_a_shard_that_is_bad_in_the_store_is_passed_over_by_all_machines(machines, unbroken, tmp_path):
+    machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+    bad = "jobs/one/checkpoints/step-00000016/attempt-1/shard-1.safetensors"
+    data = bytearray(machines.side.container.get(bad).data)
+    data[-1] ^= 1
+    machines.side.container.remove(bad)
+    machines.side.container.put(bad, bytes(data))
+    others = machines.train(tmp_path / "others", parallel="fsdp")
+    job = others[0].local
+    assert result(job)["resumed_from_step"] == 8
+    assert "shard-1" in read_json(job / "checkpoints/step-00000016/attempt-1/quarantined.json")["reason"]
+    assert numbers(job) == numbers(unbroken)
+
+
+def test_a_store_that_is_too_far_behind_ends_the_run_with_a_reason(forks, tokens, tmp_path):
+    """Nobody sends anything here: a mirror that is stuck."""
+    job = write_job(tmp_path / "job", tokens, BATCH, every=4, execution={"parallel": "ddp"})
+    agree_to(job, max_lag_seconds=0.5, ranks_per_node=2)
+    assert forks(job, fault=WAITS) == [1, 1], said_by(job)
+    assert "3 checkpoints in a row failed" in error(job)["message"]
+    assert "not in the store after 0.5 s" in error(job)["message"]
+    assert all_lines(job)[-1]["store_behind_steps"] >= 12
