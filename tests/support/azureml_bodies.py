@@ -115,6 +115,10 @@ def _value_problem(value: Any, sent: Any, hints: tuple[Any, ...], path: str) -> 
             return f"{path} must have texts only"
         found = (_value_problem(each, sent[key], (), f"{path}/{key}") for key, each in value.items())
         return next(filter(None, found), "")
+    if isinstance(value, list):
+        inner = next((get_args(hint) for hint in hints if get_origin(hint) is list), ())
+        found = (_value_problem(one, sent[k], inner, f"{path}/{k}") for k, one in enumerate(value))
+        return next(filter(None, found), "")
     plain = [hint for hint in hints if hint in (str, int, bool)]
     known = len(plain) == len([hint for hint in hints if hint is not type(None)]) > 0
     if known and type(sent) not in plain:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import azureml_bodies
 from azure.ai.ml._restclient.arm_ml_service import models
-from azureml_service import TOKEN, WHERE, Trouble
+from azureml_service import API_VERSIONS, NOT_ALLOWED, TOKEN, WHERE, Trouble
 
-API_VERSION = "2025-01-01-preview"
+API_VERSION = API_VERSIONS[-1]
 KEY = "a key of the endpoint"
 OPERATION_SECONDS = 0.05
 MOVING = ("Creating", "Updating", "Deleting")
@@ -50,12 +50,25 @@ WORDS = {
 }
 
 
+class Container(Protocol):
+    """What runs of a deployment, where one really runs (azure_world.py)."""
+
+    def state(self) -> str:
+        """`starting`, `ready`, or why it is neither."""
+        ...
+
+    def ask(self, body: Any) -> Reply: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass
 class Resource:
     """An endpoint or a deployment, as the service keeps it."""
 
     body: dict[str, Any]
     state: str = "Creating"
+    container: Container | None = None
 
     def told(self, identity: str, **more: Any) -> dict[str, Any]:
         name = identity.rpartition("/")[2]
@@ -79,7 +92,20 @@ class Operation:
     finish: Callable[[], None]
     due: float
     error: tuple[str, str] | None = None
+    container: Container | None = None
+    undo: Callable[[], None] = lambda: None
     over: bool = False
+
+    def advance(self) -> None:
+        """Finish it when it is due; with a container, once that is ready or has failed."""
+        state = self.container.state() if self.container else "ready"
+        if self.over or time.monotonic() < self.due or state == "starting":
+            return None
+        self.over = True
+        if state == "ready":
+            return self.finish()
+        self.error = ("ResourceNotReady", f"User container has crashed or terminated: {state}")
+        return self.undo()
 
 
 @dataclass
@@ -87,6 +113,12 @@ class State:
     """Everything that a test may look at or bring about."""
 
     golden: Mapping[str, Any]
+    url: str = ""
+    """Under which it is asked."""
+    scoring: str = ""
+    """Address of an endpoint's answers, with `{name}` in it; empty: here."""
+    allows: Callable[[str | None], int] = lambda header: 200 if header == f"Bearer {TOKEN}" else 401
+    """As in azureml_service.py."""
     resources: dict[str, Resource] = field(default_factory=dict)
     assets: dict[str, dict[str, Any]] = field(default_factory=dict)
     datastores: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -101,6 +133,8 @@ class State:
     """By model reference."""
     metrics: list[dict[str, Any]] | None = None
     """Of Azure Monitor; None: it has no right to answer us."""
+    run: Callable[[str, dict[str, Any]], Container] | None = None
+    """Starts the container of a deployment by its key and body; None: deployments answer from `golden`."""
     log: list[str] = field(default_factory=list)
     traffic: list[dict[str, int]] = field(default_factory=list)
     """Every state of the shares, in their order."""
@@ -118,18 +152,19 @@ class State:
         start = f"onlineEndpoints/{name}/deployments/"
         return sorted(key.removeprefix(start) for key in self.resources if key.startswith(start))
 
-    def begin(self, said: str, finish: Callable[[], None], undo: Callable[[], None]) -> str:
+    def begin(
+        self, said: str, finish: Callable[[], None], undo: Callable[[], None], container: Container | None = None
+    ) -> str:
         error = next((error for pattern, error in self.failing.items() if re.search(pattern, said)), None)
-        number = uuid.uuid4().hex
-        self.operations[number] = Operation(undo if error else finish, time.monotonic() + OPERATION_SECONDS, error)
+        number = f"endpoint-{uuid.uuid4().hex}"
+        due = time.monotonic() + OPERATION_SECONDS
+        self.operations[number] = Operation(undo if error else finish, due, error, container, undo)
         return number
 
     def advance(self) -> None:
         """Finish what is due: the service does so whether anybody asks or not."""
-        for operation in self.operations.values():
-            if not operation.over and time.monotonic() >= operation.due:
-                operation.over = True
-                operation.finish()
+        for operation in [one for one in self.operations.values() if not one.over]:
+            operation.advance()
 
 
 def scaling_problem(name: str, body: dict[str, Any]) -> str:
@@ -218,11 +253,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refused(self, path: str) -> Reply | None:
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return 401, _error("InvalidAuthenticationToken", "The access token is invalid or has expired."), {}
+        if (code := self.state.allows(self.headers.get("Authorization"))) != 200:
+            return code, NOT_ALLOWED[code], {}
         asked = parse_qs(urlsplit(self.path).query).get("api-version", [""])[0]
         scaling = path.startswith(SCALING)
-        if asked != ("2018-01-01" if path.endswith("/metrics") else "2022-10-01" if scaling else API_VERSION):
+        if asked not in (
+            ("2018-01-01",) if path.endswith("/metrics") else ("2022-10-01",) if scaling else API_VERSIONS
+        ):
             return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
         if not path.startswith((WHERE, SCALING, "/operations/")):
             return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
@@ -242,6 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("PUT", rf"{SCALING.strip('/')}/([^/]+)", lambda name: self._scale(name, body)),
             ("DELETE", rf"{SCALING.strip('/')}/([^/]+)", lambda name: self._scale(name, None)),
             ("GET", rf"({endpoint}(?:/deployments/[^/]+)?)", self._get),
+            ("GET", rf"(onlineEndpoints|{endpoint}/deployments)", self._list),
             ("PUT", rf"({endpoint})", lambda key: self._put_endpoint(key, body)),
             ("PUT", rf"({endpoint}/deployments/[^/]+)", lambda key: self._put_deployment(key, body)),
             ("DELETE", rf"({endpoint}(?:/deployments/[^/]+)?)", self._delete),
@@ -255,10 +293,14 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.state.resources.get(key)
         if found is None:
             return 404, _error("NotFound", f"{key} not found"), {}
-        more = (
-            {} if "/deployments/" in key else {"scoringUri": f"http://127.0.0.1:{self.server.server_address[1]}/score"}
-        )
-        return 200, found.told(key, **more), {}
+        own = {"scoringUri": self.state.scoring.format(name=key.partition("/")[2]) or f"{self.state.url}/score"}
+        more = {} if "/deployments/" in key else own
+        filled = {} if found.body["properties"].get("scaleSettings") else {"scaleSettings": {"scaleType": "Default"}}
+        return 200, found.told(key, **more, **(filled if "/deployments/" in key else {})), {}
+
+    def _list(self, where: str) -> Reply:
+        keys = [key for key in self.state.resources if key.rpartition("/")[0] == where]
+        return 200, {"value": [self._get(key)[1] for key in sorted(keys)]}, {}
 
     def _put_asset(self, body: Any, kind: str, name: str, version: str) -> Reply:
         if wrong := problem(kind, body):
@@ -267,7 +309,18 @@ class _Handler(BaseHTTPRequestHandler):
         if uri and (refused := azureml_bodies.unreadable(uri, self.state.datastores)):
             return 400, _error(*refused), {}
         self.state.assets[f"{WHERE}/{kind}/{name}/versions/{version}"] = body
-        return 201, {"id": f"{WHERE}/{kind}/{name}/versions/{version}", "name": version, **body}, {}
+        filled = {
+            "flavors": {},
+            "properties": {},
+            "tags": {},
+            **{k: v for k, v in body["properties"].items() if v is not None},
+        }
+        identity = f"{WHERE}/{kind}/{name}/versions/{version}"
+        return (
+            201,
+            {"id": identity, "name": version, **body, "properties": filled if kind == "models" else body["properties"]},
+            {},
+        )
 
     def _datastore(self, name: str) -> Reply:
         found = self.state.datastores.get(name)
@@ -310,10 +363,12 @@ class _Handler(BaseHTTPRequestHandler):
             return 400, _error("ImagePullUnauthorized", "the endpoint's identity has no right to pull the image"), {}
         if endpoint.state in MOVING or (key in self.state.resources and self.state.resources[key].state in MOVING):
             return 409, _error("Conflict", f"{key} or its endpoint is being changed"), {}
-        made = self.state.resources[key] = Resource(body)
-        return self._accepted(
-            "PUT", key, lambda: _become(made, "Succeeded"), lambda: _become(made, "Failed"), status=201
-        )
+        if (before := self.state.resources.get(key)) and before.container:
+            before.container.stop()
+        container = self.state.run(key, body) if self.state.run else None
+        made = self.state.resources[key] = Resource(body, container=container)
+        up, down = (lambda: _become(made, "Succeeded")), (lambda: _become(made, "Failed"))
+        return self._accepted("PUT", key, up, down, status=201, container=container)
 
     def _delete(self, key: str) -> Reply:
         found = self.state.resources.get(key)
@@ -328,15 +383,23 @@ class _Handler(BaseHTTPRequestHandler):
 
         def gone() -> None:
             for each in [one for one in self.state.resources if one == key or one.startswith(f"{key}/")]:
-                del self.state.resources[each]
+                if container := self.state.resources.pop(each).container:
+                    container.stop()
 
         return self._accepted("DELETE", key, gone, lambda: _become(found, "Succeeded"), status=202)
 
     def _accepted(
-        self, method: str, key: str, finish: Callable[[], None], undo: Callable[[], None], *, status: int
+        self,
+        method: str,
+        key: str,
+        finish: Callable[[], None],
+        undo: Callable[[], None],
+        *,
+        status: int,
+        container: Container | None = None,
     ) -> Reply:
-        number = self.state.begin(f"{method} {key}", finish, undo)
-        page = f"http://127.0.0.1:{self.server.server_address[1]}/operations/{number}?api-version={API_VERSION}"
+        number = self.state.begin(f"{method} {key}", finish, undo, container)
+        page = f"{self.state.url}/operations/{number}?api-version={API_VERSION}"
         headers = {"Azure-AsyncOperation": page, "Location": page}
         return status, None if status == 202 else self._get(key)[1], headers
 
@@ -401,6 +464,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.heard.append((chosen, bool(colour)))
         if found is None or found.state != "Succeeded":
             return 404, {"error": "no such deployment"}, {}
+        if found.container:
+            return found.container.ask(body)
         ref = found.body["properties"]["environmentVariables"]["MODEL_REF"]
         how = self.state.behaviour.get(ref, Behaviour())
         time.sleep(how.seconds)
@@ -429,10 +494,11 @@ def serving(golden: Mapping[str, Any]) -> Iterator[tuple[str, State]]:
     """The workspace's address and state, while the block runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
-    server.state = state = State(golden)  # type: ignore[attr-defined]
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    server.state = state = State(golden, url)  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        yield url, state
     finally:
         server.shutdown()
         server.server_close()

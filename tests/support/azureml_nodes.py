@@ -49,7 +49,7 @@ class Nodes:
                     continue
                 waiting.remove(process)
                 if code and not failed:
-                    failed = code
+                    failed = code if code > 0 else 128 - code
                     self.terminate()
         return failed
 
@@ -89,17 +89,17 @@ class Nodes:
     def _environment(self, rank: int, here: Path) -> dict[str, str]:
         """Of the container and of the distribution; nothing of whoever runs the tests."""
         machine = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(here)}
-        run = {
-            "AZUREML_RUN_ID": self.name,
-            "AZ_BATCH_NODE_ID": f"node-{self.name[-6:]}-{rank}",
-            "TMPDIR": f"{here}/tmp",
-        }
+        run = {"TMPDIR": f"{here}/tmp", **self.of_the_service(rank, "127.0.0.1")}
+        return {**machine, **run, **self.given, **(self.job.get("environmentVariables") or {})}
+
+    def of_the_service(self, rank: int, leader: str) -> dict[str, str]:
+        """The variables by which a node knows its job and its place in it."""
         kind = (self.job.get("distribution") or {}).get("distributionType")
         launch = {"NODE_RANK": str(rank), "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(self.count)}
-        torch = {**launch, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "6105"}
-        mpi = {"OMPI_COMM_WORLD_RANK": str(rank), "AZ_BATCH_MASTER_NODE": "127.0.0.1:6000"}
+        torch = {**launch, "MASTER_ADDR": leader, "MASTER_PORT": "6105"}
+        mpi = {"OMPI_COMM_WORLD_RANK": str(rank), "AZ_BATCH_MASTER_NODE": f"{leader}:6000"}
         distributed = {"PyTorch": torch, "Mpi": mpi}.get(str(kind), {})
-        return {**machine, **run, **distributed, **self.given, **(self.job.get("environmentVariables") or {})}
+        return {"AZUREML_RUN_ID": self.name, "AZ_BATCH_NODE_ID": f"node-{self.name[-6:]}-{rank}", **distributed}
 
     def _command(self, here: Path) -> str:
         """The command, its inputs filled in: a direct one is its address, a downloaded one the path of what came."""

@@ -23,6 +23,12 @@ from azureml_nodes import Nodes
 from azurite import Endpoint
 
 API_VERSION = "2025-01-01-preview"
+API_VERSIONS = (
+    *("2022-02-01-preview", "2022-05-01", "2022-10-01", "2022-10-01-preview", "2023-02-01-preview", "2023-04-01"),
+    *("2023-04-01-preview", "2023-06-01-preview", "2023-08-01-preview", "2023-10-01", "2024-01-01-preview"),
+    *("2024-04-01-preview", "2024-10-01-preview", API_VERSION),
+)
+"""Those that azure-ai-ml 1.35 sends, each to other resources (azure/ai/ml/_ml_client.py)."""
 HISTORY_VERSION = "v1.0"
 TOKEN = "a token of the tests"
 WHERE = "/subscriptions/s/resourceGroups/g/providers/Microsoft.MachineLearningServices/workspaces/w"
@@ -62,6 +68,8 @@ class JobRecord:
     nodes: Nodes | None = None
     cancelled: bool = False
     preempted: bool = False
+    again: bool = False
+    """Its nodes were taken away, and it waits for others."""
     history: list[str] = field(default_factory=list)
 
     def become(self, status: str) -> None:
@@ -69,15 +77,32 @@ class JobRecord:
         self.history.append(status)
 
 
+class NotStarted(Exception):
+    """Why a job does not begin, such as for its image: the service's code and message."""
+
+
 class AzureMlService(ThreadingHTTPServer):
     """One workspace, `w`, with one cluster, `cpu`. Everything that a test may look at or bring about is an attribute."""
 
     daemon_threads = True
 
-    def __init__(self, blobs: Endpoint, base: Path, environment: dict[str, str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(
+        self,
+        blobs: Endpoint,
+        base: Path,
+        environment: dict[str, str],
+        *,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        url: str = "",
+    ) -> None:
+        super().__init__(address, _Handler)
+        self.url = url or f"http://127.0.0.1:{self.server_address[1]}"
         self.blobs, self.base, self.environment = blobs, base, environment
-        self.token = TOKEN
+        self.token, self.signature = TOKEN, uuid.uuid4().hex
+        self.allows: Callable[[str | None], int] = lambda header: 200 if header == f"Bearer {self.token}" else 401
+        """What an Authorization header is answered with: 200, 401, or 403 for somebody without a role."""
+        self.nodes_of: Callable[[JobRecord], Nodes] = self._nodes
+        """The nodes of a job that begins; raises NotStarted."""
         self.jobs: dict[str, JobRecord] = {}
         self.assets: dict[str, dict[str, Any]] = {}
         self.datastores: dict[str, dict[str, Any]] = {}
@@ -95,9 +120,19 @@ class AzureMlService(ThreadingHTTPServer):
         self.usages: list[dict[str, Any]] = []
         self.lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    @contextmanager
+    def running(self) -> "Iterator[AzureMlService]":
+        """It answers while the block runs; then nothing of its jobs is left."""
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            for job in list(self.jobs.values()):
+                job.cancelled = True
+                if job.nodes:
+                    job.nodes.kill()
+            self.shutdown()
+            self.server_close()
 
     def record(self, name: str) -> JobRecord:
         return self.jobs[name]
@@ -106,6 +141,13 @@ class AzureMlService(ThreadingHTTPServer):
         """Take a job's low priority nodes away, as Azure does: at once."""
         job = self.jobs[name]
         job.preempted = True
+        if job.nodes:
+            job.nodes.kill()
+
+    def requeue(self, name: str) -> None:
+        """Take its nodes away, and start the same job on others: a job of Azure Batch waits for nodes again."""
+        job = self.jobs[name]
+        job.again = True
         if job.nodes:
             job.nodes.kill()
 
@@ -143,20 +185,34 @@ class AzureMlService(ThreadingHTTPServer):
     def _live(self, job: JobRecord) -> None:
         """A job's life, from NotStarted to its end."""
         error, self.fails_with = self.fails_with, None
+        if not self._waited(job):
+            return job.become("Canceled")
+        try:
+            if error:
+                raise NotStarted(*error)
+            job.nodes = self.nodes_of(job)
+        except NotStarted as why:
+            return self._fail(job, *why.args)
+        job.become("Running")
+        code = job.nodes.run()
+        if job.again:
+            job.again = False
+            return self._live(job)
+        return self._end(job, code)
+
+    def _waited(self, job: JobRecord) -> bool:
+        """The time before it runs; False when it is cancelled meanwhile."""
         for status in ("Queued", "Preparing"):
             time.sleep(STEP_SECONDS)
             if job.cancelled:
-                return job.become("Canceled")
+                return False
             job.become(status)
         while not self.holds.wait(STEP_SECONDS):
             if job.cancelled:
-                return job.become("Canceled")
-        if error:
-            return self._fail(job, *error)
-        place = self.base / job.name
-        job.nodes = Nodes(self.blobs, place, job.name, job.body["properties"], self.environment, self.datastores)
-        job.become("Running")
-        code = job.nodes.run()
+                return False
+        return True
+
+    def _end(self, job: JobRecord, code: int) -> None:
         if job.preempted:
             return self._fail(job, "NodePreempted", "The low priority nodes of the job were preempted.")
         if job.cancelled:
@@ -165,6 +221,10 @@ class AzureMlService(ThreadingHTTPServer):
             return self._fail(job, "UserError", f"Execution failed. User process exited with status code {code}.")
         job.become("Finalizing")
         return job.become("Completed")
+
+    def _nodes(self, job: JobRecord) -> Nodes:
+        place = self.base / job.name
+        return Nodes(self.blobs, place, job.name, job.body["properties"], self.environment, self.datastores)
 
     def _fail(self, job: JobRecord, code: str, message: str) -> None:
         outer = "UserError" if code.startswith(("User", "Image")) else "ServiceError"
@@ -213,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(code, said, headers)
 
     def _send(self, code: int, said: Any, headers: dict[str, str]) -> None:
-        data = json.dumps(said).encode() if said is not None else b""
+        data = b"" if said is None else (said if isinstance(said, str) else json.dumps(said)).encode()
         self.send_response(code)
         for key, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
             self.send_header(key, value)
@@ -228,12 +288,12 @@ class _Handler(BaseHTTPRequestHandler):
         return fits[0] if fits else None
 
     def _refused(self, path: str) -> tuple[int, Any, dict[str, str]] | None:
-        if path == "/discovery":
+        if path == "/discovery" or path.startswith("/logs/"):
             return None
-        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            return 401, _error("InvalidAuthenticationToken", "The access token is invalid or has expired."), {}
+        if (code := self.server.allows(self.headers.get("Authorization"))) != 200:
+            return code, NOT_ALLOWED[code], {}
         asked = self._query.get("api-version", [""])[0]
-        if asked != (HISTORY_VERSION if path.startswith("/history/") else API_VERSION):
+        if asked not in (("", HISTORY_VERSION) if path.startswith("/history/") else API_VERSIONS):
             return 400, _error("InvalidApiVersionParameter", f"The api-version '{asked}' is invalid."), {}
         if not path.startswith((WHERE, f"/history/v1.0{WHERE}", "/operations/", USAGES)):
             return 404, _error("ResourceNotFound", f"The resource {path} was not found."), {}
@@ -259,6 +319,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("GET", r"operations/([^/]+)", self._operation),
             ("GET", USAGES.strip("/"), self._usages),
             ("GET", rf"history/v1.0{WHERE}/runs/([^/]+)/details", self._details),
+            ("GET", r"logs/([^/]+)/(\d+)", self._log),
         ]
         for verb, pattern, do in routes:
             found = re.fullmatch(pattern, rest)
@@ -344,7 +405,21 @@ class _Handler(BaseHTTPRequestHandler):
         job = self.server.jobs.get(name)
         if job is None:
             return 404, _error("UserError", f"Run {name} not found"), {}
-        return 200, {"runId": name, "status": job.status, **({"error": job.error} if job.error else {})}, {}
+        logs = {
+            f"user_logs/std_log_{rank}.txt" if job.nodes and job.nodes.count > 1 else "user_logs/std_log.txt": (
+                f"{self.server.url}/logs/{name}/{rank}?sig={self.server.signature}"
+            )
+            for rank in range(job.nodes.count if job.nodes else 0)
+        }
+        error = {"error": job.error} if job.error else {}
+        return 200, {"runId": name, "status": job.status, "logFiles": logs, **error}, {}
+
+    def _log(self, _: Any, name: str, rank: str) -> tuple[int, Any, dict[str, str]]:
+        """Of a node, by an address that needs no token, as a shared access signature does."""
+        nodes = self.server.jobs[name].nodes
+        if self._query.get("sig") != [self.server.signature] or nodes is None:
+            return 403, _error("AuthenticationFailed", "Signature did not match."), {}
+        return 200, nodes.log(int(rank)), {"Content-Type": "text/plain"}
 
 
 def _told(job: JobRecord) -> dict[str, Any]:
@@ -357,17 +432,16 @@ def _error(code: str, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
 
 
+NOT_ALLOWED = {
+    401: _error("InvalidAuthenticationToken", "The access token is invalid or has expired."),
+    403: _error(
+        "AuthorizationFailed", f"The client does not have authorization to perform this action over scope {WHERE}."
+    ),
+}
+
+
 @contextmanager
 def serving(blobs: Endpoint, base: Path, environment: dict[str, str]) -> Iterator[AzureMlService]:
     """The workspace answers while the block runs; then nothing of its jobs is left. `environment` is what nodes have."""
-    service = AzureMlService(blobs, base, environment)
-    threading.Thread(target=service.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with AzureMlService(blobs, base, environment).running() as service:
         yield service
-    finally:
-        for job in list(service.jobs.values()):
-            job.cancelled = True
-            if job.nodes:
-                job.nodes.kill()
-        service.shutdown()
-        service.server_close()

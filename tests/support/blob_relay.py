@@ -198,13 +198,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Relay(ThreadingHTTPServer):
-    """A server before another one, on a port that the system gives it."""
+    """A server before another one; without an address, on a port that the system gives it."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, behind: Endpoint) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, behind: Endpoint, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        super().__init__(address, Handler)
         self.upstream = Upstream(behind.port)
         self.log: list[Request] = []
         """Every request, without its body."""

@@ -60,10 +60,12 @@ class Built:
         return self.config["Healthcheck"]["Test"][1:]
 
     def command(self, *argv: str | Path, network: bool = True, mounts: dict[str, Path] | None = None,
-                read_only: dict[str, Path] | None = None, host: str = "", user: str = "", **env: str) -> list[str]:  # fmt: skip
+                read_only: dict[str, Path] | None = None, host: str = "", alone: bool = False, user: str = "",
+                **env: str) -> list[str]:  # fmt: skip
         """A command of the image as one of this machine. `mounts` may be written to, by the image's user, or another UID:GID.
 
-        Commands with one name of a `host` see each other's processes, as with `docker exec`; and those of this machine.
+        Commands with one name of a `host` see each other's processes, as with `docker exec`; and those of this machine. With
+        `alone` it sees its own only.
         """
         words = ["bwrap", "--ro-bind", self.root, "/", "--proc", "/proc", "--dev", "/dev"]
         for place in ("/tmp", "/dev/shm"):
@@ -71,7 +73,7 @@ class Built:
         words += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf", "--unshare-ipc", "--unshare-uts"]
         words += ["--hostname", host or "container", "--die-with-parent", "--clearenv"]
         words += [] if network else ["--unshare-net"]
-        words += [] if host else ["--unshare-pid"]
+        words += [] if host and not alone else ["--unshare-pid"]
         for target, source in (read_only or {}).items():
             words += ["--ro-bind", source, self._mount_point(target, source)]
         uid, gid = (user or self.user).split(":")

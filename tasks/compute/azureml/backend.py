@@ -50,12 +50,26 @@ CAUSES: tuple[tuple[re.Pattern[str], Failure, str], ...] = (
     (re.compile(r"node.*(unhealthy|unusable|lost|failed)|NodeFailure|DiskFull", re.I), "node", ""),
 )
 """Read from the first on: pattern in the service's codes and messages, class, remedy."""
+SILENT: tuple[tuple[re.Pattern[str], Failure, str], ...] = (
+    (
+        re.compile(r"status code 6\b"),
+        "missing",
+        "A node could not use the store: `headway doctor --rights` prints the roles that the cluster's identity needs.",
+    ),
+    (
+        re.compile(r"status code 2\b"),
+        "user",
+        "A node did not understand its command: cluster.image has to hold the release of Headway that submits.",
+    ),
+)
+"""The same for a job whose nodes left no mark in its folder: exit codes of tasks/jobs/node/mirror.py."""
 
 
-def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path) -> JobState:
+def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path, log_line: str = "") -> JobState:
     """A job's state: what the service says of it, and how its leader said that it ended. `folder` is up to date.
 
-    `result` None: an administrator deleted it. `why` is the run history's error of one that failed.
+    `result` None: an administrator deleted it. `why` is the run history's error of one that failed, `log_line` the last line of
+    a node's log.
     """
     if result is None:
         return JobState(state="lost", reason="Azure ML has no job of this name any more: somebody deleted it")
@@ -75,16 +89,21 @@ def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path) -
     if status == "Canceled":
         return JobState(state="ended", code=1, reason="cancelled", attempts=attempts, failure="cancelled")
     output = words(why)
-    cause, remedy = cause_of(output)
+    if marked and marked.reason == "cancelled":
+        marked = (
+            None  # the service stopped this node because another one had failed; who cancels a job leaves it Canceled
+        )
+    cause, remedy = cause_of(output, CAUSES if marked else (*SILENT, *CAUSES))
     if marked and cause not in ("preempted", "node", "missing"):
         return marked if marked.code else JobState(state="ended", code=1, reason=output or status, attempts=attempts)
-    reason = " ".join(part for part in (output or "Azure ML says Failed, and not why", remedy) if part)
+    log_line = f"Its log ends with: {log_line}" if log_line else ""
+    reason = " ".join(part for part in (output or "Azure ML says Failed, and not why", log_line, remedy) if part)
     return JobState(state="ended", code=1, reason=reason, attempts=attempts, failure=cause, failed_nodes=())
 
 
-def cause_of(text: str) -> tuple[Failure, str]:
+def cause_of(text: str, causes: Sequence[tuple[re.Pattern[str], Failure, str]] = CAUSES) -> tuple[Failure, str]:
     """The class of what the service said, and what a person can do."""
-    for pattern, cause, remedy in CAUSES:
+    for pattern, cause, remedy in causes:
         if pattern.search(text):
             return cause, remedy
     return "infrastructure", ""
@@ -101,7 +120,7 @@ def words(why: dict[str, Any]) -> str:
     return ": ".join(part for part in ("/".join(messages), message) if part)[:600]
 
 
-log = logging.getLogger("headway.azureml")
+logger = logging.getLogger("headway.azureml")
 
 
 class AzureMlMachines(Machines):
@@ -248,18 +267,19 @@ class AzureMlBackend:
             if not over:  # of this job alone: the others' states are known
                 return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
             return JobState(state="ended", code=error.exit_code, reason=str(error), failure="integrity")
-        state = state_of(result, self._why(name) if status == "Failed" else {}, folder)
+        why, log_line = self._why(name, log=ended_state(folder) is None) if status == "Failed" else ({}, "")
+        state = state_of(result, why, folder, log_line)
         if state.code == 0 and (folder / "result.json").exists():
             self._folders.drop_checkpoints(prefix, folder)
         return state
 
-    def _why(self, name: str) -> dict[str, Any]:
-        """The error of a job that failed; without an answer, none: that it failed is known."""
+    def _why(self, name: str, *, log: bool) -> tuple[dict[str, Any], str]:
+        """The error of a job that failed, and the last line of its log; without an answer, none: that it failed is known."""
         try:
-            return self._workspace.why(name)
+            return self._workspace.why(name), self._workspace.log_line(name) if log else ""
         except (HeadwayError, ValueError) as error:
-            log.warning("why %s failed is not known: %s", name, error)
-            return {}
+            logger.warning("why %s failed is not known: %s", name, error)
+            return {}, ""
 
     @property
     def store(self) -> str:

@@ -7,12 +7,12 @@ means to a person, is tasks/azure/arm_client.py. Why not by the SDK's MLClient i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from tasks.azure.arm_client import USER_TOKEN, Arm, explain, workspace_id
+from tasks.azure.arm_client import CONNECT_SECONDS, READ_SECONDS, USER_TOKEN, Arm, explain, workspace_id
 from tasks.azure.datastore import Datastore
 from tasks.common.errors import Missing
 from tasks.config.backends.azureml import AzureMlConfig
@@ -23,6 +23,7 @@ JOB_SCOPE = "https://ml.azure.com/.default"
 LISTED = 500
 """Most jobs of a listing that are looked at; what is older is asked for by its name."""
 HISTORY_VERSION = "v1.0"
+LOGS_LOOKED_AT, LINE_CHARACTERS = 4, 300
 
 
 class Workspace:
@@ -92,10 +93,25 @@ class Workspace:
 
     def why(self, name: str) -> dict[str, Any]:
         """The error that the run history has of a job: `code`, `message`, and so on inwards; empty without one."""
+        return dict((self._details(name).get("error") or {}).get("error") or {})
+
+    def log_line(self, name: str) -> str:
+        """The last line that a node of a job wrote, as far as the run history shows its log; empty without one."""
+        import requests
+
+        logs = self._details(name).get("logFiles") or {}
+        for key in sorted(key for key in logs if key.startswith("user_logs/std_log"))[:LOGS_LOOKED_AT]:
+            with suppress(requests.RequestException):  # the workspace's storage may be closed to this network
+                answer = requests.get(logs[key], timeout=(CONNECT_SECONDS, READ_SECONDS))
+                lines = [line.strip() for line in answer.text.splitlines() if line.strip()] if answer.ok else []
+                if lines:
+                    return lines[-1][:LINE_CHARACTERS]
+        return ""
+
+    def _details(self, name: str) -> dict[str, Any]:
         with self._in_words():
             path = f"/history/v1.0{workspace_id(self.config)}/runs/{name}/details"
-            details = self._history.ask(path, {"api-version": HISTORY_VERSION})
-        return dict((details.get("error") or {}).get("error") or {})
+            return self._history.ask(path, {"api-version": HISTORY_VERSION})
 
     def _path(self, *parts: str) -> str:
         return "/".join((workspace_id(self.config), *parts))

@@ -352,9 +352,9 @@ def main(arguments: list[str]) -> int:
     try:
         mirror.begin()
     except (HeadwayError, ValueError) as error:
-        print(f"mirror: {error}", file=sys.stderr, flush=True)
         mirror.report(error)
-        return 1
+        print(f"mirror: {error}", file=sys.stderr, flush=True)
+        return error.exit_code if isinstance(error, HeadwayError) else 1
     return run(mirror, [word for word in options.command if word != "--"])
 
 

@@ -92,7 +92,7 @@ def test_a_missing_token_and_another_version_are_refused(service):
     assert ask(service, "PUT", f"{WHERE}/jobs/a", BODY, token="another")[0] == 401
     code, answer, _ = ask(service, "PUT", f"{WHERE}/jobs/a", BODY, version="2020-01-01")
     assert (code, answer["error"]["code"]) == (400, "InvalidApiVersionParameter")
-    assert ask(service, "PUT", f"{WHERE}/jobs/a", BODY, version="2024-01-01-preview")[0] == 400
+    assert ask(service, "PUT", f"{WHERE}/jobs/a", BODY, version="2024-01-02-preview")[0] == 400
     assert ask(service, "GET", "/subscriptions/s/resourceGroups/other/providers/x")[0] == 404
     assert not service.submitted
 
