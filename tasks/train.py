@@ -52,7 +52,7 @@ def train(
     count.
     """
     require_signer(Checkpoint, config.model)
-    _require_folder(config.engine, on)
+    _require_folder(config, on)
     if base:
         require_signed(base)
     limits = saving(
@@ -78,11 +78,12 @@ def train(
     return checkpoint
 
 
-def _require_folder(engine: str, on: Cluster) -> None:
-    why = ENGINES[engine].cannot_mirror
+def _require_folder(config: TrainingConfig, on: Cluster) -> None:
+    """Raise ValueError where machines share no folder and the engine needs one."""
+    why = ENGINES[config.engine].cannot_mirror
     if why and on.nodes > 1 and not on.config.shares_folder:
         raise ValueError(
-            f"the engine {engine} runs on one machine of {on.name}, whose machines share no folder; nodes is {on.nodes}: {why}. "
+            f"the engine {config.engine} runs on one machine where machines share no folder, and nodes is {on.nodes}: {why}. "
             "Set cluster.nodes to 1, use the engine torch or deepspeed, or a cluster with a shared folder (slurm)"
         )
 
