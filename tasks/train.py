@@ -14,7 +14,7 @@ from typing import Any
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Plan, Tokens
 from tasks.config.continue_from import Origin, TakeOver
 from tasks.config.engines.registry import ENGINES
-from tasks.config.training import EngineName, ExecutionConfig, TrainingConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
@@ -52,7 +52,7 @@ def train(
     count.
     """
     require_signer(Checkpoint, config.model)
-    _require_folder(config.engine, on)
+    _require_folder(config, on)
     if base:
         require_signed(base)
     limits = saving(
@@ -78,11 +78,12 @@ def train(
     return checkpoint
 
 
-def _require_folder(engine: EngineName, on: Cluster) -> None:
-    why = ENGINES[engine].cannot_mirror
+def _require_folder(config: TrainingConfig, on: Cluster) -> None:
+    """Raise ValueError where machines share no folder and the engine needs one."""
+    why = ENGINES[config.engine].cannot_mirror
     if why and on.nodes > 1 and not on.config.shares_folder:
         raise ValueError(
-            f"the engine {engine} runs on one machine of {on.name}, whose machines share no folder; nodes is {on.nodes}: {why}. "
+            f"the engine {config.engine} runs on one machine where machines share no folder, and nodes is {on.nodes}: {why}. "
             "Set cluster.nodes to 1, use the engine torch or deepspeed, or a cluster with a shared folder (slurm)"
         )
 

@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.1
 
 
 class CheckpointMirror(threading.Thread):
-    """State: the checkpoints that lay here at the last look, which requests were answered, and what came for them."""
+    """State: the checkpoints that lay here at the last look, which of them whole, the requests answered, and what came."""
 
     def __init__(self, folder: BlobFolder, place: Path, *, leads: bool, fenced: Callable[[], bool]) -> None:
         """`place` is this machine's part of the job's folder. What the leader deletes goes in the store, whosever it was."""
@@ -32,6 +32,7 @@ class CheckpointMirror(threading.Thread):
         self.folder, self._place, self._leads, self._fenced = folder, place, leads, fenced
         self._over = threading.Event()
         self._lay: set[str] = set()
+        self._committed: set[str] = set()
         self._answered: dict[Path, str] = {}
         self._came = {"files": 0, "bytes": 0}
 
@@ -88,17 +89,21 @@ class CheckpointMirror(threading.Thread):
         if not self._leads:
             return
         now = self._lying()
-        self._lay |= now
         for gone in sorted(self._lay - now):
             self._delete(gone)
-            self._lay.discard(gone)
+            self._committed.discard(gone)
+        self._lay = now
 
     def _delete(self, checkpoint: str) -> None:
         self.folder.clear(lambda name: is_written_by_ranks(name) and name.startswith(f"{checkpoint}/"))
 
     def _lying(self) -> set[str]:
+        """Checkpoints that are here: that were committed, or are being written; one whose manifest was taken away is not."""
         local = self.folder.local
-        return {path.relative_to(local).as_posix() for path in (local / "checkpoints").glob("step-*/attempt-*")}
+        lying = {path.relative_to(local).as_posix() for path in (local / "checkpoints").glob("step-*/attempt-*")}
+        whole = {name for name in lying if (local / name / "manifest.json").exists()}
+        self._committed |= whole
+        return lying - (self._committed - whole)
 
     def _answer(self) -> None:
         """What ranks asked for since the last look."""
