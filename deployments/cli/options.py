@@ -42,6 +42,8 @@ def parameters_of(flow: str, config: list[str] | None, dataset: str, set_: list[
 
 def look_at_gpus(cluster: ClusterConfig) -> None:
     """Warn when jobs leave GPUs of the VM size that is named idle. Raises ValueError when they ask for more than it has."""
+    if not (cluster.size and cluster.gpus_per_node):
+        return
     from tasks.benchmark import SAME_GPUS, gpu_mismatch, require_gpus
 
     require_gpus(cluster)

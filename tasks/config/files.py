@@ -25,7 +25,7 @@ TRAINS = "trains"
 INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
-class Loader(yaml.SafeLoader):
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML 1.1 reads 1:8 as minutes and seconds, 68, where a range is meant, and 3e-4 and 2e12 as text: here they are numbers."""
 
 

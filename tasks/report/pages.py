@@ -6,14 +6,16 @@ all pages, `elements.html` what they have in common.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.artifacts import Check
@@ -62,9 +64,13 @@ def inline(name: str) -> Callable[..., Markup]:
 
 @cache
 def _templates() -> Environment:
-    """The templates, each read and compiled once."""
+    """The templates, each compiled once: what they become lies where Python keeps what it compiled of this package."""
+    folder = Path(__file__).parent / "templates"
+    compiled = folder / "__pycache__"
+    kept = compiled.is_dir() and os.access(compiled, os.W_OK) and not sys.dont_write_bytecode
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(folder),
+        bytecode_cache=FileSystemBytecodeCache(str(compiled), "%s.jinja") if kept else None,
         autoescape=True,
         undefined=StrictUndefined,
         finalize=lambda value: "" if value is None else value,

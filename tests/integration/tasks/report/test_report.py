@@ -10,7 +10,9 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from jinja2 import Environment
 
+from tasks.report import pages
 from tasks.report.data import Lineage, RunReport, duration, number, percent, short
 from tasks.report.lineage import BOX_HEIGHT, BOX_WIDTH, lineage_graph, lineage_page
 from tasks.report.page import gather, render_page
@@ -92,6 +94,14 @@ def _report(**changes) -> RunReport:
     made_of = {"dataset": _ref("dataset"), "config_digest": HASH, "commit": "3148e5412aa90b77", "dirty": True}
     config = {"training": {"model": "code", "betas": (0.9, 0.95)}}
     return RunReport.model_validate({**fixed, **made_of, "config": config, **changes})
+
+
+@pytest.mark.skipif(sys.dont_write_bytecode, reason="nothing compiled is kept here")
+def test_templates_are_compiled_once_and_not_at_every_run(monkeypatch):
+    page = render_page(_report())
+    pages._templates.cache_clear()
+    monkeypatch.setattr(Environment, "compile", lambda *_, **__: pytest.fail("compiled once more"))
+    assert render_page(_report()) == page
 
 
 def test_the_page_says_which_documents_training_read_and_what_was_set_aside_by_which_rule():
