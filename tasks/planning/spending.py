@@ -13,6 +13,7 @@ from pathlib import Path
 from tasks.artifacts import Check, Cluster
 from tasks.config.cluster import BACKENDS, ClusterConfig
 from tasks.config.planning import PriceKind, SpendingConfig
+from tasks.hardware.files import is_known
 from tasks.hardware.sku import Sku, load_sku
 from tasks.planning.money import Cost, Spending, cost, discounts_of
 from tasks.planning.prices.book import USUAL_REGION, machine_price, open_book, storage_prices
@@ -108,8 +109,8 @@ def _within_budget(spent: Cost, config: SpendingConfig) -> tuple[Check, ...]:
 
 
 def _within_quota(use: Use, config: SpendingConfig, on: Cluster, *, home: Path) -> tuple[Check, ...]:
-    if not BACKENDS[on.backend].within_quota or not on.sku:
-        return ()
+    if not BACKENDS[on.backend].within_quota or not is_known(on.sku, home / "hardware"):
+        return ()  # hardware that `benchmark.sku` names by a file is known to the qualification alone
     sku = load_sku(on.sku, home / "hardware")
     vcpus = _number(sku, "vcpus")
     if not sku.family or not vcpus:

@@ -54,6 +54,11 @@ def test_a_run_costs_its_machines_for_as_long_as_it_takes_with_its_failures(home
     assert judged(home, SpendingConfig(discount=0.4), cluster())[0].total == pytest.approx(1500.0)
 
 
+def test_hardware_of_a_file_of_its_own_has_no_quota_family(home):
+    _, found = judged(home, SpendingConfig(), cluster(sku="a name that only a file has"))
+    assert found == ()
+
+
 def test_preemptible_machines_are_not_priced_on_demand(home):
     """A plan of them costs the low-priority price of Azure ML, elsewhere the Spot price, and no discount of another kind."""
     prices = yaml.safe_load((home / "prices" / "own.yaml").read_text())
