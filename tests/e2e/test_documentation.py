@@ -297,6 +297,14 @@ def test_every_promise_and_finding_has_its_test_in_make_test(head):
     assert len(told) > 30 and wrong == []
 
 
+@pytest.mark.unit
+def test_every_failure_of_the_first_day_on_azure_has_its_test():
+    told = rows(ROOT / "docs" / "proof" / "azure_day_one.md", "day one")
+    tests = [test.partition("::") for *_, cell, _ in told for test in names(cell)]
+    assert len(told) == 20
+    assert [name for file, _, name in tests if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
 def test_every_link_leads_somewhere():
     wrong = []
     for page in DOCUMENTS:
