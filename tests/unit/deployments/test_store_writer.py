@@ -100,6 +100,7 @@ def test_what_says_what_runs_where_is_not_brought_from_where_jobs_run(tmp_path):
     wanted = []
     synced = SimpleNamespace(pull=wanted.append)
     files = SimpleNamespace(folder=lambda prefix, local, key: synced)
+    files.jobs = files  # folders of jobs lie beside their inputs
     Folders(files).pull("jobs/a", tmp_path / "jobs" / "a", ended=True, key=b"")
     names = (
         "cluster.json",
