@@ -19,7 +19,6 @@ from azurite import ACCOUNT
 from ssh_stand import ssh_stand
 from waiting import limit, until
 
-from tasks.common.errors import Missing
 from tasks.common.process import read_json
 from tasks.compute import open_backend
 from tasks.compute.job import Job
@@ -50,8 +49,7 @@ def stand(tmp_path_factory, home):
         BlobServiceClient.from_connection_string(blobs.connection_string).create_container("jobs")
         variables.setenv(SECRET, blobs.connection_string)
         store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
-        nowhere = {**store, "uri": f"az://{ACCOUNT}/nowhere"}
-        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store, "nowhere": nowhere}}))
+        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
         for machine in made.machines:
             isolate(made, machine, home, f"{SECRET}={blobs.connection_string}")
         yield made
@@ -151,22 +149,6 @@ def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_
     assert digests(done.output) == digests(unbroken.output), "as if nothing had happened"
     logs = [(result.output / "training_log.jsonl").read_text() for result in (done, unbroken)]
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == STEPS
-
-
-@pytest.mark.parametrize(
-    ("mirror", "said", "remedy"),
-    [
-        ({"credential": "cli"}, "machine .* cannot use the store of cluster.mirror: ", "Storage Blob Data Contributor"),
-        ({"store": "nowhere"}, "nowhere", ""),
-    ],
-)
-def test_a_store_that_cannot_be_used_ends_it_before_anything_runs(stand, home, tmp_path, mirror, said, remedy):
-    config = cluster(stand, nodes=1, **mirror)
-    job = training_job(config, home, tmp_path).model_copy(update={"token": "d5" * 16})
-    with pytest.raises(Missing, match=said) as refused:
-        open_backend(config, partial(open_files, home)).submit(job, home / "jobs" / job.id)
-    assert remedy in refused.value.remedy
-    assert not [pid for machine in stand.machines for pid in machine.running("tasks.jobs.node.mirror")]
 
 
 def test_a_store_that_is_not_there_and_inputs_of_this_machine_alone_are_refused(home, tmp_path):
