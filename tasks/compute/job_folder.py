@@ -40,7 +40,7 @@ MARKS = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.js
 MARKED = ("errors/", "ranks/", "nodes/", OUTPUT)
 """How a submission stands and ended: of the one before, it means nothing to the next."""
 Wanted = Callable[[str], bool]
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 KINDS = (".py", ".json", ".css", ".html")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Of every entry, so that equal code is an equal file; zip knows no earlier time."""
