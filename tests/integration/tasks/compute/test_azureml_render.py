@@ -181,6 +181,7 @@ def test_the_code_that_goes_along_is_whole_and_named_by_its_content(tmp_path):
     assert subprocess.run(say, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == code_name()
     names = zipfile.ZipFile(tmp_path / "one.zip").namelist()
     assert {"tasks/jobs/node/mirror.py", "tasks/jobs/train.py", "tasks/compute/failures.json"} <= set(names)
+    assert {name.partition("/")[0] for name in names} == {"tasks"}, "the package, and nothing of the checkout around it"
 
 
 def test_an_environment_with_an_old_python_says_so_at_once(render, tmp_path):
