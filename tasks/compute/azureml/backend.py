@@ -93,7 +93,8 @@ def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path, l
         marked = (
             None  # the service stopped this node because another one had failed; who cancels a job leaves it Canceled
         )
-    cause, remedy = cause_of(output, CAUSES if marked else (*SILENT, *CAUSES))
+    silent = marked is None and not any(folder.glob("errors/*.json"))
+    cause, remedy = cause_of(output, (*SILENT, *CAUSES) if silent else CAUSES)
     if marked and cause not in ("preempted", "node", "missing"):
         return marked if marked.code else JobState(state="ended", code=1, reason=output or status, attempts=attempts)
     log_line = f"Its log ends with: {log_line}" if log_line else ""

@@ -228,7 +228,7 @@ def test_a_machine_that_cannot_begin_says_why_in_the_folder(launcher, start, sto
     job = read_json(side.local / "job.json")
     write_json(side.local / "job.json", {**job, "artifacts": {"tokens": f"tokens/gone@{'0' * 64}"}})
     side.push(settled=True)
-    assert ended(start(1, "a")) == [1]
+    assert ended(start(1, "a")) == [6]
     side.pull()
     report = read_json(side.local / "errors/rank-1.json")
     assert "tokens/gone" in report["message"] and report["nodes"] == ["vm1"]
@@ -394,7 +394,7 @@ def test_the_folder_lies_on_the_disk_that_the_job_asks_for(launcher, start, tmp_
 )
 def test_a_disk_that_is_not_there_or_too_small_is_the_jobs_error(launcher, start, tmp_path, path, gib, message, remedy):
     side = launcher(scratch={"path": str(tmp_path / path), "size_gib": gib, "beeond": False}, n0="")
-    assert start(0, "root").wait(limit(60)) == 1
+    assert start(0, "root").wait(limit(60)) == 6
     side.pull()
     error = read_json(side.local / "errors/rank-0.json")
     assert error["class"] == "missing" and re.search(message, error["message"]) and error["remedy"].startswith(remedy)
@@ -508,7 +508,7 @@ def test_a_node_begins_with_nothing_that_somebody_else_wrote(store, start, tmp_p
     write_json(here / "config.json", {"inputs": {}, "settings": {"code": {"0": said}}})
     BlobFolder(open_container(store), "jobs/one", here).push(settled=True)
     process = start(0, "a")
-    assert process.wait(limit(60)) == 1 and "jobs/one/job.json is not from the job" in process.stderr.read()
+    assert process.wait(limit(60)) == 5 and "jobs/one/job.json is not from the job" in process.stderr.read()
     ours = BlobFolder(open_container(store), "jobs/one", here, theirs=True, key=b"secret")
     ours.push(settled=True)
     assert start(0, "a").wait(limit(60)) == 0
