@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from tasks.artifacts import parse_ref
-from tasks.common.errors import HeadwayError, Missing
+from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import die_with_parent, read_json, write_json
 from tasks.jobs.checkpoint.files import age, manifests
 from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks, say_durable
@@ -354,7 +354,7 @@ def main(arguments: list[str]) -> int:
     except (HeadwayError, ValueError) as error:
         mirror.report(error)
         print(f"mirror: {error}", file=sys.stderr, flush=True)
-        return error.exit_code if isinstance(error, HeadwayError) else 1
+        return error.exit_code if isinstance(error, (IntegrityError, Missing)) else 1
     return run(mirror, [word for word in options.command if word != "--"])
 
 

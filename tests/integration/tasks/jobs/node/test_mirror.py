@@ -228,7 +228,7 @@ def test_a_machine_that_cannot_begin_says_why_in_the_folder(launcher, start, sto
     job = read_json(side.local / "job.json")
     write_json(side.local / "job.json", {**job, "artifacts": {"tokens": f"tokens/gone@{'0' * 64}"}})
     side.push(settled=True)
-    assert ended(start(1, "a")) == [6]
+    assert ended(start(1, "a")) == [1]
     side.pull()
     report = read_json(side.local / "errors/rank-1.json")
     assert "tokens/gone" in report["message"] and report["nodes"] == ["vm1"]
