@@ -90,11 +90,11 @@ class CheckpointMirror(threading.Thread):
             return
         now = self._lying()
         for gone in sorted(self._lay - now):
-            self._delete(gone)
+            self._drop(gone)
             self._committed.discard(gone)
         self._lay = now
 
-    def _delete(self, checkpoint: str) -> None:
+    def _drop(self, checkpoint: str) -> None:
         self.folder.clear(lambda name: is_written_by_ranks(name) and name.startswith(f"{checkpoint}/"))
 
     def _lying(self) -> set[str]:
