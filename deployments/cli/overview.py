@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deployments.cli.output import aligned, short_ref
 from tasks.common.process import alive, read_json
 from tasks.orchestration.run_log import LoggedRun, logged_runs
@@ -82,6 +80,8 @@ def next_steps(
 def retraining(directory: Path, dataset: str, model: str = "") -> str:
     """The command that trains on a dataset, by the user's configuration, or by the shipped one that names it, or its model."""
     mine = directory / CONFIGURATION
+    if dataset == STDLIB and not model and not mine.is_file():
+        return "headway retrain"  # what `local` trains on: nothing is read for somebody who begins
     options = (
         {f" -c {CONFIGURATION}": mine}
         if mine.is_file()
@@ -96,6 +96,8 @@ def retraining(directory: Path, dataset: str, model: str = "") -> str:
 
 def _names(file: Path) -> tuple[str, str]:
     """The dataset and the model that a configuration names; empty where it names none."""
+    import yaml
+
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
         return str(value.get("dataset", "")), str(value.get("training", {}).get("model", ""))
