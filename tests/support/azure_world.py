@@ -383,6 +383,7 @@ class World:
             "PATH": f"{self.base / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWAY_HOME": str(self.home),
             "PYTHONPATH": "",
+            "SSL_CERT_FILE": str(self.bundle),  # the trust store of their machine; requests has one of its own
         }
 
     def start(self, *words: str | Path, log: Path) -> "subprocess.Popen[bytes]":
