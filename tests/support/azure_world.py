@@ -409,7 +409,7 @@ class World:
         )
 
     def serve(self, key: str, body: dict[str, Any]) -> Served:
-        """Started by a thread that stays: the sandbox dies with the thread that started it, as with one that answers a request."""
+        """Started by a thread that stays: a sandbox dies with the thread that started it, and one of a request ends."""
         self.served.append(self._starter.submit(Served, self, key, body).result())
         return self.served[-1]
 
