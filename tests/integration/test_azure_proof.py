@@ -104,7 +104,6 @@ def test_ctrl_c_deletes_what_was_made(az, tmp_path, monkeypatch):
     assert ["group", "delete"] in [line[:2] for line in azure_cli.asked(az)]
 
 
-@pytest.mark.unit
 def test_every_command_that_creates_is_one_of_the_azure_cli(tmp_path):
     """Of a new account too, which the whole run below does not make: its store is an emulator."""
     given = arguments(["--group", "g", "--workspace", "w", "--account", "headwaysmoke", "--region", "westeurope"])

@@ -167,7 +167,7 @@ def test_what_azure_ml_cannot_do_is_refused(render, azureml, fields, said):
 
 def test_a_store_that_is_no_blob_store_is_refused(tmp_path):
     config = ClusterConfig(backend="azureml", azureml=WORKSPACE)
-    with pytest.raises(ValueError, match="a folder of this machine.*cluster.azureml.store"):
+    with pytest.raises(ValueError, match="a folder of this machine.*azureml.store"):
         open_backend(config, lambda name: open_files(tmp_path, name))
     with pytest.raises(ValueError, match="'team' is not in stores.yaml"):
         open_files(tmp_path, "team")
