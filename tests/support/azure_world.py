@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -351,6 +352,7 @@ class World:
     endpoints_port: int
     served: list[Served] = field(default_factory=list)
     """Containers of deployments, as they were started."""
+    _starter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     hidden: list[str] = field(default_factory=list)
     """Folders of site-packages that are missing in the image."""
 
@@ -383,6 +385,7 @@ class World:
             "PATH": f"{self.base / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWAY_HOME": str(self.home),
             "PYTHONPATH": "",
+            "SSL_CERT_FILE": str(self.bundle),  # the trust store of their machine; requests has one of its own
         }
 
     def start(self, *words: str | Path, log: Path) -> "subprocess.Popen[bytes]":
@@ -406,7 +409,8 @@ class World:
         )
 
     def serve(self, key: str, body: dict[str, Any]) -> Served:
-        self.served.append(Served(self, key, body))
+        """Started by a thread that stays: a sandbox dies with the thread that started it, and one of a request ends."""
+        self.served.append(self._starter.submit(Served, self, key, body).result())
         return self.served[-1]
 
     def logs(self) -> str:
