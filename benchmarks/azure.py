@@ -39,6 +39,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "proof" / "azure.md"
 HEADWAY = Path(sys.executable).with_name("headway")
 IMAGES = ("cluster-cpu", "endpoint")
+IDENTITIES = ("headway", "headway-endpoint")
+"""Of the cluster, and of the endpoint."""
 NODES = 2
 REGISTRY_DAY = 0.167
 """USD a day of a registry of the tier Basic: https://azure.microsoft.com/pricing/details/container-registry. No list has it."""
@@ -77,6 +79,9 @@ class Cloud:
     subscription: str = ""
     registry: str = ""
     identity: str = ""
+    """Of the cluster."""
+    endpoint_identity: str = ""
+    """It can only read: the endpoint answers strangers."""
     price: float | None = None
     """USD an hour of one machine."""
     made: list[Undo] = field(default_factory=list)
@@ -191,7 +196,8 @@ class Cloud:
             return f"the workspace of {', '.join(given.config)}"
         for words, undo in self.creations():
             self.az(*words, seconds=seconds, undo=undo)
-        self.identity = str(self.az("identity", "show", "--name", "headway", "--resource-group", group)["id"])
+        shown = [self.az("identity", "show", "--name", name, "--resource-group", group) for name in IDENTITIES]
+        self.identity, self.endpoint_identity = (str(one["id"]) for one in shown)
         return f"{group} in {given.region}: account, registry, identity, workspace {given.workspace}"
 
     def creations(self) -> list[tuple[list[str], Undo | None]]:
@@ -204,7 +210,7 @@ class Cloud:
         account = ["--account-name", given.account]
         commands: list[tuple[list[str], Undo | None]] = [
             (["group", "create", "--name", given.group, *where, "--tags", "made-by=headway-smoke-test"], whole),
-            (["identity", "create", "--name", "headway", *group, *where], None),
+            *((["identity", "create", "--name", name, *group, *where], None) for name in IDENTITIES),
             (["acr", "create", "--name", given.account, *group, *where, "--sku", "Basic"], None),
             (["ml", "workspace", "create", "--name", given.workspace, *group, *where], at_once),
         ]
@@ -323,14 +329,20 @@ class Cloud:
         """What the smoke test adds to the shipped `tiny` and `azureml`; of a workspace that is there as little as may be."""
         given = self.given
         where = {"subscription_id": self.subscription, "resource_group": given.group, "workspace": given.workspace}
-        machines = {**where, "compute": "smoke", "size": given.size, "shm_size": "2g"}
+        machines = {
+            **where,
+            "compute": "smoke",
+            "size": given.size,
+            "shm_size": "2g",
+            "cluster_identity": self.identity,
+        }
         image = given.image or (self.pushed("cluster-cpu") if self.registry else "")
         serving = given.endpoint_image or (self.pushed("endpoint") if self.registry else "")
         cluster: dict[str, Any] = {"name": "smoke", "nodes": NODES, "time_limit_minutes": 30}
         endpoint: dict[str, Any] = {"instance_type": given.size, "expires_hours": 3}
         if not given.config:
             cluster |= {"image": image, "azureml": machines}
-            endpoint |= {"image": serving, "identity": self.identity}
+            endpoint |= {"image": serving, "identity": self.endpoint_identity}
         return {
             "cluster": cluster,
             "benchmark": {"checks": ["health", "compute", "collectives"], "seconds": 0.5},  # two nodes are one pair

@@ -18,6 +18,10 @@ REGISTRY = ".azurecr.io"
 FOLDER_DAYS = 30
 """After the last change of a job's file: longer than a job may run on Azure ML, whose first files are not written again."""
 SUBMITTER, CLUSTER, ENDPOINT = "SUBMITTER", "CLUSTER_PRINCIPAL", "ENDPOINT_PRINCIPAL"
+CREATOR, PUSHER = "CREATOR", "PUSHER"
+"""Who creates the cluster and who pushes images; the script gives them nothing unless they are named."""
+PEOPLE = (SUBMITTER, CREATOR, PUSHER)
+SERVERLESS = "serverless"
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Right:
 
     @property
     def command(self) -> str:
-        kind = "" if self.who == SUBMITTER else " --assignee-principal-type ServicePrincipal"
-        return f'az role assignment create --role "{self.role}" --assignee-object-id "${self.who}"{kind} --scope "{self.scope}"'
+        kind = '"$TYPE"' if self.who in PEOPLE else "ServicePrincipal"
+        who = f'--assignee-object-id "${self.who}" --assignee-principal-type {kind}'
+        return f'az role assignment create --role "{self.role}" {who} --scope "{self.scope}"'
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,12 @@ class Uses:
     jobs: str = ""
     """The same of the store that folders of jobs lie in; empty: `store`."""
     compute: str = ""
-    """The compute cluster of jobs; empty: there are none."""
+    """The compute cluster of jobs, or SERVERLESS; empty: there are none."""
+    cluster_identity: str = ""
+    """Resource id of the cluster's user-assigned identity; empty: the cluster is asked for the one that it has."""
+    subnet: str = ""
+    """Resource id of the cluster's subnet, or its name, with `vnet`; empty: it has none of yours."""
+    vnet: str = ""
     image: str = ""
     """The image of jobs."""
     as_submitter: bool = False
@@ -89,50 +99,137 @@ def rights(uses: Uses) -> Iterator[Right]:
             yield Right(ENDPOINT, "AcrPull", f"${registry}", f"the endpoint pulls {uses.endpoint_image}")
 
 
+def optional_rights(uses: Uses) -> Iterator[Right]:
+    """What who creates the cluster and who pushes images need; often somebody has it already."""
+    workspace = workspace_id(uses.where)
+    if uses.compute and uses.compute != SERVERLESS:
+        yield Right(CREATOR, "AzureML Compute Operator", workspace, "creates the cluster")
+        yield Right(CREATOR, "Reader", workspace, "reads the workspace")
+        if uses.cluster_identity:
+            yield Right(
+                CREATOR, "Managed Identity Operator", uses.cluster_identity, "hands the identity to the cluster"
+            )
+        if uses.subnet:
+            group = workspace.partition("/providers/")[0]
+            network = f"{group}/providers/Microsoft.Network/virtualNetworks/{uses.vnet}/subnets/{uses.subnet}"
+            subnet = uses.subnet if uses.subnet.startswith("/") else network
+            yield Right(CREATOR, "Network Contributor", subnet, "joins nodes to the subnet")
+    for image in (uses.image if uses.compute else "", uses.endpoint_image):
+        if registry := _registry(image):
+            yield Right(PUSHER, "AcrPush", f"${registry}", "pushes images")
+
+
 def script(uses: Uses) -> str:
-    """A shell script that gives them all, for somebody who may: an owner, or a user access administrator."""
-    given = list(rights(uses))
-    account, where = _parts(uses.store)[0], uses.where
-    words = shlex.quote
-    lines = [
-        "#!/usr/bin/env bash",
-        "# The rights that Headway needs in Azure. Whoever runs this may give roles: Owner, or User Access Administrator.",
-        "set -euo pipefail",
-        f"az account set --subscription {words(where.subscription_id)}",
-        "# Who submits; another person or a service principal by their object id.",
-        f'{SUBMITTER}="${{{SUBMITTER}:-$(az ad signed-in-user show --query id --output tsv)}}"',
-        f"STORAGE=$(az storage account show --name {words(account)} --query id --output tsv)",
-    ]
+    """A shell script that gives them all, for somebody who may give roles: these first, then what needs another right."""
+    of_jobs = [one for one in rights(uses) if one.scope.startswith("$JOBS/")]
+    lines = [*_beginning(uses), *_registries(uses), *_principals(uses)]
+    for one in rights(uses):
+        lines += [] if one in of_jobs else ["", f"# {one.why}", one.command]
+    lines += _for_others(list(dict.fromkeys(optional_rights(uses))))
     if uses.compute:
-        lines += _folders_of_jobs(uses)
-    for image in dict.fromkeys((uses.image, uses.endpoint_image)):
-        if name := _registry(image):
-            host = image.partition("/")[0].removesuffix(REGISTRY)
-            lines.append(f"{name}=$(az acr show --name {words(host)} --query id --output tsv)")
-        elif image:
-            lines.append(f"# {image} is in no registry of Azure: machines must reach it without a login.")
-    if uses.compute:
-        query = "identity.user_assigned_identities[0].principal_id || identity.principal_id"
-        group, place = words(where.resource_group), words(where.workspace)
-        lines += [
-            "# The cluster's identity: its user-assigned one, or else its own.",
-            f"{CLUSTER}=$(az ml compute show --name {words(uses.compute)} --resource-group {group} \\",
-            f"  --workspace-name {place} --query {words(query)} --output tsv)",
-        ]
-    if uses.endpoint_identity:
-        shown = f"az identity show --ids {words(uses.endpoint_identity)} --query principalId --output tsv"
-        lines.append(f"{ENDPOINT}=$({shown})")
-    lines = list(dict.fromkeys(lines))
-    for one in given:
-        lines += ["", f"# {one.why}", one.command]
+        lines += ["", *_account_of_jobs(uses)]
+        for one in of_jobs:
+            lines += ["", f"# {one.why}", one.command]
+        lines += ["", *_end_of_folders(uses)]
     return "\n".join(lines) + "\n"
 
 
-def _folders_of_jobs(uses: Uses) -> list[str]:
-    """Lines that make the account of jobs' folders where there is none, and give folders an end date."""
-    account, container, *prefix = (uses.jobs or uses.store).removeprefix("az://").rstrip("/").split("/", 2)
+def _beginning(uses: Uses) -> list[str]:
+    account = shlex.quote(_parts(uses.store)[0])
+    return [
+        "#!/usr/bin/env bash",
+        "# The rights that Headway needs in Azure. Whoever runs this may give roles: Owner, User Access Administrator or RBAC",
+        "# Administrator (Role Based Access Control Administrator).",
+        "# The lifecycle rule at the end also needs Storage Account Contributor.",
+        "set -euo pipefail",
+        f"az account set --subscription {shlex.quote(uses.where.subscription_id)}",
+        "# Who submits; another person or a service principal by their object id, the latter with TYPE=ServicePrincipal.",
+        f'{SUBMITTER}="${{{SUBMITTER}:-$(az ad signed-in-user show --query id --output tsv)}}"',
+        'TYPE="${TYPE:-User}"',
+        f"STORAGE=$(az storage account show --name {account} --query id --output tsv)",
+    ]
+
+
+def _registries(uses: Uses) -> Iterator[str]:
+    """Lines that set the ids of registries, each once."""
+    lines = []
+    for image in (uses.image, uses.endpoint_image):
+        if name := _registry(image):
+            host = image.partition("/")[0].removesuffix(REGISTRY)
+            lines.append(f"{name}=$(az acr show --name {shlex.quote(host)} --query id --output tsv)")
+        elif image:
+            lines.append(f"# {image} is in no registry of Azure: machines must reach it without a login.")
+    yield from dict.fromkeys(lines)
+
+
+def _principals(uses: Uses) -> Iterator[str]:
+    """Lines that set the object ids of identities."""
+    group, place = shlex.quote(uses.where.resource_group), shlex.quote(uses.where.workspace)
+    if uses.compute == SERVERLESS:
+        yield "# Machines that Azure ML brings act as the workspace."
+        yield f"{CLUSTER}=$(az ml workspace show --name {place} --resource-group {group} \\"
+        yield "  --query identity.principal_id --output tsv)"
+    elif uses.cluster_identity:
+        yield "# The cluster's identity. The cluster itself need not exist yet."
+        yield _principal(CLUSTER, uses.cluster_identity)
+    elif uses.compute:
+        query = "identity.user_assigned_identities[0].principal_id || identity.principal_id"
+        yield "# The cluster's identity: its user-assigned one, or else its own. The cluster must exist, unless the configuration"
+        yield "# names its identity: cluster.azureml.cluster_identity."
+        yield f"{CLUSTER}=$(az ml compute show --name {shlex.quote(uses.compute)} --resource-group {group} \\"
+        yield f"  --workspace-name {place} --query {shlex.quote(query)} --output tsv)"
+    if uses.endpoint_identity:
+        yield _principal(ENDPOINT, uses.endpoint_identity)
+
+
+def _for_others(optional: list[Right]) -> Iterator[str]:
+    """Lines that give roles to somebody whom whoever runs the script names."""
+    for who in dict.fromkeys(one.who for one in optional):
+        yield from ("", f"# For somebody who has no such role yet: {who}=OBJECT_ID before this script.")
+        yield f'if [ -n "${{{who}:-}}" ]; then'
+        for one in optional:
+            yield from (f"  # {one.why}", f"  {one.command}") if one.who == who else ()
+        yield "fi"
+
+
+def _principal(name: str, identity: str) -> str:
+    """A line that sets a variable of the script to the object id of an identity."""
+    return f"{name}=$(az identity show --ids {shlex.quote(identity)} --query principalId --output tsv)"
+
+
+def _account_of_jobs(uses: Uses) -> list[str]:
+    """Lines that make the account of jobs' folders, and its container, where there is none."""
+    account, container = _parts(uses.jobs or uses.store)
     words = shlex.quote
     show = f"az storage account show --name {words(account)}"
+    group, make = words(uses.where.resource_group), f"--storage-account {words(account)} --name {words(container)}"
+    lines = []
+    if account != _parts(uses.store)[0]:
+        lines = [
+            "# The account of jobs' folders. Blob versioning is a setting of an account, not of a container: this one has none.",
+            "# Creating it needs Contributor on the group; nothing is created where account and container exist.",
+            f"if ! {show} --output none 2> /dev/null; then",
+            f"  az storage account create --name {words(account)} --resource-group {group} \\",
+            "    --kind StorageV2 --sku Standard_LRS --enable-hierarchical-namespace false \\",
+            "    --allow-blob-public-access false --min-tls-version TLS1_2 --output none",
+            f"  az storage account blob-service-properties update --account-name {words(account)} \\",
+            f"    --resource-group {group} --enable-versioning false \\",
+            "    --enable-delete-retention false --output none",
+            "fi",
+            f"az storage container-rm show {make} --output none 2> /dev/null \\",
+            f"  || az storage container-rm create {make} --output none",
+        ]
+    return [
+        *lines,
+        f"JOBS=$({show} --query id --output tsv)",
+        f"JOBS_GROUP=$({show} --query resourceGroup --output tsv)",
+    ]
+
+
+def _end_of_folders(uses: Uses) -> list[str]:
+    """Lines that give the folders of jobs an end date."""
+    account, container, *prefix = (uses.jobs or uses.store).removeprefix("az://").rstrip("/").split("/", 2)
+    words = shlex.quote
     below = "/".join([container, *prefix, "jobs/"])
     apart = account != _parts(uses.store)[0]
     versions: dict[str, Any] = {} if apart else {"version": {"delete": {"daysAfterCreationGreaterThan": 1}}}
@@ -145,31 +242,15 @@ def _folders_of_jobs(uses: Uses) -> list[str]:
             "filters": {"blobTypes": ["blockBlob"], "prefixMatch": [below]},
         },
     }
-    lines = []
-    if apart:
-        lines += [
-            "# The account of jobs' folders. Blob versioning is a setting of an account, not of a container: this one has none.",
-            f"if ! {show} --output none 2> /dev/null; then",
-            f"  az storage account create --name {words(account)} --resource-group {words(uses.where.resource_group)} \\",
-            "    --kind StorageV2 --sku Standard_LRS --enable-hierarchical-namespace false \\",
-            "    --allow-blob-public-access false --min-tls-version TLS1_2 --output none",
-            f"  az storage account blob-service-properties update --account-name {words(account)} \\",
-            f"    --resource-group {words(uses.where.resource_group)} --enable-versioning false \\",
-            "    --enable-delete-retention false --output none",
-            "fi",
-            f"az storage container-rm create --storage-account {words(account)} --name {words(container)} --output none",
-        ]
-    lines += [
-        f"JOBS=$({show} --query id --output tsv)",
-        f"JOBS_GROUP=$({show} --query resourceGroup --output tsv)",
+    return [
         f"# Folders of jobs are deleted {FOLDER_DAYS} days after their last change (Azure ML ends a job after 21), versions of",
         "# their files, where the account keeps any, after a day. An account has one policy: one that is there stays as it is.",
         f'az storage account management-policy show --account-name {words(account)} --resource-group "$JOBS_GROUP" \\',
         f"  --output none 2> /dev/null || az storage account management-policy create --account-name {words(account)} \\",
         '  --resource-group "$JOBS_GROUP" --output none --policy \\',
-        f"  {words(json.dumps({'rules': [rule]}))}",
+        f"  {words(json.dumps({'rules': [rule]}))} \\",
+        '  || echo "lifecycle rule not set: needs Storage Account Contributor" >&2',
     ]
-    return lines
 
 
 def _parts(store: str) -> tuple[str, str]:

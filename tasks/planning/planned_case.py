@@ -261,7 +261,7 @@ def _cost(
     ordered = (checkpoints.tib or 0.0) * TIB / 1e9
     kept, gb, output = kept_in(storage, checkpoints.storage.name, gb=2 * checkpoints.bytes / 1e9, ordered_gb=ordered)
     spending = Spending(
-        machines=plan.division.gpus / machine.gpus,
+        machines=-(-plan.division.gpus // machine.gpus),  # whole ones: a part of a machine cannot be rented
         train_seconds=plan.days * DAY,
         goodput=max(checkpoints.goodput.mid, 1e-9),
         mix={paid.price: 1.0},

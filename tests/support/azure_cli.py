@@ -38,6 +38,7 @@ COMMANDS = {
             "--enable-hierarchical-namespace",
             "--allow-blob-public-access",
             "--min-tls-version",
+            "--allow-shared-key-access",
         ),
     ),
     "storage account show": (("--name",), ("--resource-group",)),
@@ -45,10 +46,34 @@ COMMANDS = {
         ("--account-name",),
         ("--resource-group", "--enable-versioning", "--enable-delete-retention", "--delete-retention-days"),
     ),
+    "storage account management-policy show": (("--account-name", "--resource-group"), ()),
+    "storage account management-policy create": (("--account-name", "--resource-group", "--policy"), ()),
+    "storage container-rm show": (("--storage-account", "--name"), ("--resource-group",)),
     "storage container-rm create": (("--storage-account", "--name"), ("--resource-group",)),
     "storage container create": (("--name",), ("--account-name", "--auth-mode")),
     "storage blob delete-batch": (("--source",), ("--account-name", "--pattern", "--auth-mode")),
-    "ml workspace create": (GROUPED[1:], ("--name", "--location", "--file")),
+    "storage account delete": (("--name",), ("--resource-group", "--yes")),
+    "acr delete": (("--name",), ("--resource-group", "--yes")),
+    "identity delete": ((), (*GROUPED, "--ids")),
+    "resource list": ((), ("--resource-group", "--resource-type", "--location", "--name")),
+    "resource delete": ((), (*GROUPED, "--ids", "--resource-type")),
+    "ml workspace show": (GROUPED, ()),
+    "ml workspace create": (
+        GROUPED[1:],
+        (
+            "--name",
+            "--location",
+            "--file",
+            "--managed-network",
+            "--public-network-access",
+            "--system-datastores-auth-mode",
+        ),
+    ),
+    "ml workspace outbound-rule set": (
+        ("--resource-group", "--workspace-name", "--rule", "--type"),
+        ("--service-resource-id", "--subresource-target", "--spark-enabled", "--destination"),
+    ),
+    "ml workspace provision-network": (GROUPED, ("--include-spark", "--no-wait")),
     "ml workspace delete": (GROUPED, ("--permanently-delete", "--yes", "--all-resources", "--no-wait")),
     "ml compute create": (
         ("--resource-group", "--workspace-name"),
@@ -96,6 +121,8 @@ def parsed(words):
         if option not in (*needed, *more, *GLOBAL):
             raise Refused(f"unrecognized arguments: {option}", 2)
         options[option] = True if option in FLAGS else rest.pop(0)
+        while option == "--ids" and rest and not rest[0].startswith("--"):
+            options[option] += f" {rest.pop(0)}"
     if missing := [option for option in needed if option not in options]:
         raise Refused(f"the following arguments are required: {', '.join(missing)}", 2)
     return name, options

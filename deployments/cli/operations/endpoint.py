@@ -20,7 +20,7 @@ from deployments.cli.operations.users import As, Reason, asked
 from deployments.cli.options import Config, Json, Set
 from deployments.cli.output import in_home, say, short_ref
 from tasks.artifacts import parse_ref
-from tasks.common.errors import HeadwayError, Unknown
+from tasks.common.errors import HeadwayError, Missing, Unknown
 from tasks.common.home import home
 from tasks.common.process import read_json
 from tasks.security.audit import audited
@@ -260,11 +260,12 @@ def render(
     try:
         manifest = find(open_store(home()), kind, bare, version)
         ref, content = manifest.ref, manifest.content.model_dump(mode="json")
-    except Unknown:
+    except (Unknown, Missing) as error:
         if model:
             raise
         ref, content = PLACEHOLDER, {"files": [], "inputs": []}
-        pending.append(f"there is no model/{bare} yet: its reference is a placeholder")
+        why = error.message if isinstance(error, Missing) else f"there is no model/{bare} yet"
+        pending.append(f"{why}: its reference is a placeholder")
     try:
         store = open_files(home(), deployment.azureml.store).uri
     except ValueError as error:

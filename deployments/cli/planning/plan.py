@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from deployments.cli.options import Config, Set
+from deployments.cli.options import Config, Set, look_at_gpus
 from deployments.cli.output import say, say_list
 
 if TYPE_CHECKING:
     from tasks.artifacts import Cluster
+    from tasks.common.errors import Missing
     from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
     from tasks.planning.planned_case import Planned, Point, WhatIf
@@ -113,7 +114,7 @@ def before_start(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     if not (settings.benchmark.sku or cluster.size):
         return None
     if not cluster.gpus_per_node:
-        return of_ranks(settings)
+        return _of_known_ranks(settings)
     try:
         case = case_of(settings)
     except Missing:
@@ -133,6 +134,24 @@ def before_start(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     return entry, page(entry)
 
 
+def _of_known_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
+    """The same of machines without GPUs; of a size without a file, None and a note: the run measures them before it trains."""
+    from tasks.common.home import home
+    from tasks.hardware.files import is_known
+
+    try:
+        return of_ranks(settings)
+    except ValueError:
+        size = settings.cluster.size
+        if not size or is_known(size, home() / "hardware"):
+            raise
+        text = (
+            f"`headway hardware` does not list {size}, so its plan comes later: the qualification measures the machines"
+        )
+        typer.echo(f"headway: note: {text}", err=True)
+        return None
+
+
 def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     """The plan of a configuration for machines without GPUs, and its words; None where nothing is known of them.
 
@@ -140,13 +159,18 @@ def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     all of it again.
     """
     from tasks.artifacts import Qualification
+    from tasks.common.errors import Missing
     from tasks.common.home import home
     from tasks.planning.configured import unmeasured
     from tasks.registry.records import newest
     from tasks.storage import open_store
 
     store, cluster = open_store(home()), settings.cluster
-    record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
+    try:
+        record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
+    except Missing as error:
+        _planned_without(error)
+        store = record = None
     measured = Qualification.model_validate(record.value) if record else None
     vouched = (
         measured is not None
@@ -202,8 +226,8 @@ def _reckoned(settings: RetrainConfig, on: Cluster, store: Any, *, qualification
     from tasks.planning.spent import measured_on
     from tasks.registry.records import StoreJournal
 
-    journal, limits = StoreJournal(store), settings.planning
-    keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:]
+    journal, limits = StoreJournal(store) if store else None, settings.planning
+    keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:] if journal else []
     numbers = reckon(
         settings.training,
         limits,
@@ -212,7 +236,7 @@ def _reckoned(settings: RetrainConfig, on: Cluster, store: Any, *, qualification
         vocab_size=settings.preprocessing.tokenizer.vocab_size,
         train_tokens=0,
         home=home(),
-        past=[result for key in keys if (result := journal.get(key))],
+        past=[result for key in keys if journal and (result := journal.get(key))],
     )
     usable = numbers.rank.usable / GIB
     memory = numbers.memory_per_rank / GIB
@@ -344,6 +368,7 @@ def plan(
         cases = read_cases(Path(case))
     else:
         settings = load(config or "local", set_ or [])
+        look_at_gpus(settings.cluster)
         without_gpus = not settings.cluster.gpus_per_node and not (goal or write or plots)
         if without_gpus and (result := of_ranks(settings)):
             say(*result, as_json=as_json)
@@ -412,7 +437,7 @@ def read_cases(path: Path) -> list[Case]:
 
 def _measured(cluster: str) -> float:
     """Bus bandwidth, bytes a second, that the cluster's newest qualification measured over all machines; 0: there is none."""
-    from tasks.common.errors import Unknown
+    from tasks.common.errors import Missing, Unknown
     from tasks.common.home import home
     from tasks.storage import open_store
     from tasks.storage.store import find
@@ -421,7 +446,15 @@ def _measured(cluster: str) -> float:
         manifest = find(open_store(home()), "qualification", cluster)
     except Unknown:
         return 0.0
+    except Missing as error:
+        _planned_without(error)
+        return 0.0
     return 1e9 * manifest.provenance.metrics.get("allreduce_gigabytes_per_second", 0.0)
+
+
+def _planned_without(error: Missing) -> None:
+    """A store that cannot be read, or not without a login, keeps nobody from planning."""
+    typer.echo(f"headway: {error.message}: planned without what was measured on these machines", err=True)
 
 
 def _write(made: list[Planned], path: Path) -> None:

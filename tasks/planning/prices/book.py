@@ -203,6 +203,9 @@ def storage_prices(book: Book, *, region: str = "", today: datetime.date) -> Sto
     )
 
 
+UPDATE = "`headway prices update` fetches it"
+
+
 def staleness(what: str, source: Source, today: datetime.date) -> tuple[str, ...]:
     """That prices are old, in a sentence; nothing when they are not."""
     if source.what == "your own list" and source.date is None:
@@ -222,6 +225,8 @@ def _of_size(book: Book, name: str, region: str, today: datetime.date) -> Machin
         if where:
             hours = by_region[where]
             source = one.source(hours.source)
+            priced = any(hour is not None for hour in hours.by_kind.values())
+            of_date = staleness(name, source, today) if priced else (f"no price of {name} is known: {UPDATE}",)
             spot = (f"the spot price of {name} that is listed equals its on-demand price, so it is not known",)
             price = MachinePrice(
                 name,
@@ -230,7 +235,7 @@ def _of_size(book: Book, name: str, region: str, today: datetime.date) -> Machin
                 one.currency,
                 source=source.what,
                 date=source.date.isoformat() if source.date else "",
-                warnings=(*staleness(name, source, today), *(spot if hours.spot_is_no_price else ())),
+                warnings=(*of_date, *(spot if hours.spot_is_no_price else ())),
             )
             if one is not book.own:
                 return price
@@ -238,7 +243,7 @@ def _of_size(book: Book, name: str, region: str, today: datetime.date) -> Machin
             return _completed(price, _of_size(rest, name, region if where == ANYWHERE else where, today))
         elsewhere |= set(by_region)
     known = f"; known are {', '.join(sorted(elsewhere))}" if elsewhere else ""
-    text = f"no price of {name}{f' in {region}' if region else ''} is known{known}: `headway prices update` asks Azure"
+    text = f"no price of {name}{f' in {region}' if region else ''} is known{known}: {UPDATE}"
     return MachinePrice(name, {}, region, warnings=(text,))
 
 

@@ -203,3 +203,38 @@ def test_a_configuration_of_a_cluster_is_planned_as_it_is_and_searched_for_a_goa
     assert searched["step_seconds"] <= told["step_seconds"]
     none = subprocess.run([HEADWAY, "plan", "-c", "tiny"], capture_output=True, text=True, env=environment)
     assert none.returncode != 0 and "headway retrain --to plan" in none.stderr
+
+
+def test_a_plan_says_what_doctor_says_of_gpus_and_is_priced_by_whole_machines(tmp_path):
+    environment = {**os.environ, "HEADWAY_HOME": str(tmp_path / "home")}
+
+    def ran(gpus, ranks):
+        given = ["--set", f"cluster.gpus_per_node={gpus}", "--set", f"cluster.ranks_per_node={ranks}", "--json"]
+        words = [HEADWAY, "plan", "-c", "codeparrot", "-c", "azureml-nd-h100", *given]
+        return subprocess.run(words, capture_output=True, text=True, env=environment)
+
+    half, whole, more = ran(4, 4), ran(8, 8), ran(16, 16)
+    assert half.returncode == 0 and "gpus_per_node is 4, and a Standard_ND96isr_H100_v5 has 8 GPUs" in half.stderr
+    assert more.returncode == 2 and "gpus_per_node is 16" in more.stderr
+    halved, costs = (json.loads(one.stdout) for one in (half, whole))
+    assert halved["days"] > costs["days"] and halved["cost"]["total"] > 1.2 * costs["cost"]["total"]
+
+
+def test_a_plan_and_a_rendered_endpoint_need_no_login_to_the_store(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    store = {"uri": "az://account/models/team", "credential": "cli"}
+    (home / "stores.yaml").write_text(yaml.safe_dump({"use": "team", "stores": {"team": store}}))
+    environment = {**os.environ, "HEADWAY_HOME": str(home), "AZURE_CONFIG_DIR": str(tmp_path / "az")}
+
+    def words(*given):
+        done = subprocess.run([HEADWAY, *given], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    assert "planned without" in words("plan", "-c", "codeparrot", "-c", "azureml-nd-h100").stderr
+    assert "planned without" in words("plan", "-c", "azureml-cpu").stderr
+    where = [f"deployment.azureml.{name}=x" for name in ("subscription_id", "resource_group", "workspace")]
+    mine = [*where, "deployment.azureml.image=acme.azurecr.io/e:1", "deployment.azureml.identity=/subscriptions/s/i"]
+    given = [word for one in mine for word in ("--set", one)]
+    assert "its reference is a placeholder" in words("endpoint", "render", "chat", "-c", "tiny", *given).stdout

@@ -29,10 +29,13 @@ case "$1 $2 $3" in
     [ "$*" != "storage account show --name jobs --output none" ] || [ -e "$LOG.made" ] || exit 3
     case "$*" in *resourceGroup*) echo of-$5 ;; *"--name jobs "*) echo /jobs ;; *) echo /storage ;; esac ;;
   "storage account create") touch "$LOG.made" ;;
-  "storage account management-policy") [ "$4" = create ] || exit 3 ;;
+  "storage account management-policy") [ "$4" = create ] && [ -z "$NO_POLICY" ] || exit 3 ;;
+  "storage container-rm show") [ -e "$LOG.container" ] || exit 3 ;;
+  "storage container-rm create") touch "$LOG.container" ;;
   "acr show --name") echo /registries/$4 ;;
   "ml compute show") echo cluster-principal ;;
-  "identity show --ids") echo endpoint-principal ;;
+  "ml workspace show") echo workspace-principal ;;
+  "identity show --ids") case "$4" in */cluster) echo cluster-principal ;; *) echo endpoint-principal ;; esac ;;
 esac
 """
 
@@ -40,7 +43,7 @@ esac
 PLACES = (("storage", "models"), ("jobs", "folders"))
 
 
-def given(uses, tmp_path, **environment):
+def given(uses, tmp_path, said_in_error="", **environment):
     """The role assignments that the script makes: role, object id, scope."""
     az = tmp_path / "az"
     az.write_text(AZ)
@@ -48,9 +51,13 @@ def given(uses, tmp_path, **environment):
     (tmp_path / "rights.sh").write_text(script(uses))
     where = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), **environment}
     ran = subprocess.run(["bash", tmp_path / "rights.sh"], env=where, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (0, said_in_error)
     said = (tmp_path / "log").read_text()
-    made = re.findall(r"^role assignment create --role (.+) --assignee-object-id (\S+).* --scope (\S+)$", said, re.M)
+    made = re.findall(
+        r"^role assignment create --role (.+) --assignee-object-id (\S+) --assignee-principal-type \S+ --scope (\S+)$",
+        said,
+        re.M,
+    )
     assert len(made) == said.count("role assignment create")
     return made
 
@@ -75,10 +82,10 @@ def test_the_folders_of_jobs_have_an_account_without_versions_and_an_end_date(tm
     container, folders = (f"/{one}/blobServices/default/containers/{one2}" for one, one2 in PLACES)
     assert [one for one in made if "blobServices" in one[2]] == [
         ("Storage Blob Data Contributor", "me", container),
-        ("Storage Blob Data Contributor", "me", folders),
         ("Storage Blob Data Reader", "cluster-principal", container),
-        ("Storage Blob Data Contributor", "cluster-principal", folders),
         ("Storage Blob Data Reader", "endpoint-principal", container),
+        ("Storage Blob Data Contributor", "me", folders),
+        ("Storage Blob Data Contributor", "cluster-principal", folders),
     ]
     assert ("Monitoring Contributor", "me", "/subscriptions/sub/resourceGroups/group") in made
     log = (tmp_path / "log").read_text()
@@ -90,7 +97,8 @@ def test_the_folders_of_jobs_have_an_account_without_versions_and_an_end_date(tm
     assert rule["definition"]["actions"] == {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": 30}}}
     (tmp_path / "log").unlink()
     given(dataclasses.replace(WHOLE, jobs="az://jobs/folders/team"), tmp_path)
-    assert "account create" not in (tmp_path / "log").read_text()  # it is there by now
+    log = (tmp_path / "log").read_text()
+    assert "account create" not in log and "container-rm create" not in log  # they are there by now
 
 
 def test_folders_beside_artifacts_end_too_and_no_account_is_made_or_changed(tmp_path):
@@ -108,6 +116,40 @@ def test_a_job_that_acts_as_its_submitter_gives_the_cluster_no_data(tmp_path):
         ("Storage Blob Data Contributor", "robot"),
     ]
     assert "# ghcr.io/acme/it:1 is in no registry of Azure" in script(uses)
+
+
+def test_who_may_give_roles_and_not_change_the_account_gives_every_role(tmp_path):
+    warned = "lifecycle rule not set: needs Storage Account Contributor\n"
+    made = given(WHOLE, tmp_path, warned, NO_POLICY="1")
+    assert len(made) == len(list(rights(WHOLE)))
+    assert "Storage Account Contributor" in script(WHOLE).partition("set -e")[0]
+
+
+def test_the_identity_that_the_configuration_names_needs_no_cluster(tmp_path):
+    uses = dataclasses.replace(WHOLE, cluster_identity=IDENTITY.replace("/endpoint", "/cluster"))
+    assert ("AcrPull", "cluster-principal", "/registries/acme") in given(uses, tmp_path)
+    assert "compute show" not in (tmp_path / "log").read_text()
+
+
+def test_serverless_machines_act_as_the_workspace(tmp_path):
+    made = given(dataclasses.replace(WHOLE, compute="serverless"), tmp_path, CREATOR="ops")
+    assert ("AcrPull", "workspace-principal", "/registries/acme") in made and "ops" not in [who for _, who, _ in made]
+
+
+def test_who_creates_the_cluster_and_who_pushes_images_get_roles_when_they_are_named(tmp_path):
+    cluster = IDENTITY.replace("/endpoint", "/cluster")
+    uses = dataclasses.replace(WHOLE, cluster_identity=cluster, subnet="nodes", vnet="net")
+    made = given(uses, tmp_path, CREATOR="ops", PUSHER="build", TYPE="ServicePrincipal")
+    group = "/subscriptions/sub/resourceGroups/group/providers"
+    workspace = f"{group}/Microsoft.MachineLearningServices/workspaces/space"
+    assert [one for one in made if one[1] in ("ops", "build")] == [
+        ("AzureML Compute Operator", "ops", workspace),
+        ("Reader", "ops", workspace),
+        ("Managed Identity Operator", "ops", cluster),
+        ("Network Contributor", "ops", f"{group}/Microsoft.Network/virtualNetworks/net/subnets/nodes"),
+        ("AcrPush", "build", "/registries/acme"),
+    ]
+    assert "--assignee-principal-type User" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("page", ["azureml.md"])

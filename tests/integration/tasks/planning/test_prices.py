@@ -73,6 +73,9 @@ def test_every_size_of_the_shipped_list_is_hardware_that_we_know():
 def test_what_is_not_known_is_none_and_says_so():
     price = machine_price(open_book(), "Standard_ND96isr_MI300X_v5", today=TODAY)
     assert not price.hours and "no price of Standard_ND96isr_MI300X_v5 is known" in price.warnings[0]
+    assert machine_price(open_book(), "Standard_DS3_v2", region="eastus", today=TODAY).warnings == (
+        "no price of Standard_DS3_v2 is known: `headway prices update` fetches it",
+    )
     elsewhere = machine_price(open_book(), H100, region="westeurope", today=TODAY)
     assert not elsewhere.hours and "known are eastus, eastus2, westus" in elsewhere.warnings[0]
     assert storage_prices(open_book(), region="westeurope", today=TODAY).warnings == (
