@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
     from tasks.planning.planned_case import Planned, Point, WhatIf
+    from tasks.storage.store import Store
 
 BAR = 40
 PARTS = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "other": "."}
@@ -165,12 +166,14 @@ def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     from tasks.registry.records import newest
     from tasks.storage import open_store
 
-    store, cluster = open_store(home()), settings.cluster
+    cluster = settings.cluster
+    opened = open_store(home())
+    store: Store | None = opened
     try:
-        record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
+        record = newest(opened, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
     except Missing as error:
         _planned_without(error)
-        store = record = None
+        store, record = None, None
     measured = Qualification.model_validate(record.value) if record else None
     vouched = (
         measured is not None
