@@ -165,7 +165,8 @@ def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     from tasks.registry.records import newest
     from tasks.storage import open_store
 
-    store, cluster = open_store(home()), settings.cluster
+    store: Any = open_store(home())
+    cluster = settings.cluster
     try:
         record = newest(store, "benchmark", of=lambda one: bool(one.value["subject"]["name"] == cluster.name))
     except Missing as error:
