@@ -5,6 +5,7 @@ How a job is submitted, and what follows a failure, is supervisor.py.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -81,16 +82,18 @@ class HangWatch:
                 self._identity = identity
                 self._begin()
             leader = self._read("nodes/0/node.json")
-            if leader.get("code") is not None:  # this attempt is over, and the next one not begun
+            # Where machines share no folder, marks and steps of the submission before lie there until the new leader's arrive.
+            ours = leader.get("submission", self._job.submission if leader else 1) == self._job.submission
+            if ours and leader.get("code") is not None:  # this attempt is over, and the next one not begun
                 self._moved = now
             elif not self._job.elastic:
-                self._opened = float(leader.get("time") or 0.0)
+                self._opened = float(leader.get("time") or 0.0) if ours else math.inf
             progress, saved = self._read("progress.json"), self._stamp(self._job.progress)
             if saved != self._saved or (progress != self._progress and (self._steps == 0 or _done(progress))):
                 self._moved = now
             self._progress, self._saved = progress, saved
         for record in filter(is_step, records):
-            if float(record.get("time") or self._opened) >= self._opened:
+            if float(record.get("time") or self._opened) >= self._opened and self._opened < math.inf:
                 at = float(record.get("time") or time.time())
                 if self._last is not None and at > self._last:
                     self._intervals.append(at - self._last)

@@ -38,8 +38,8 @@ class Clocked:
         write_json(self.folder / "attempt.json", {"attempt": number})
         self.node(code=None)
 
-    def node(self, code):
-        write_json(self.folder / "nodes" / "0" / "node.json", {"code": code})
+    def node(self, code, **said):
+        write_json(self.folder / "nodes" / "0" / "node.json", {"code": code, **said})
 
     def beat(self):
         (self.folder / "nodes" / "0" / "beat").write_text(json.dumps({"time": self.now}))
@@ -100,6 +100,19 @@ def test_before_the_first_step_the_time_to_start_counts_from_running(job):
 
 def test_a_job_without_steps_is_left_to_its_time_limit(job):
     assert job(progress="").passes(600) == ""
+
+
+@pytest.mark.parametrize("mark", ["the leader's mark of the submission before", "no mark"])
+def test_steps_of_the_submission_before_are_not_this_ones(job, mark):
+    """Where machines share no folder they come late, when the new nodes only begin."""
+    clocked = job(submission=2)
+    clocked.node(code=None, submission=1, time=1.0)
+    if mark == "no mark":
+        (clocked.folder / "nodes" / "0" / "node.json").unlink()
+    assert clocked.steps(20) == clocked.passes(80) == ""
+    clocked.node(code=None, submission=2, time=clocked.now)
+    assert clocked.passes(19) == "" and "since the start of its attempt" in clocked.passes(3)
+    assert clocked.steps(20) == "" and "no step after step 40" in clocked.passes(12)
 
 
 def test_a_new_attempt_in_place_has_its_time_to_start(job):
