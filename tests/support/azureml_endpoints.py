@@ -442,8 +442,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return f"the deployment {name} is not there, or not up"
         return ""
 
-    def _most_traffic(self) -> str:
-        [name] = [key.partition("/")[2] for key in self.state.resources if "/deployments/" not in key]
+    def _asked(self) -> str:
+        """The endpoint whose name the host begins with; without one, the only one."""
+        names = [key.partition("/")[2] for key in self.state.resources if "/deployments/" not in key]
+        host = self.headers.get("Host", "").partition(".")[0]
+        return host if host in names else names[0]
+
+    def _most_traffic(self, name: str) -> str:
         shares = self.state.shares(name)
         return max(shares, key=lambda colour: shares[colour])
 
@@ -457,10 +462,9 @@ class _Handler(BaseHTTPRequestHandler):
         colour = self.headers.get("azureml-model-deployment", "")
         with self.state.lock:
             self.state.advance()
-            chosen = colour or self._most_traffic()
-            found = next(
-                (one for key, one in self.state.resources.items() if key.endswith(f"/deployments/{chosen}")), None
-            )
+            name = self._asked()
+            chosen = colour or self._most_traffic(name)
+            found = self.state.resources.get(f"onlineEndpoints/{name}/deployments/{chosen}")
             self.state.heard.append((chosen, bool(colour)))
         if found is None or found.state != "Succeeded":
             return 404, {"error": "no such deployment"}, {}
