@@ -163,7 +163,8 @@ class Management(Relay):
     def answer(self, request: Request) -> Response:
         path = urlsplit(request.target).path
         other = SERVED.search(path) or request.header("host").endswith(INFERENCE)
-        answer = (self.endpoints if other else self.upstream).ask(request)
+        named = request.with_header("X-Forwarded-Host", request.header("host"))
+        answer = (self.endpoints if other else self.upstream).ask(named)
         made = re.fullmatch(r".*/onlineEndpoints/([^/]+)", path)
         if made and request.method == "PUT" and answer.status < 300:
             with open(self.world.hosts, "a") as file:

@@ -445,7 +445,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _asked(self) -> str:
         """The endpoint whose name the host begins with; without one, the only one."""
         names = [key.partition("/")[2] for key in self.state.resources if "/deployments/" not in key]
-        host = self.headers.get("Host", "").partition(".")[0]
+        host = self.headers.get("X-Forwarded-Host", "").partition(".")[0]
         return host if host in names else names[0]
 
     def _most_traffic(self, name: str) -> str:
