@@ -202,7 +202,9 @@ def test_a_missing_role_ends_the_run_and_is_named(azure, finished, role, code, s
 )
 def test_an_endpoint_whose_identity_lacks_a_role_is_not_deployed(azure, finished, role, said):
     with without(azure, role):
-        assert said in refused(azure, "--set", "deployment.endpoint=other", code=4)
+        assert said in refused(
+            azure, "--set", "deployment.endpoint=other", "--set", "comparison.max_loss_to_champion=9", code=4
+        )
 
 
 def test_an_image_that_is_not_in_the_registry_is_named(azure, finished):
