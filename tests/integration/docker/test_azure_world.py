@@ -155,7 +155,7 @@ def test_the_sdks_own_client_deploys_an_endpoint_and_asks_it(azure, finished):
     ours = next(one.properties for one in azure.served)
     _, place = DATASTORE.fullmatch(azure.service.assets[ours["model"]]["properties"]["modelUri"]).groups()
     request, file = azure.base / "request.json", azure.base / "deployment.json"
-    request.write_text(json.dumps({"input_data": {"input_string": ["def "], "parameters": {"max_tokens": 4}}}))
+    request.write_text(json.dumps({"input_data": {"input_string": ["def "], "parameters": {"max_new_tokens": 4}}}))
     file.write_text(json.dumps({"model": place, "variables": ours["environmentVariables"], "request": str(request)}))
     said = by_hand(azure, "endpoint", ENDPOINT_IMAGE, file)
     assert "def " in said.partition("answer")[2] and "left []" in said
