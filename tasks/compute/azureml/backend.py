@@ -90,9 +90,8 @@ def state_of(result: dict[str, Any] | None, why: dict[str, Any], folder: Path, l
         return JobState(state="ended", code=1, reason="cancelled", attempts=attempts, failure="cancelled")
     output = words(why)
     if marked and marked.reason == "cancelled":
-        marked = (
-            None  # the service stopped this node because another one had failed; who cancels a job leaves it Canceled
-        )
+        # The service stopped this node because another one had failed: who cancels a job leaves it Canceled.
+        marked = None
     silent = marked is None and not any(folder.glob("errors/*.json"))
     cause, remedy = cause_of(output, (*SILENT, *CAUSES) if silent else CAUSES)
     if marked and cause not in ("preempted", "node", "missing"):
