@@ -87,7 +87,9 @@ def during_training(azure, steps, act):
     thread.start()
     ran = retrained(azure, "--set", f"training.steps={steps}")
     thread.join()
-    return ran | {"train": next(stage for stage in ran["stages"] if stage["name"] == "train")}
+    train = next(stage for stage in ran["stages"] if stage["name"] == "train")
+    assert train["job"]["resumed_from_step"], "it went on, and did not begin anew"
+    return ran
 
 
 def test_the_lifecycle_completes_with_one_submission_a_job(azure, finished):
