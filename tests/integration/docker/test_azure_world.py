@@ -73,12 +73,15 @@ def retrained(azure, *words):
 
 
 def during_training(azure, steps, act):
-    """Train for so many steps, and do something as soon as a checkpoint lies in the store; what the run says."""
+    """Train for so many steps, and do something as soon as a whole checkpoint lies in the store; what the run says."""
     before, asked = len(azure.service.submitted), len(azure.storage.who)
 
     def wait():
         until(
-            lambda: any("/checkpoints/" in blob and method == "PUT" for _, method, blob in azure.storage.who[asked:]),
+            lambda: any(
+                blob.endswith("/manifest.json") and "/checkpoints/" in blob and method == "PUT"
+                for _, method, blob in azure.storage.who[asked:]
+            ),
             900,
         )
         act(next(name for name in azure.service.submitted[before:] if "-train-" in name))
