@@ -92,3 +92,19 @@ azure: .venv/.local
 # The newest digest of each image that docker/ and .devcontainer/ name by tag and digest.
 images-refresh: .venv/bin/python
 	$(BIN)/python -m benchmarks.images --refresh
+
+# State under .headway/ stays: it holds datasets and models. Its servers and endpoints are stopped.
+clean:
+	-test ! -x $(BIN)/headway || $(BIN)/headway down --yes --endpoints
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
+
+.venv/.%: .venv/bin/python pyproject.toml constraints.txt
+	@if command -v uv >/dev/null; \
+	then install="uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt"; \
+	else install="$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"; fi; \
+	$(if $(TORCH_INDEX),$$install --no-deps --index-url $(TORCH_INDEX) torch && )$$install -e '.[$*]'
+	@touch $@
