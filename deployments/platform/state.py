@@ -16,6 +16,7 @@ from typing import Any
 
 from deployments.services import mlflow_server, prefect_server
 from deployments.services.parts import bridge, watch, worker
+from deployments.services.starting import starting
 from deployments.telemetry.runs import firing
 from tasks.common import process
 from tasks.common.redaction import redact
@@ -78,6 +79,7 @@ def state(home: Path) -> dict[str, Any]:
                 "running": result is not None,
                 "url": part.get("url"),
                 "since": _time(part["since"]) if "since" in part else None,
+                "starting_seconds": None if "port" not in part or (age := starting(part)) is None else round(age, 1),
                 "pid": part.get("pid"),
             }
         )
@@ -129,11 +131,7 @@ def addresses(home: Path) -> dict[str, Any]:
 
 def words(fields: dict[str, Any]) -> list[str]:
     """The same for people."""
-    lines = [
-        f"{part['name']:<9}"
-        + (f"running since {part['since']}  {part['url'] or ''}" if part["running"] else "not running")
-        for part in fields["parts"]
-    ]
+    lines = [f"{part['name']:<9}{_part(part)}" for part in fields["parts"]]
     lines += [f"login of the pages: {fields['login']}"] if fields["login"] else []
     lines += [f"versions: {', '.join(f'{name} {value}' for name, value in fields['versions'].items())}"]
     lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
@@ -150,6 +148,14 @@ def words(fields: dict[str, Any]) -> list[str]:
         "next", [f"{s['next']}  {s['deployment']}  ({s['cron']} {s['timezone']})" for s in fields["schedules"]]
     )
     return lines
+
+
+def _part(part: dict[str, Any]) -> str:
+    if not part["running"]:
+        return "not running"
+    if part["starting_seconds"] is not None:
+        return f"starting, for {part['starting_seconds']:.0f} s so far: {part['url']} does not listen yet"
+    return f"running since {part['since']}  {part['url'] or ''}"
 
 
 def _run(run: LoggedRun) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import socket
 import threading
 import time
 
 import pytest
+from support import Home
 
+from deployments.platform.state import words
 from deployments.services import checks
 from deployments.services.starting import starting, wait_until_it_answers
 from tasks.common import process
@@ -34,6 +37,15 @@ def test_a_server_that_does_not_listen_yet_is_starting_since_its_program_started
     assert 40 <= starting(server) < 100
     with socket.create_server(("127.0.0.1", server["port"])):
         assert starting(server) is None
+
+
+def test_status_tells_a_server_that_is_starting_from_one_that_runs(server, tmp_path):
+    state = Home(tmp_path).ok("status").said
+    part = state["parts"][0]
+    assert part["name"] == "prefect" and part["running"] and part["starting_seconds"] >= 40
+    assert re.match(rf"prefect  starting, for \d+ s so far: {server['url']} does not listen yet$", words(state)[0])
+    part["starting_seconds"] = None
+    assert words(state)[0].startswith("prefect  running since ")
 
 
 def test_whoever_waits_is_told_that_it_is_still_starting_and_for_how_long(server, monkeypatch):
