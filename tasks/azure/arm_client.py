@@ -240,6 +240,9 @@ def explain(error: AzureError, config: Where, *, what: str = "job") -> HeadwayEr
         return _refused(f"{where} refused the {what}", f"{code_of(error)} {output}".strip())
     if status is None:
         return Missing(f"{where} does not answer: {output}", remedy=f"Look at the network and at {config.endpoint}.")
+    if status < 300:  # a change that was accepted ended as failed
+        remedy = "Look at its log in the studio. If an identity lacks a role, `headway doctor --rights` lists what is needed."
+        return JobFailed(f"the {what} in {where} failed: {output}", failure="infrastructure", folder="", remedy=remedy)
     return Missing(f"{where} answers {status}: {output}", remedy="Run the same command later: nothing is done twice.")
 
 

@@ -112,6 +112,8 @@ def test_jobs_have_their_identitys_rights_and_who_submits_reads_no_checkpoint(az
     assert changed == {PERSON, CLUSTER}
     read = [blob for identity, method, blob in azure.storage.who if (identity, method) == (PERSON, "GET")]
     assert not [blob for blob in read if "/checkpoints/" in blob and "shard" in blob]
+    passed = [blob for blob in read if "/artifacts/tokens/" in blob and "/files/" in blob]
+    assert {blob.rpartition("/")[2] for blob in passed} <= {"tokens.json"}, "tokens never lie on the launcher"
     assert {of for identity, of in azure.identities.asked if identity == CLUSTER} == {STORAGE_SCOPE}
 
 
@@ -148,11 +150,11 @@ def by_hand(azure, *words):
 
 
 def test_the_sdks_own_client_submits_follows_cancels_and_lists_jobs(azure):
-    said = by_hand(azure, "jobs", IMAGE)
-    assert "user 10001" in said, "the log was followed"
-    assert "ended Completed" in said.replace("JobStatus.COMPLETED", "Completed")
-    assert "cancelled Canceled" in said.replace("JobStatus.CANCELED", "Canceled")
-    assert "by-hand-1" in said.rpartition("listed")[2] and "by-hand-2" in said.rpartition("listed")[2]
+    output = by_hand(azure, "jobs", IMAGE)
+    assert "user 10001" in output, "the log was followed"
+    assert "ended Completed" in output.replace("JobStatus.COMPLETED", "Completed")
+    assert "cancelled Canceled" in output.replace("JobStatus.CANCELED", "Canceled")
+    assert "by-hand-1" in output.rpartition("listed")[2] and "by-hand-2" in output.rpartition("listed")[2]
 
 
 def test_the_sdks_own_client_deploys_an_endpoint_and_asks_it(azure, finished):
@@ -162,8 +164,9 @@ def test_the_sdks_own_client_deploys_an_endpoint_and_asks_it(azure, finished):
     request, file = azure.base / "request.json", azure.base / "deployment.json"
     request.write_text(json.dumps({"input_data": {"input_string": ["def "], "parameters": {"max_new_tokens": 4}}}))
     file.write_text(json.dumps({"model": place, "variables": ours["environmentVariables"], "request": str(request)}))
-    said = by_hand(azure, "endpoint", ENDPOINT_IMAGE, file)
-    assert '"0"' in said.partition("answer")[2] and "left []" in said, "completions by number, as /score gives them"
+    output = by_hand(azure, "endpoint", ENDPOINT_IMAGE, file)
+    assert '"0"' in output.partition("answer")[2], "completions by number, as /score gives them"
+    assert "by-hand" not in output.rpartition("left")[2], "it was deleted"
 
 
 # --- what a real workspace refuses, it refuses too: each mend of docs/azureml.md taken out
@@ -187,7 +190,7 @@ def refused(azure, *words, code):
 
 
 @pytest.mark.parametrize(
-    ("role", "code", "said"),
+    ("role", "code", "message"),
     [
         ((CLUSTER, PULL, REGISTRY), 2, "may not pull"),
         ((CLUSTER, CONTRIBUTOR, CONTAINER), 6, "headway doctor --rights"),
@@ -195,21 +198,22 @@ def refused(azure, *words, code):
         ((PERSON, SCIENTIST, "w"), 6, "AzureML Data Scientist"),
     ],
 )
-def test_a_missing_role_ends_the_run_and_is_named(azure, finished, role, code, said):
+def test_a_missing_role_ends_the_run_and_is_named(azure, finished, role, code, message):
     before = len(azure.service.submitted)
     with without(azure, role):
-        assert said in refused(azure, code=code)
+        assert message in refused(azure, code=code)
     assert len(azure.service.submitted) - before <= 1
 
 
 @pytest.mark.parametrize(
-    ("role", "said"), [((SERVING, PULL, REGISTRY), "pull"), ((SERVING, READER, CONTAINER), "model")]
+    ("role", "why"),
+    [((SERVING, PULL, REGISTRY), "may not pull"), ((SERVING, READER, CONTAINER), "may not read the model")],
 )
-def test_an_endpoint_whose_identity_lacks_a_role_is_not_deployed(azure, finished, role, said):
+def test_an_endpoint_whose_identity_lacks_a_role_is_not_deployed(azure, finished, role, why):
+    words = ("--set", "deployment.endpoint=other", "--set", "comparison.max_loss_to_champion=9")
     with without(azure, role):
-        assert said in refused(
-            azure, "--set", "deployment.endpoint=other", "--set", "comparison.max_loss_to_champion=9", code=4
-        )
+        output = refused(azure, *words, code=4)
+    assert why in output and "failed: " in output and "headway doctor --rights" in output
 
 
 def test_an_image_that_is_not_in_the_registry_is_named(azure, finished):
