@@ -93,7 +93,7 @@ def validated(
     own = read_suite(Path(config.suite), current().home) if config.suite else None
     rules, suite = config.model_copy(update={"suite": ""}), own.digest if own else None
     heldout = preprocessing.heldout_fraction
-    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster), own=own)
+    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster.for_data), own=own)
 
 
 def tokenized(
@@ -101,7 +101,7 @@ def tokenized(
 ) -> Tokens:
     """The tokens of what a verdict accepted, by a base model's tokenizer or the one that is configured. Raises GateFailed."""
     tokenizer = tokenizer or tokenizer_given(current().store, config)
-    return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster))
+    return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster.for_data))
 
 
 # The base model of a run: the checkpoint that `training.base` names, and the tokenizer that its tokens must be of.

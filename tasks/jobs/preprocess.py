@@ -1,7 +1,8 @@
 """Dataset -> token files, as a program: a tokenizer, then Megatron's `.bin/.idx` a split, by the hash of each document.
 
-Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (the token files, the tokenizer, `tokens.json`). Ranks
-share the units of the corpus and the job folder; what a killed rank finished is not done again. The engine is tasks/tokenizing.
+Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (the token files, the tokenizer, `tokens.json`).
+Ranks, one a machine, share the units of the corpus and the job folder; what a killed one finished is not done again. The engine
+is tasks/data/tokenizing.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(rank: Rank) -> dict[str, Any]:
         while not folder.exists():
             time.sleep(POLL_SECONDS)
         tokenizer = open_tokenizer(folder)
-    work = Work(tokenizer, (config.text_field,), _splits(config))
+    work = Work(tokenizer, (config.text_field,), _splits(config), immutable=True)
     # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
     texts = _first_texts(units, config.text_field)
     output = read_json(rank.folder / SLOW)
