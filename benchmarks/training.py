@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks.scratch import scratch
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
-from tasks.jobs.data.samples import TRAIN, Shares
+from tasks.jobs.data.samples import Shares
 from tasks.jobs.data.sources import open_source
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.train import Training, run
@@ -78,7 +78,7 @@ def configuration(given: argparse.Namespace) -> TrainingConfig:
 
 def write_tokens(folder: Path, count: int) -> Path:
     folder.mkdir()
-    writer = TokenWriter(folder / TRAIN, VOCABULARY)
+    writer = TokenWriter(folder / "train_text_document", VOCABULARY)
     writer.add_document(np.random.default_rng(0).integers(0, VOCABULARY - 1, size=count).tolist())
     writer.close()
     (folder / "tokens.json").write_text(json.dumps({"vocab_size": VOCABULARY, "eod_id": VOCABULARY - 1}))
@@ -91,7 +91,7 @@ class Plain:
 
     def __init__(self, tokens: Path, config: TrainingConfig) -> None:
         self.config, self.step = config, 0
-        self.stream = open_tokens(tokens / TRAIN).tokens
+        self.stream = open_tokens(tokens / "train_text_document").tokens
         self.order = np.argsort(
             np.random.PCG64([config.seed, 0]).random_raw((len(self.stream) - 1) // 256), kind="stable"
         )

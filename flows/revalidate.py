@@ -196,7 +196,7 @@ def drift_of(
         (before,) = datasets((reference,))
     except Unknown:
         return None, False
-    text, cluster = config.validation.text_field, unqualified(config.cluster)
+    text, cluster = config.validation.text_field, unqualified(config.cluster.for_data)
     return measure_drift(accepted, before, config.revalidation.judged_drift(), checkpoint, text, on=cluster), False
 
 

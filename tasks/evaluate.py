@@ -27,13 +27,13 @@ from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
 from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.evaluation.comparison import Side, against, in_words, relative_check, rule_checks
 from tasks.evaluation.performance import bigram_checks
-from tasks.formats.model_folder import declared_context
+from tasks.formats.model_folder import DESCRIPTION, declared_context
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.result import ChampionScore
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
-from tasks.orchestration.stage_context import fetch, publish, run_job
+from tasks.orchestration.stage_context import files_of, publish, run_job
 from tasks.registry.records import Record
 from tasks.registry.refs import made_from
 from tasks.storage.store import find
@@ -85,7 +85,8 @@ def evaluate(
     `files` are datasets that suites read; the settings name them. `suites` is a digest of what they read by path
     (flows/support/inputs.py): files that changed are measured with anew.
     """
-    context = declared_context(fetch(checkpoint)) or LONGEST
+    with files_of(checkpoint, *DESCRIPTION) as folder:
+        context = declared_context(folder) or LONGEST
     job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=context, on=on), on=on)
     return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
 

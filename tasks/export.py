@@ -10,13 +10,13 @@ from math import isfinite, nan
 
 from tasks.artifacts import Check, Checkpoint, Cluster, Evaluation, Model, Tokens, require_checks
 from tasks.config.serving import ExportConfig
-from tasks.formats.model_folder import declared_context
+from tasks.formats.model_folder import DESCRIPTION, declared_context
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.promotion import require_signed, require_signer, sign
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
-from tasks.orchestration.stage_context import fetch, publish, run_job
+from tasks.orchestration.stage_context import files_of, publish, run_job
 from tasks.registry.ancestry import walk
 
 MOST_LOSS = 1e-3
@@ -44,7 +44,8 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
     require_signed(checkpoint)
     require_signer(Model, checkpoint.name)
     made_from = lineage_of(checkpoint, tokens)
-    measured = int(under.metrics.get("context", 0)) or declared_context(fetch(checkpoint))
+    with files_of(checkpoint, *DESCRIPTION) as folder:
+        measured = int(under.metrics.get("context", 0)) or declared_context(folder)
     # Tell where the settings declare a longer context than was measured.
     if config.context_length and measured and config.context_length > measured:
         text = (

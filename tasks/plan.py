@@ -19,7 +19,7 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
-from tasks.orchestration.stage_context import fetch, free_disk_bytes, home_folder, noted, publish, scratch
+from tasks.orchestration.stage_context import fetch, files_of, free_disk_bytes, home_folder, noted, publish, scratch
 from tasks.planning.case import Network
 from tasks.planning.checkpointing import (
     RESTART_SECONDS,
@@ -89,7 +89,8 @@ def plan(
     on: Cluster,
 ) -> Plan:
     """Size and time of a training run, and the gate on memory, disk and time; the network is the base's where there is one."""
-    vocab_size = int(json.loads((fetch(tokens) / "tokens.json").read_text())["vocab_size"])
+    with files_of(tokens, "tokens.json") as folder:
+        vocab_size = int(json.loads((folder / "tokens.json").read_text())["vocab_size"])
     if base:
         result = open_model_folder(fetch(base))
         training = training.model_copy(update={"network": shape_of(result.config)})

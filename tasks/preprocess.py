@@ -38,7 +38,7 @@ def preprocess(
 
 
 def program(dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None, *, on: Cluster) -> Program:
-    """What tokenizes, on one machine with all of its threads."""
+    """What tokenizes: one rank a machine, with all of its threads."""
     settings = {"preprocessing": config.model_dump(mode="json"), "threads": on.threads_per_node}
     inputs = {"dataset": dataset, **({"tokenizer": tokenizer} if tokenizer else {})}
-    return Program("tasks.jobs.preprocess", settings, inputs, ranks=1, threads=on.threads_per_node)
+    return Program("tasks.jobs.preprocess", settings, inputs)

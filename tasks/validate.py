@@ -262,7 +262,7 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
 def program(
     dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], *, on: Cluster
 ) -> Program:
-    """What profiles a corpus, on one machine with all of its threads. Raises ValueError for a benchmark that is named twice."""
+    """What profiles a corpus: one rank a machine, with its threads. Raises ValueError for a benchmark that is named twice."""
     names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise ValueError(f"validation.benchmarks names one dataset twice: {', '.join(names)}")
@@ -273,7 +273,7 @@ def program(
         "threads": on.threads_per_node,
     }
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
-    return Program("tasks.jobs.profile", settings, inputs, ranks=1, threads=on.threads_per_node)
+    return Program("tasks.jobs.profile", settings, inputs)
 
 
 def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:

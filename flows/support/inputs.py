@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from tasks.config.files import load, load_cluster, part_of, places, presets, wit
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.data.suite import read_suite
-from tasks.formats.model_folder import require_positions
+from tasks.formats.model_folder import DESCRIPTION, require_positions
 from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
 from tasks.preprocess import preprocess
@@ -93,7 +94,7 @@ def validated(
     own = read_suite(Path(config.suite), current().home) if config.suite else None
     rules, suite = config.model_copy(update={"suite": ""}), own.digest if own else None
     heldout = preprocessing.heldout_fraction
-    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster), own=own)
+    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster.for_data), own=own)
 
 
 def tokenized(
@@ -101,7 +102,7 @@ def tokenized(
 ) -> Tokens:
     """The tokens of what a verdict accepted, by a base model's tokenizer or the one that is configured. Raises GateFailed."""
     tokenizer = tokenizer or tokenizer_given(current().store, config)
-    return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster))
+    return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster.for_data))
 
 
 # The base model of a run: the checkpoint that `training.base` names, and the tokenizer that its tokens must be of.
@@ -119,7 +120,9 @@ def base_of(store: Store, config: RetrainConfig) -> Checkpoint | None:
         return None
     manifest = pinned(store, config.training.base, kind="checkpoint")
     if config.export.context_length:
-        require_positions(store.fetch(manifest), config.export.context_length)
+        with tempfile.TemporaryDirectory() as folder:
+            store.copy_files(manifest, DESCRIPTION, Path(folder))
+            require_positions(Path(folder), config.export.context_length)
     return Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
 
 

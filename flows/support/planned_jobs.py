@@ -76,7 +76,9 @@ class _Found:
 
 def on_which(stage: str, config: RetrainConfig) -> Cluster:
     """The machines of a stage's job; a qualification takes spares, and no machine twice."""
-    return machines(config.cluster, config.benchmark) if stage == "benchmark" else unqualified(config.cluster)
+    if stage == "benchmark":
+        return machines(config.cluster, config.benchmark)
+    return unqualified(config.cluster.for_data if stage in ("validate", "preprocess") else config.cluster)
 
 
 def planned_job(stage: str, dataset: str, config: RetrainConfig) -> Planned:
@@ -118,7 +120,7 @@ def _of_preprocess(result: _Found, config: RetrainConfig) -> Program:
         except Unknown:
             _, name, _ = parse_ref(base, kind="checkpoint")
             tokenizer = result.missing(Tokenizer, name, "the base model is not published")
-    return preprocess.program(result.accepted(), config.preprocessing, tokenizer, on=unqualified(config.cluster))
+    return preprocess.program(result.accepted(), config.preprocessing, tokenizer, on=on_which("preprocess", config))
 
 
 def _of_train(result: _Found, config: RetrainConfig) -> Program:
@@ -174,7 +176,7 @@ PROGRAMS: dict[str, Any] = {
         config.validation,
         config.preprocessing.heldout_fraction,
         tuple(result.named(Dataset, ref) for ref in config.validation.benchmarks),
-        on=unqualified(config.cluster),
+        on=on_which("validate", config),
     ),
     "preprocess": _of_preprocess,
     "benchmark": lambda result, config: benchmark.program(config.cluster, config.benchmark, config.training),

@@ -153,6 +153,17 @@ class WatchConfig(Settings):
     """Time without any answer from the scheduler after which the run reports it and keeps waiting; the job is never given up."""
 
 
+class DataConfig(Settings):
+    """Machines of the jobs that read a corpus: validate, preprocess. They compute on the CPU, one process a machine."""
+
+    nodes: Positive = 1
+    """Machines that share the corpus; the result is the same for any number."""
+    threads: Positive | None = None
+    """Threads on a machine; empty: as a training job's ranks have together."""
+    pool: str = ""
+    """Slurm partition or Azure ML compute of these machines, so that no GPU waits for them; empty: where training runs."""
+
+
 class ClusterConfig(Settings):
     """Where jobs run."""
 
@@ -161,7 +172,10 @@ class ClusterConfig(Settings):
     backend: BackendName = "local"
     """What jobs are submitted to."""
     nodes: Positive = 1
-    """Machines of a training job; other jobs run on one. A range, as `1:8`, is short for `elastic`'s least and most."""
+    """Machines of a training job; `data.nodes` are those of jobs that read a corpus, other jobs run on one.
+
+    A range, as `1:8`, is short for `elastic`'s least and most.
+    """
     ranks_per_node: Positive = 2
     """Processes a machine: one a GPU, or one a core."""
     threads_per_rank: Positive = 1
@@ -194,6 +208,7 @@ class ClusterConfig(Settings):
     """Fast disk of each machine that inputs are copied to; empty: they are read where they are."""
     mirror: MirrorConfig | None = Field(None, exclude_if=lambda mirror: mirror is None)
     """Store that job folders lie in, with a mirror on each machine's disk; empty: all machines share the folder."""
+    data: DataConfig = Field(DataConfig(), exclude_if=lambda data: data == DataConfig())
     retry: RetryConfig = RetryConfig()
     watch: WatchConfig = WatchConfig()
     ssh: SshConfig = SshConfig()
@@ -227,6 +242,27 @@ class ClusterConfig(Settings):
         """The settings of the backend that jobs are submitted to."""
         section: BackendSettings = getattr(self, self.backend, LocalConfig())
         return section
+
+    @property
+    def for_data(self) -> ClusterConfig:
+        """The same for jobs that read a corpus: `data` in the place of training's machines, without GPUs."""
+        can, own = self.capabilities, self.data
+        section = self.section
+        if own.pool:
+            section = section.model_copy(
+                update={can.pool_setting: own.pool, **({can.size_setting: ""} if can.size_setting else {})}
+            )
+        return self.model_copy(
+            update={
+                "nodes": own.nodes,
+                "ranks_per_node": 1,
+                "threads_per_rank": own.threads or self.ranks_per_node * self.threads_per_rank,
+                "gpus_per_node": 0,
+                "launcher": "torchrun",
+                "elastic": None,
+                self.backend: section,
+            }
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -297,6 +333,7 @@ class ClusterConfig(Settings):
                 f"backend {self.backend} has one machine, nodes is {self.nodes}: use ranks_per_node, or backend "
                 f"{', '.join(others)} or {last}"
             )
+        self._require_data_machines()
         self.section.require_complete()
         setting = can.environment_setting
         if setting and not (self.image or getattr(self.section, setting)):
@@ -315,3 +352,20 @@ class ClusterConfig(Settings):
         if self.scratch and self.scratch.beeond and not can.joins_disks:
             raise ValueError(f"scratch.beeond is Slurm's, backend is {self.backend}: set scratch.beeond to false")
         return self
+
+    def _require_data_machines(self) -> None:
+        can = self.capabilities
+        if self.data.nodes > 1 and can.this_machine:
+            raise ValueError(
+                f"backend {self.backend} has one machine, data.nodes is {self.data.nodes}: use data.threads, or another backend"
+            )
+        if self.data.nodes > 1 and not self.shares_folder:
+            raise ValueError(
+                f"data.nodes is {self.data.nodes}, and the machines share no folder to put their parts together in: "
+                "set data.nodes to 1, or use machines with a shared folder"
+            )
+        if self.data.pool and not can.pool_setting:
+            able = backends_with(lambda one: bool(one.pool_setting))
+            raise ValueError(
+                f"data.pool is {self.data.pool!r}, and backend {self.backend} has no pools: leave it empty, or use {able}"
+            )

@@ -158,3 +158,5 @@ class PreprocessingConfig(Settings):
     tokenizer: TokenizerConfig = TokenizerConfig()
     heldout_fraction: float = Field(0.02, gt=0.0, lt=1.0)
     """Share of documents, chosen by the hash of their content, that training never sees."""
+    shard_gib: float | None = Field(None, gt=0, exclude_if=lambda size: size is None)
+    """Size of a file of the training split at most, in GiB, so that machines write files side by side; empty: one file."""

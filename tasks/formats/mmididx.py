@@ -7,8 +7,9 @@ writes in a stream, and checks every invariant before tokens are handed on. `ope
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -40,11 +41,31 @@ def token_dtype(vocab_size: int) -> type[np.number]:
     return np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32
 
 
+class Joined:
+    """The tokens of several files as one stream, of which slices are read."""
+
+    def __init__(self, parts: Sequence[NDArray[np.number]]) -> None:
+        self._parts = parts
+        self._begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    def __getitem__(self, where: slice) -> NDArray[np.number]:
+        start, stop, _ = where.indices(len(self))
+        pieces = [
+            part[max(start - begin, 0) : stop - begin]
+            for part, begin in zip(self._parts, self._begins.tolist(), strict=False)
+            if start < begin + len(part) and begin < stop
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([self._parts[0][:0], *pieces])
+
+
 @dataclass(frozen=True)
 class IndexedTokens:
     """An opened dataset. `tokens` is the whole `.bin`, memory-mapped."""
 
-    tokens: NDArray[np.number]
+    tokens: NDArray[np.number] | Joined
     lengths: NDArray[np.int32]
     """Tokens of each sequence, shape [sequences]."""
     documents: NDArray[np.int64]
@@ -92,6 +113,28 @@ def open_tokens(prefix: Path) -> IndexedTokens:
         raise IntegrityError(f"{prefix}.idx: the document marks do not run from 0 to {len(lengths)}")
     tokens = np.memmap(binary, dtype, "r") if binary.stat().st_size else np.empty(0, dtype)
     return IndexedTokens(tokens=tokens, lengths=lengths, documents=marks)
+
+
+def prefixes(folder: Path, split: str) -> list[Path]:
+    """The datasets of a split of a tokens artifact, in order: many where `tokens.json` lists them, else one."""
+    about = folder / "tokens.json"
+    files = json.loads(about.read_text(encoding="utf-8")).get("files", {}) if about.exists() else {}
+    return [folder / name for name in files.get(split, [f"{split}_text_document"])]
+
+
+def open_split(folder: Path, split: str) -> IndexedTokens:
+    """All datasets of a split as one; raises IntegrityError as `open_tokens` does."""
+    first, *others = [open_tokens(prefix) for prefix in prefixes(folder, split)]
+    if not others:
+        return first
+    opened = [first, *others]
+    befores = np.cumsum([0, *(len(each.lengths) for each in opened)], dtype=np.int64)
+    marks = [each.documents[:-1] + before for each, before in zip(opened, befores, strict=False)]
+    return IndexedTokens(
+        tokens=Joined([each.tokens for each in opened if not isinstance(each.tokens, Joined)]),
+        lengths=np.concatenate([each.lengths for each in opened]),
+        documents=np.concatenate([*marks, befores[-1:]]),
+    )
 
 
 def token_count(prefix: Path) -> int:

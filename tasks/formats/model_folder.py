@@ -157,6 +157,10 @@ def open_model_folder(folder: Path) -> ModelFolder:
     return ModelFolder(config, tensors, shards)
 
 
+DESCRIPTION = ("config.json", "training.json")
+"""Files of a model that say what it is, and how it was trained."""
+
+
 def declared_context(folder: Path) -> int | None:
     """Tokens that a model is to take at once: what its training says, else what its config.json declares; None: it declares none.
 

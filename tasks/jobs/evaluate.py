@@ -22,7 +22,7 @@ from tasks.common.process import read_json, write_json
 from tasks.config.evaluation import EvaluationConfig
 from tasks.data.corpus.openings import openings
 from tasks.evaluation.performance import kind_of
-from tasks.formats.mmididx import open_tokens
+from tasks.formats.mmididx import open_split
 from tasks.jobs.evaluation import ngram
 from tasks.jobs.evaluation.code_suite import code
 from tasks.jobs.evaluation.figures import figures, metrics
@@ -124,8 +124,7 @@ def _beside(tokens: Path, heldout: Heldout) -> dict[str, Any]:
     """What each document is beside the model: bits under the n-gram models, and its kind."""
     # The n-gram models are of the training split; of one of more than `ngram.MOST_TOKENS` a sample is read.
     vocab_size = int(read_json(tokens / "tokens.json")["vocab_size"])
-    whole: NDArray[Any] = open_tokens(tokens / "train_text_document").tokens
-    stream = ngram.sampled(whole)
+    stream = ngram.sampled(open_split(tokens, "train").tokens)
     fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.encoded.eod_id)
     joined = np.concatenate(heldout.encoded.documents)
     unigram, bigram = (

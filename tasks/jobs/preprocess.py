@@ -1,7 +1,8 @@
 """Dataset -> token files, as a program: a tokenizer, then Megatron's `.bin/.idx` a split, by the hash of each document.
 
-Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (the token files, the tokenizer, `tokens.json`). Ranks
-share the units of the corpus and the job folder; what a killed rank finished is not done again. The engine is tasks/tokenizing.
+Writes `out/tokenizer` (a Hugging Face tokenizer folder) and `out/tokens` (the token files, the tokenizer, `tokens.json`).
+Ranks, one a machine, share the units of the corpus and the job folder; what a killed one finished is not done again. The engine
+is tasks/data/tokenizing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -23,14 +25,15 @@ from tasks.data.corpus.inputs import Unit, cut, find_shards
 from tasks.data.corpus.reading import documents, read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
-from tasks.data.tokenizing.merging import appear, gather, merge
+from tasks.data.tokenizing.merging import TokenFile, token_files, write_dataset
 from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.data.tokenizing.units import Work, encode_parallel, read_receipt, unit_bytes
+from tasks.data.tokenizing.units import Counts, Receipt, Work, encode_parallel, read_receipt, unit_bytes
 from tasks.jobs.node.runtime import Rank, main
 
 END_OF_DOCUMENT = "<|endoftext|>"
 POLL_SECONDS = 0.2
+ABOUT = "tokens.json"
 SLOW = "slow-engine.json"
 """In the job's folder when the fast engine may not be used; all ranks of the next attempt see it."""
 SPREAD = 8
@@ -38,7 +41,7 @@ SPREAD = 8
 
 
 def run(rank: Rank) -> dict[str, Any]:
-    """Encode this rank's units; rank 0 merges all of them, and checks what it wrote by reading it back."""
+    """Encode this rank's units, then merge and check this rank's files; rank 0 puts all of them in place."""
     config = PreprocessingConfig.model_validate(rank.settings["preprocessing"])
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
@@ -53,19 +56,28 @@ def run(rank: Rank) -> dict[str, Any]:
         while not folder.exists():
             time.sleep(POLL_SECONDS)
         tokenizer = open_tokenizer(folder)
-    work = Work(tokenizer, (config.text_field,), _splits(config))
+    work = Work(tokenizer, (config.text_field,), _splits(config), immutable=True)
     # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
     texts = _first_texts(units, config.text_field)
     output = read_json(rank.folder / SLOW)
     choice = Choice(Tokenizers(tokenizer), output["reason"]) if output else choose(tokenizer, texts)
     parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
+    # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
+    while not all(known := [read_receipt(unit, work, parts) for unit in units]):
+        if rank.rank and (rank.output / "tokens" / ABOUT).exists():
+            return {}  # rank 0 is done already, and clears up
+        time.sleep(POLL_SECONDS)
+    receipts = [receipt for receipt in known if receipt]
+    _require_documents(receipts, work)
+    files = token_files(receipts, work, most_bytes=(config.shard_gib or math.inf) * 2**30)
+    for file in files[rank.rank :: rank.world_size]:
+        _merge(file, work, parts)
     if rank.rank:
         return {}
-    # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
-    while not all(read_receipt(unit, work, parts) for unit in units):
+    while not all(_merged(file, parts).exists() for file in files):
         time.sleep(POLL_SECONDS)
-    return _finish(rank, units, work, parts, engine=choice)
+    return _finish(rank, files, receipts, work, parts, engine=choice)
 
 
 def train_tokenizer(units: Sequence[Unit], config: PreprocessingConfig) -> Any:
@@ -149,10 +161,7 @@ def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choic
         raise RuntimeError(f"{error.message}: all ranks start again with the slow engine") from error
 
 
-def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engine: Choice) -> dict[str, Any]:
-    tokens = rank.output / "tokens"
-    tokens.mkdir(exist_ok=True)
-    receipts = gather(units, work, parts)
+def _require_documents(receipts: Sequence[Receipt], work: Work) -> None:
     for index, (name, _) in enumerate(work.outputs):
         if sum(receipt.counts[index].documents for receipt in receipts) == 0:
             fraction = work.splits.fractions[-1]
@@ -160,20 +169,42 @@ def _finish(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, engin
                 f"the {name} split has no documents: preprocessing.heldout_fraction is {fraction:g}; "
                 f"{'raise' if name == 'heldout' else 'lower'} the fraction or publish more documents"
             )
-    # Under a name that does not depend on the field: training opens it.
-    outputs = [
-        dataclasses.replace(output, prefix=tokens / f"{output.split}_text_document")
-        for output in merge(units, work, parts, prefix=tokens)
-    ]
-    appear(outputs, parts)
-    tokenizer, eod = work.tokenizer, work.tokenizer.require_eod()
-    for output in outputs:
-        require_sound(output.prefix, tokenizer, eod=eod)
+
+
+def _merge(file: TokenFile, work: Work, parts: Path) -> None:
+    """Write one file beside the parts, and check it by reading it back; `_merged` is there once it is sound."""
+    if _merged(file, parts).exists():
+        return
+    write_dataset(parts / file.name, file.index, file.receipts, work, parts)
+    require_sound(parts / file.name, work.tokenizer, eod=work.tokenizer.require_eod())
+    _merged(file, parts).touch()
+
+
+def _merged(file: TokenFile, parts: Path) -> Path:
+    return parts / f"{file.name}.merged"
+
+
+def _finish(
+    rank: Rank, files: Sequence[TokenFile], receipts: Sequence[Receipt], work: Work, parts: Path, *, engine: Choice
+) -> dict[str, Any]:
+    tokens, tokenizer = rank.output / "tokens", work.tokenizer
+    tokens.mkdir(exist_ok=True)
+    for name in (f"{file.name}.{ending}" for file in files for ending in ("bin", "idx")):
+        if (parts / name).exists():  # not moved yet by an attempt before this one
+            os.replace(parts / name, tokens / name)
     shutil.copytree(tokenizer.path, tokens / "tokenizer", dirs_exist_ok=True)
     (tokens / "tokenizer" / "tokenizer.json").write_text(tokenizer.rules, encoding="utf-8")
-    splits = {output.split: dataclasses.asdict(output.counts) for output in outputs}
-    about = {"vocab_size": tokenizer.vocab_size, "eod_id": eod, "engine": engine.engine.name, "splits": splits}
-    (tokens / "tokens.json").write_text(json.dumps(about, indent=1))
+    totals = (sum((r.counts[index] for r in receipts), Counts()) for index in range(len(work.outputs)))
+    splits = {split: dataclasses.asdict(total) for (split, _), total in zip(work.outputs, totals, strict=True)}
+    about = {
+        "vocab_size": tokenizer.vocab_size,
+        "eod_id": tokenizer.require_eod(),
+        "engine": engine.engine.name,
+        "splits": splits,
+    }
+    if len(files) > len(splits):
+        about["files"] = {split: [f.name for f in files if work.outputs[f.index][0] == split] for split in splits}
+    write_json(tokens / ABOUT, about)
     shutil.rmtree(parts)
     metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
     return {"metrics": {"vocab_size": float(tokenizer.vocab_size), **metrics}}

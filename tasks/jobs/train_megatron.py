@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from tasks.common.process import write_json
 from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.data.tokenizing.mixture import Part, blend
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
+from tasks.formats.mmididx import prefixes, token_count
 from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt
 from tasks.jobs.checkpoint.mirrored import neighbours
@@ -128,14 +131,10 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     micro = max(1, config.micro_batch_size // 2 ** int(rank.settings.get("smaller_batches", 0)))
     while config.global_batch_size // data_parallel % micro:
         micro -= 1
-    # Of a mixture, shares and prefixes in turn: Megatron draws from them by itself.
     resumed = manifest is not None
-    prefixes = [str(folder / TRAIN) for folder in corpora(rank.inputs, config)]
-    shares = [str(share) for share in shares_by_name(config).values()] if config.mixture else []
-    pairs = [word for pair in zip(shares, prefixes, strict=True) for word in pair] if shares else prefixes
     deepspeed = execution.megatron.flavour == "megatron-deepspeed"
     places = Places(
-        tokens=tuple(pairs),
+        tokens=data_path(rank.inputs, config),
         tokenizer=str(rank.inputs["tokens"] / "tokenizer"),
         save=str(own / "save"),
         cache=str(rank.folder / "megatron" / "cache"),
@@ -150,6 +149,19 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     output = {"attempt": attempt, "step": manifest.step if manifest else 0, "arguments": arguments, "held": before}
     write_json(own / "start.json", output)
     return {**output, "log_offset": log.stat().st_size if log.exists() else 0}
+
+
+def data_path(inputs: Mapping[str, Path], config: TrainingConfig) -> tuple[str, ...]:
+    """One prefix, or weights and prefixes in turn, which Megatron draws from by itself.
+
+    Each corpus of a mixture has its share, and each of its files its part of that by tokens.
+    """
+    shares = shares_by_name(config).values() if config.mixture else (1.0,)
+    parts = []
+    for folder, share in zip(corpora(inputs, config), shares, strict=True):
+        counts = {prefix: token_count(prefix) for prefix in prefixes(folder, TRAIN)}
+        parts += [Part(share * count / sum(counts.values()), prefix) for prefix, count in counts.items() if count]
+    return tuple(blend(parts))
 
 
 class Training:

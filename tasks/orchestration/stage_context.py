@@ -113,12 +113,32 @@ def at_work() -> Work:
 
 def fetch(artifact: Artifact) -> Path:
     """A folder with the artifact's files, every byte checked. Raises IntegrityError, Missing."""
-    work = _work.get()
-    if artifact not in work.handed:
-        raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
+    work = _handed(artifact)
     manifest = stored(artifact)
     note_access(work.lifecycle.home, manifest.ref, bytes=manifest.bytes, what=work.stage)
     return work.lifecycle.store.fetch(manifest)
+
+
+def _handed(artifact: Artifact) -> Work:
+    work = _work.get()
+    if artifact not in work.handed:
+        raise AssertionError(f"{work.stage} was not handed {artifact.ref}; lineage is what was read")
+    return work
+
+
+@contextmanager
+def files_of(artifact: Artifact, *names: str) -> Iterator[Path]:
+    """A folder with only these files of an artifact, every byte checked; it is deleted afterwards.
+
+    For a stage that reads a description of what may be terabytes. Files that the artifact lacks are left out.
+    """
+    work = _handed(artifact)
+    manifest = stored(artifact)
+    size = sum(entry.size for entry in manifest.content.files if entry.path in names)
+    note_access(work.lifecycle.home, manifest.ref, bytes=size, what=work.stage)
+    with scratch() as folder:
+        work.lifecycle.store.copy_files(manifest, names, folder)
+        yield folder
 
 
 @contextmanager
@@ -204,7 +224,9 @@ def run_job(program: Program, *, on: Cluster, again: str = "") -> JobResult:
     Raises what tasks.compute.supervisor.run raises.
     """
     work = _work.get()
-    folders = {name: str(fetch(artifact)) for name, artifact in program.inputs.items()}
+    # Machines that share no folder with this one fetch their inputs from the store; nothing of them passes through here.
+    place = fetch if on.config.shares_folder else _place
+    folders = {name: str(place(artifact)) for name, artifact in program.inputs.items()}
     name, key = (f"{work.stage}-{again}", digest([work.key, again])) if again else (work.stage, work.key)
     job = job_of(name, key, program, on=on, folders=folders)
     _close_published_generation(work, job.token)
@@ -219,6 +241,12 @@ def run_job(program: Program, *, on: Cluster, again: str = "") -> JobResult:
     )
     work.done[job.token] = folder
     return work.job
+
+
+def _place(artifact: Artifact) -> str:
+    """Where an input lies in the store."""
+    work = _handed(artifact)
+    return work.lifecycle.store.uri_of(stored(artifact))
 
 
 def run_again(program: Program, *, on: Cluster, again: str = "") -> JobResult:

@@ -14,6 +14,7 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.seal import has_seal, opened, opened_lines
 from tasks.data.tokenizing.checking import look
+from tasks.formats.mmididx import prefixes
 from tasks.registry.approvals import Approval
 from tasks.security import audit_chain
 from tasks.security.signatures import KINDS, remedy_for, require_signed
@@ -390,10 +391,10 @@ def _format_problems(folder: Path) -> list[Problem]:
     """Whether every dataset is one that Megatron reads: index, sizes, ids below the vocabulary, ends of documents."""
     about = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
     problems = []
-    for split in about["splits"]:
-        name = f"{split}_text_document"
+    for prefix in (prefix for split in about["splits"] for prefix in prefixes(folder, split)):
+        name = prefix.name
         try:
-            held = look(folder / name, largest=about["vocab_size"])
+            held = look(prefix, largest=about["vocab_size"])
         except IntegrityError as error:
             problems.append(Problem(path=name, problem="format", expected="a Megatron dataset", actual=error.message))
             continue

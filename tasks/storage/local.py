@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,7 @@ from tasks.storage.manifest import (
     Problem,
     Provenance,
     check,
+    check_file,
     describe,
     manifest_bytes,
     parse_manifest,
@@ -214,6 +215,14 @@ class LocalStore:
             require_intact(manifest, check(files, manifest.content.files, copies=copies))
 
         return cache.filled(cache.place_of(self.home, manifest), manifest, copy)
+
+    def copy_files(self, manifest: Manifest, names: Collection[str], into: Path) -> None:
+        files, problems = self._place(manifest) / "files", list[Problem]()
+        for entry in (entry for entry in manifest.content.files if entry.path in names):
+            (into / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            with open(into / entry.path, "wb") as copy:
+                problems += check_file(files / entry.path, entry, copy_to=copy.write)
+        require_intact(manifest, problems)
 
     def verify(self, manifest: Manifest) -> list[Problem]:
         return check(self._place(manifest) / "files", manifest.content.files)

@@ -184,14 +184,15 @@ def check(
     result = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
     problems = [Problem(path=path, problem="extra") for path in sorted(result.keys() - expected.keys())]
     for name, entry in expected.items():
-        problems += _check_file(result.get(name), entry, copy_to=(copies or {}).get(name))
+        problems += check_file(result.get(name), entry, copy_to=(copies or {}).get(name))
     return problems
 
 
-def _check_file(
+def check_file(
     path: Path | None, entry: FileEntry, *, copy_to: Callable[[bytes], object] | None = None
 ) -> list[Problem]:
-    if path is None:
+    """Compare every byte of one file with its entry; the bytes also go to `copy_to`."""
+    if path is None or not (path.exists() or path.is_symlink()):
         return [Problem(path=entry.path, problem="missing", expected=entry.size)]
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:

@@ -6,7 +6,7 @@ blob/ (Azure Blob). See docs/DESIGN.md, "Artifact, store".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -58,6 +58,10 @@ class Store(Protocol):
 
     def fetch(self, manifest: Manifest) -> Path:
         """A folder with exactly the artifact's files, every byte checked. Raises IntegrityError."""
+        ...
+
+    def copy_files(self, manifest: Manifest, names: Collection[str], into: Path) -> None:
+        """Only these files of an artifact, every byte checked; those that it lacks are left out. Raises IntegrityError."""
         ...
 
     def verify(self, manifest: Manifest) -> list[Problem]:

@@ -69,6 +69,8 @@ class Capabilities:
     """Setting of the section that names an environment where `cluster.image` is empty; a job needs one of them."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
     """What the shipped configuration has in place of one's own values, by the setting below `cluster`."""
+    pool_setting: str = ""
+    """Setting of the section that names a group of machines, of which `cluster.data.pool` may be another."""
     size_setting: str = ""
     """Setting of the section that has the VM size of the machines."""
     preemptible_price: Literal["spot", "low-priority"] = "spot"

@@ -31,6 +31,7 @@ class AzureMlConfig(BackendSettings):
             "azureml.workspace": "my-workspace",
             "azureml.compute": "my-cluster",
         },
+        pool_setting="compute",
         size_setting="size",
         preemptible_price="low-priority",  # a tier with meters of its own
         within_quota=True,

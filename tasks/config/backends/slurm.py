@@ -23,6 +23,7 @@ class SlurmConfig(BackendSettings):
         starts_again=True,
         arrays=True,
         joins_disks=True,
+        pool_setting="partition",
         size_setting="sku",
     )
 

@@ -19,6 +19,8 @@ from tasks.data.tokenizing.units import Counts, Receipt, Work, part_files, read_
 from tasks.formats.mmididx import write_index
 
 COPY_BYTES = 4 << 20
+SHARDED = "train"
+"""The split that may be several files; what is held out is small, and one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,41 @@ def merge(units: Sequence[Unit], work: Work, parts: Path, *, prefix: Path) -> li
     return [_merge_one(index, receipts, work, parts, prefix=prefix) for index in range(len(work.outputs))]
 
 
+@dataclass(frozen=True)
+class TokenFile:
+    """One of the datasets that a corpus becomes: the parts of neighbouring units."""
+
+    name: str
+    """`.bin` and `.idx` come after it."""
+    index: int
+    """In Work.outputs."""
+    receipts: tuple[Receipt, ...]
+
+
+def token_files(receipts: Sequence[Receipt], work: Work, *, most_bytes: float) -> list[TokenFile]:
+    """The files of each split, in the order of the input: of the training split as many as keep each below `most_bytes`.
+
+    A unit is in one file whole, so a file of one unit may be larger. Depends on the units alone, not on who merges.
+    """
+    files = []
+    for index, (split, _) in enumerate(work.outputs):
+        groups: list[list[Receipt]] = [[]]
+        size = 0
+        for receipt in receipts:
+            more = receipt.counts[index].tokens * work.tokenizer.dtype.itemsize
+            if split == SHARDED and size and size + more > most_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(receipt)
+            size += more
+        many = len(groups) > 1
+        files += [
+            TokenFile(f"{split}-{number:05d}_text_document" if many else f"{split}_text_document", index, tuple(group))
+            for number, group in enumerate(groups)
+        ]
+    return files
+
+
 def appear(outputs: Sequence[Output], parts: Path) -> None:
     """Put merged datasets in their places, every `.bin` before every `.idx`: a dataset with an index is whole."""
     withdraw(outputs)
@@ -96,18 +133,22 @@ def _merge_one(index: int, receipts: Sequence[Receipt], work: Work, parts: Path,
     counts = sum((receipt.counts[index] for receipt in receipts), Counts())
     if not counts.documents:
         raise ValueError(_empty(split, work))
+    write_dataset(parts / f"out-{index}", index, receipts, work, parts)
+    return Output(split, key, output_prefix(prefix, split, key), counts, work.tokenizer.dtype.name)
+
+
+def write_dataset(prefix: Path, index: int, receipts: Sequence[Receipt], work: Work, parts: Path) -> None:
+    """The parts of some units, of one of Work.outputs, as `PREFIX.bin` and `PREFIX.idx`."""
     files = [part_files(parts, receipt.key, index) for receipt in receipts]
-    sources = [tokens for tokens, _ in files]
-    target = parts / f"out-{index}.bin"
-    with open(target, "wb") as out:
-        for source in sources:
+    with open(f"{prefix}.bin", "wb") as out:
+        for source, _ in files:
             with open(source, "rb") as file:
                 shutil.copyfileobj(file, out, COPY_BYTES)
         os.fsync(out.fileno())
-    header = write_index(parts / f"out-{index}.idx", [lengths for _, lengths in files], work.tokenizer.dtype)
+    header = write_index(Path(f"{prefix}.idx"), [lengths for _, lengths in files], work.tokenizer.dtype)
+    counts = sum((receipt.counts[index] for receipt in receipts), Counts())
     if (header.documents, header.sequences) != (counts.documents, counts.sequences):
-        raise IntegrityError(f"{parts}: the lengths of {split or key} are not those that the receipts count")
-    return Output(split, key, output_prefix(prefix, split, key), counts, work.tokenizer.dtype.name)
+        raise IntegrityError(f"{parts}: the lengths of {prefix.name} are not those that the receipts count")
 
 
 def _empty(split: str, work: Work) -> str:

@@ -37,6 +37,8 @@ class Work:
     fields: tuple[str, ...] = ("text",)
     splits: Splits = field(default_factory=Splits)
     append_eod: bool = True
+    immutable: bool = False
+    """Whether the input is an artifact, whose files never change: machines know them by name, wherever their copies lie."""
 
     @property
     def eod(self) -> int | None:
@@ -173,9 +175,9 @@ def _append(texts: list[str], work: Work, *, engine: Engine, files: list[IO[byte
 def _dependencies(unit: Unit, work: Work) -> dict[str, Any]:
     pieces = [
         {
-            "shard": str(piece.shard.path.resolve()),
+            "shard": piece.shard.name if work.immutable else str(piece.shard.path.resolve()),
             "size": piece.shard.size,
-            "modified": piece.shard.modified,
+            "modified": 0 if work.immutable else piece.shard.modified,
             "kind": piece.shard.kind,
             "start": piece.start,
             "stop": piece.stop,

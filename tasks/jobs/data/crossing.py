@@ -25,7 +25,7 @@ from tasks.data.corpus import duplicates
 from tasks.data.corpus.measures import Texts
 from tasks.data.corpus.tokens import read_words
 from tasks.data.tokenizing.tokenizer import around
-from tasks.formats.mmididx import IndexedTokens, open_tokens
+from tasks.formats.mmididx import IndexedTokens, open_split, open_tokens
 from tasks.jobs.data.samples import TRAIN
 from tasks.jobs.data.sources import TOKENIZER, corpora, shares_by_name
 from tasks.jobs.evaluation.heldout import HELDOUT
@@ -97,7 +97,7 @@ def crossings(folders: Mapping[str, Path], rank: Rank) -> list[Crossing]:
     }
     owner = np.repeat([names.index(name) for name in held], [len(each.values) for each in signed.values()])
     known = _Known(_Signed.together(list(signed.values())), owner)
-    opened = [open_tokens(path / TRAIN) for path in folders.values()]
+    opened = [open_split(path, TRAIN) for path in folders.values()]
     total, read = sum(len(each.tokens) for each in opened), 0
     for number, indexed in enumerate(opened):
         for texts, tokens in _batches(indexed, tokenizer):

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tasks.config.training import TrainingConfig
-from tasks.formats.mmididx import map_tokens
+from tasks.formats.mmididx import map_tokens, prefixes
 
 UNITS = 1 << 22
 """Shares are rounded to so many parts, so that 2^40 places count exactly in 64 bits."""
@@ -89,7 +89,7 @@ class Draws:
         return corpus, counts[np.arange(size), corpus]
 
 
-TRAIN = "train_text_document"
+TRAIN = "train"
 
 
 class Batch(NamedTuple):
@@ -141,6 +141,39 @@ class Mapped:
 
     def close(self, *, done: bool) -> None:
         """The map goes with the process."""
+
+
+class Chain:
+    """Streams one after the other, as one: the same rows as if all tokens lay in one file."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self._begins = np.cumsum([0, *map(len, streams)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        result = np.empty((len(starts), length), np.int64)
+        ends = self._begins[1:]
+        first, last = np.searchsorted(ends, starts, "right"), np.searchsorted(ends, starts + length - 1, "right")
+        for number in np.unique(first).tolist():
+            inside = (first == number) & (last == number)
+            if inside.any():
+                result[inside] = self._streams[number].rows(starts[inside] - self._begins[number], length)
+        for row in np.flatnonzero(first != last).tolist():  # across the border of two files, or more
+            result[row] = np.concatenate(list(self._pieces(int(starts[row]), length)))
+        return result
+
+    def _pieces(self, start: int, length: int) -> Iterator[NDArray[np.int64]]:
+        for stream, begin in zip(self._streams, self._begins.tolist(), strict=False):
+            low, high = max(start, begin), min(start + length, begin + len(stream))
+            if low < high:
+                yield stream.rows(np.array([low - begin]), high - low)[0]
+
+    def close(self, *, done: bool) -> None:
+        for stream in self._streams:
+            stream.close(done=done)
 
 
 class Source(Protocol):
@@ -240,7 +273,7 @@ def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = N
 
     Raises ValueError when it is shorter than one sample, IntegrityError when its index does not fit.
     """
-    tokens = tokens or Mapped(map_tokens(folder / TRAIN))
+    tokens = tokens or chained([Mapped(map_tokens(prefix)) for prefix in prefixes(folder, TRAIN)])
     if len(tokens) <= config.sequence_length:
         raise ValueError(
             f"the training split has {len(tokens)} tokens, one sample needs sequence_length + 1 = "
@@ -249,9 +282,15 @@ def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = N
     return Samples(tokens, length=config.sequence_length, seed=config.seed)
 
 
+def chained(streams: Sequence[Stream]) -> Stream:
+    """Several streams as one; one as it is."""
+    return streams[0] if len(streams) == 1 else Chain(streams)
+
+
 def tokens_identity(folder: Path) -> dict[str, Any]:
     """What a checkpoint remembers of its tokens: the sha256 of `tokens.json`, and the sizes of the split in bytes."""
-    sizes = {f"{TRAIN}.{ending}": (folder / f"{TRAIN}.{ending}").stat().st_size for ending in ("bin", "idx")}
+    files = [Path(f"{prefix}.{ending}") for prefix in prefixes(folder, TRAIN) for ending in ("bin", "idx")]
+    sizes = {file.name: file.stat().st_size for file in files}
     return {"tokens.json": hashlib.sha256((folder / "tokens.json").read_bytes()).hexdigest(), "bytes": sizes}
 
 

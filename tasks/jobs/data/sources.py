@@ -26,14 +26,16 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.mmididx import map_tokens, read_header, token_count
+from tasks.formats.mmididx import map_tokens, prefixes, read_header, token_count
 from tasks.jobs.data.samples import (
     TRAIN,
+    Chain,
     Draws,
     Mapped,
     Samples,
     Source,
     Stream,
+    chained,
     open_samples,
     tokens_identity,
     vocabulary,
@@ -255,9 +257,16 @@ def open_source(inputs: Mapping[str, Path], config: TrainingConfig, execution: E
 
 
 def _stream(folder: Path, execution: ExecutionConfig, *, of: int) -> Stream:
+    files = prefixes(folder, TRAIN)
     if execution.cache_gib is None:
-        return Mapped(map_tokens(folder / TRAIN))
-    return open_cached(folder / TRAIN, room=int(execution.cache_gib * 2**30 / of), environment=os.environ)
+        return chained([Mapped(map_tokens(file)) for file in files])
+    room = int(execution.cache_gib * 2**30 / of)
+    if len(files) == 1:
+        return open_cached(files[0], room=room, environment=os.environ)
+    # Every file has its part of the room.
+    sizes = [token_count(file) for file in files]
+    rooms = [room * size // max(sum(sizes), 1) for size in sizes]
+    return Chain([open_cached(f, room=its, environment=os.environ) for f, its in zip(files, rooms, strict=True)])
 
 
 def corpora(inputs: Mapping[str, Path], config: TrainingConfig) -> list[Path]:

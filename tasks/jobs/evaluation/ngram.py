@@ -8,10 +8,12 @@ distribution, so no token has probability zero. Works on sorted pair codes, neve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tasks.formats.mmididx import Joined
 
 BLOCK_TOKENS = 1 << 24
 MOST_TOKENS = 1 << 26
@@ -62,10 +64,10 @@ class Bigram:
         return -np.log2(seen + self.backoff[contexts] * self.lower[tokens])
 
 
-def sampled(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
+def sampled(tokens: NDArray[Any] | Joined) -> NDArray[Any]:
     """What the models are fitted on: the stream as it is, or of a longer one MOST_TOKENS in evenly spaced blocks, in order."""
     if len(tokens) <= MOST_TOKENS:
-        return tokens
+        return tokens[:]
     blocks = MOST_TOKENS // SAMPLE_BLOCK_TOKENS
     last = len(tokens) - SAMPLE_BLOCK_TOKENS
     starts = [number * last // max(blocks - 1, 1) for number in range(blocks)]

@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +28,11 @@ from tasks.data.corpus.measures import Texts
 from tasks.data.corpus.reading import documents
 from tasks.data.corpus.secrets import find
 from tasks.evaluation.scores import wilson
-from tasks.formats.mmididx import open_tokens
+from tasks.formats.mmididx import open_split
 from tasks.jobs.evaluation.generating import before_end, continued
 from tasks.jobs.evaluation.suites import Bench, Suite
 
-SPLITS = {"train": "train_text_document", "heldout": "heldout_text_document"}
+SPLITS = ("train", "heldout")
 DRAWS = 4
 """Passages that are looked at for each that is wanted: one in another tokenizer may turn out too short."""
 
@@ -56,8 +55,8 @@ def memorisation(bench: Bench) -> Suite | None:
         return None
     metrics: dict[str, float] = {}
     samples = {}
-    for split, file in SPLITS.items():
-        result = passages(bench, bench.rank.inputs["tokens"] / file)
+    for split in SPLITS:
+        result = passages(bench, split)
         samples[split] = len(result)
         if result:
             count = known_by_heart(bench, result)
@@ -84,9 +83,9 @@ def lengths(bench: Bench) -> tuple[int, int]:
     return prefix, min(bench.config.probe_tokens, bench.context - prefix)
 
 
-def passages(bench: Bench, prefix: Path) -> list[Passage]:
+def passages(bench: Bench, split: str) -> list[Passage]:
     """Up to `probe_samples` passages of one split, drawn from documents that are long enough; fewer where there are fewer."""
-    config, indexed = bench.config, open_tokens(prefix)
+    config, indexed = bench.config, open_split(bench.rank.inputs["tokens"], split)
     given, rest = lengths(bench)
     length = given + rest
     # The tokens' own tokenizer where it is another than the checkpoint's; None: ids can be taken as they are.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -344,11 +344,17 @@ class BlobStore:
 
     def fetch(self, manifest: Manifest) -> Path:
         def download(entries: list[FileEntry], into: Path) -> None:
-            result = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
-            _require_there(manifest, problems := [problem for problem in result if problem])
-            require_intact(manifest, problems)
+            self._download_all(manifest, entries, into)
 
         return cache.filled(cache.place_of(self.home, manifest), manifest, download)
+
+    def copy_files(self, manifest: Manifest, names: Collection[str], into: Path) -> None:
+        self._download_all(manifest, [entry for entry in manifest.content.files if entry.path in names], into)
+
+    def _download_all(self, manifest: Manifest, entries: list[FileEntry], into: Path) -> None:
+        result = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
+        _require_there(manifest, problems := [problem for problem in result if problem])
+        require_intact(manifest, problems)
 
     def _download(self, manifest: Manifest, entry: FileEntry, target: Path) -> Problem | None:
         target.parent.mkdir(parents=True, exist_ok=True)

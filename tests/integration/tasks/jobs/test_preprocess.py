@@ -19,7 +19,7 @@ from tasks.config.data import PreprocessingConfig, TokenizerConfig
 from tasks.data.corpus.inputs import cut, find_shards
 from tasks.data.tokenizing.splits import split_of
 from tasks.data.tokenizing.units import unit_bytes
-from tasks.formats.mmididx import open_tokens
+from tasks.formats.mmididx import open_split, open_tokens
 from tasks.jobs.preprocess import sample, save_tokenizer
 
 CONFIG = PreprocessingConfig(heldout_fraction=0.2, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000))
@@ -102,6 +102,34 @@ def test_every_document_stands_on_its_side_and_comes_back(whole):
 
 def test_two_ranks_write_the_same_bytes(corpus, whole, tmp_path):
     assert done(job(tmp_path / "job", {"dataset": corpus}), world=2) == whole[0]
+
+
+def test_a_training_split_of_many_files_is_the_one_file_cut_between_units(corpus, whole, tmp_path):
+    """Two ranks write and check the files side by side; what reads them reads one stream, whole documents in each file."""
+    config = CONFIG.model_copy(update={"shard_gib": 1.5 / 1024})
+    folders = [job(tmp_path / f"job-{world}", {"dataset": corpus}, config) for world in (1, 2)]
+    for world, folder in enumerate(folders, 1):
+        ranks = [start(folder, rank, world) for rank in range(world)]
+        assert [rank.wait(limit(120)) for rank in ranks] == [0] * world, said(folder)
+    tokens = [folder / "out" / "tokens" for folder in folders]
+    names = sorted(path.name for path in tokens[0].iterdir())
+    assert names == sorted(path.name for path in tokens[1].iterdir())
+    binary = [name for name in names if name.endswith((".bin", ".idx"))]
+    assert [(tokens[0] / name).read_bytes() for name in binary] == [(tokens[1] / name).read_bytes() for name in binary]
+    about = json.loads((tokens[0] / "tokens.json").read_text())
+    files = about["files"]["train"]
+    assert len(files) > 1 and files[0] == "train-00000_text_document"
+    assert {f"{name}.{ending}" for split in about["files"].values() for name in split for ending in ("bin", "idx")} == {
+        *binary
+    }
+    assert b"".join((tokens[0] / f"{name}.bin").read_bytes() for name in files) == whole[0]["train_text_document.bin"]
+    assert all((tokens[0] / f"{name}.bin").stat().st_size <= config.shard_gib * 2**30 for name in files[:-1])
+    assert (tokens[0] / "heldout_text_document.idx").read_bytes() == whole[0]["heldout_text_document.idx"]
+    one, many = open_tokens(whole[1] / "out" / "tokens" / "train_text_document"), open_split(tokens[0], "train")
+    assert many.boundaries.tolist() == one.boundaries.tolist()
+    assert many.tokens[:].tolist() == one.tokens.tolist()
+    border = open_tokens(tokens[0] / files[0]).tokens.size
+    assert many.tokens[border - 3 : border + 4].tolist() == one.tokens[border - 3 : border + 4].tolist()
 
 
 def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):

@@ -307,23 +307,24 @@ def test_what_was_deleted_keeps_its_name_in_the_lineage(store, family, tmp_path)
         walk(store, "dataset/raw")
 
 
-def tokens_folder(folder, last):
-    """Three documents of a vocabulary of 300 with end of document 0; the last one ends with `last`."""
+def tokens_folder(folder, last, files):
+    """Four documents of a vocabulary of 300 with end of document 0, in files; the last one ends with `last`."""
     folder.mkdir(parents=True)
-    writer = TokenWriter(folder / "train_text_document", 300)
-    for document in ([5, 6, 0], [7, 0], [8, 299, last]):
-        writer.add_document(document)
-    writer.close()
-    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 300, "eod_id": 0, "splits": {"train": {}}}))
+    for number, name in enumerate(files):
+        writer = TokenWriter(folder / name, 300)
+        for document in ([5, 6, 0], [7, 0], [8, 0], [8, 299, last])[number :: len(files)]:
+            writer.add_document(document)
+        writer.close()
+    about = {"vocab_size": 300, "eod_id": 0, "splits": {"train": {}}}
+    (folder / "tokens.json").write_text(json.dumps(about | ({"files": {"train": files}} if len(files) > 1 else {})))
     return folder
 
 
-@pytest.mark.parametrize(
-    ("last", "said"), [(0, None), (9, "((0, 2), (9, 1))"), (300, "token 300; the vocabulary has 300")]
-)
-def test_verify_looks_into_token_files(store, tmp_path, last, said):
+@pytest.mark.parametrize(("last", "said"), [(0, None), (9, "(9, 1))"), (300, "token 300; the vocabulary has 300")])
+@pytest.mark.parametrize("files", [["train_text_document"], ["train-00000_text_document", "train-00001_text_document"]])
+def test_verify_looks_into_token_files(store, tmp_path, last, said, files):
     made = store.publish(
-        tokens_folder(tmp_path / "in", last), kind="tokens", inputs=(), provenance=Provenance(name="t")
+        tokens_folder(tmp_path / "in", last, files), kind="tokens", inputs=(), provenance=Provenance(name="t")
     )
     _, problems = problems_of(store, made.ref, keys=tmp_path / "keys")
     assert [problem.problem for problem in problems] == (["format"] if said else [])

@@ -50,6 +50,32 @@ def rewrite(path, data):
 
 
 @local
+def test_of_a_few_files_each_byte_is_checked_and_no_other_file_is_read(published, tmp_path):
+    store, manifest, source = published
+    rewrite(files_of(store, manifest)["a.bin"], b"other")
+    names = ("deep/b.bin", "empty", "no such file")
+    store.copy_files(manifest, names, tmp_path / "few")
+    assert contents(tmp_path / "few") == {name: contents(source)[name] for name in ("deep/b.bin", "empty")}
+    rewrite(files_of(store, manifest)["deep/b.bin"], bytes(300))
+    with pytest.raises(IntegrityError, match=r"deep/b\.bin"):
+        store.copy_files(manifest, names, tmp_path / "again")
+    files_of(store, manifest)["deep/b.bin"].unlink()
+    with pytest.raises(IntegrityError, match=r"deep/b\.bin .*missing"):
+        store.copy_files(manifest, names, tmp_path / "gone")
+
+
+@blob
+def test_of_a_few_blobs_each_byte_is_checked_and_no_other_one_is_read(stand, published, tmp_path):
+    store, manifest, source = published
+    stand.rot(contents(source)["a.bin"], at=17)
+    store.copy_files(manifest, ("deep/b.bin", "no such file"), tmp_path / "few")
+    assert contents(tmp_path / "few") == {"deep/b.bin": contents(source)["deep/b.bin"]}
+    stand.rot(contents(source)["deep/b.bin"], at=17)
+    with pytest.raises(IntegrityError, match=r"deep/b\.bin"):
+        store.copy_files(manifest, ("deep/b.bin",), tmp_path / "again")
+
+
+@local
 def test_every_flip_of_a_bit_is_found(published):
     store, manifest, _ = published
     dice = random.Random(SEED)

@@ -48,3 +48,31 @@ def test_a_job_on_azure_ml_says_what_it_runs_in():
     assert ClusterConfig.model_validate({"backend": "azureml", "image": "own:1", "azureml": workspace}).image == "own:1"
     with pytest.raises(ValueError, match=r"azureml\.environment"):
         ClusterConfig.model_validate({"backend": "azureml", "azureml": {**workspace, "environment": "own"}})
+
+
+@pytest.mark.parametrize(
+    ("backend", "section", "pool"),
+    [("slurm", {"sku": H100, "partition": "gpu"}, "partition"), ("azureml", {"size": H100, **WORKSPACE}, "compute")],
+)
+def test_jobs_that_read_a_corpus_have_a_pool_of_their_own_and_no_gpus(backend, section, pool):
+    given = {"backend": backend, "nodes": 4, "ranks_per_node": 8, "gpus_per_node": 8, backend: section}
+    plain = ClusterConfig.model_validate(given).for_data
+    assert (plain.nodes, plain.ranks_per_node, plain.threads_per_rank, plain.gpus_per_node) == (1, 1, 8, 0)
+    assert getattr(plain.section, pool) == section[pool] and shape(plain)["size"] == H100
+    own = ClusterConfig.model_validate({**given, "data": {"pool": "cpu", "threads": 32}}).for_data
+    assert getattr(own.section, pool) == "cpu" and own.threads_per_rank == 32
+    assert shape(own)["size"] == "", "the size is that of training's machines"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": {"nodes": 2}}, r"local has one machine, data\.nodes is 2: use data\.threads"),
+        ({"data": {"pool": "cpu"}}, r"data\.pool is 'cpu', and backend local has no pools: .*slurm or azureml"),
+        ({"backend": "azureml", "azureml": WORKSPACE, "data": {"nodes": 3}}, r"data\.nodes is 3, .* share no folder"),
+        ({"backend": "ssh", "ssh": {"hosts": ["a", "b"]}, "mirror": {}, "data": {"nodes": 2}}, "share no folder"),
+    ],
+)
+def test_machines_that_cannot_read_a_corpus_together_are_an_error_that_names_the_setting(given, message):
+    with pytest.raises(ValueError, match=message):
+        ClusterConfig.model_validate(given)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.config.training import TrainingConfig
+from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.data.samples import Mapped, Samples, Shares, open_samples, tokens_identity, vocabulary
+from tasks.jobs.data.sources import open_source
+from tasks.jobs.train_megatron import data_path
 
 LENGTH = 4
 
@@ -114,3 +116,48 @@ def test_halved_batches_hold_the_same_samples(samples):
         for times in (0, 1, 2)
     ]
     assert all(torch.equal(inputs[0], other) for other in inputs[1:])
+
+
+def written(folder, *sizes):
+    """A tokens folder whose training split is one file for each size; its tokens count from 0 through all of them."""
+    folder.mkdir()
+    names = ["train_text_document"] if len(sizes) == 1 else [f"train-{n:05d}_text_document" for n in range(len(sizes))]
+    first = 0
+    for name, size in zip(names, sizes, strict=True):
+        writer = TokenWriter(folder / name, 1000)
+        writer.add_document(list(range(first, first + size)))
+        writer.close()
+        first += size
+    files = {"files": {"train": names}} if len(names) > 1 else {}
+    (folder / "tokens.json").write_text(json.dumps({"vocab_size": 1000, "eod_id": 0, "splits": {"train": {}}, **files}))
+    return folder
+
+
+@pytest.mark.parametrize("sizes", [(50, 151), (3, 2, 1, 195), (67, 67, 67), (200, 1)])
+@pytest.mark.parametrize("cache", [None, 1.0])
+def test_a_split_of_many_files_gives_the_samples_of_one(tmp_path, monkeypatch, sizes, cache):
+    """Also those that reach from one file into the next, or over three."""
+    monkeypatch.setenv("HEADWAY_SCRATCH", str(tmp_path))
+    config, how = TrainingConfig(sequence_length=LENGTH), ExecutionConfig(cache_gib=cache)
+    one, many = (
+        open_source({"tokens": written(tmp_path / name, *shape)}, config, how)
+        for name, shape in (("one", (sum(sizes),)), ("many", sizes))
+    )
+    assert one.count == many.count == (sum(sizes) - 1) // LENGTH
+    assert np.array_equal(one.batch(3, 2 * one.count), many.batch(3, 2 * one.count))
+    for source in (one, many):
+        source.close(done=True)
+
+
+def test_a_checkpoint_remembers_every_file_and_megatron_draws_from_each_by_its_tokens(tmp_path):
+    folder = written(tmp_path / "many", 50, 150)
+    names = [f"train-{number:05d}_text_document" for number in (0, 1)]
+    assert {*tokens_identity(folder)["bytes"]} == {f"{name}.{ending}" for name in names for ending in ("bin", "idx")}
+    words = ("0.25", str(folder / names[0]), "0.75", str(folder / names[1]))
+    assert data_path({"tokens": folder}, TrainingConfig()) == words
+    other = written(tmp_path / "other", 10)
+    mixed = TrainingConfig(mixture={"tokens/a@" + "0" * 64: 3.0, "tokens/b@" + "1" * 64: 1.0})
+    assert data_path({"tokens": folder, "tokens-b": other}, mixed) == (
+        *("0.1875", words[1], "0.5625", words[3]),
+        *("0.25", str(other / "train_text_document")),
+    )

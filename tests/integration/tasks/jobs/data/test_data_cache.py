@@ -9,7 +9,7 @@ from tasks.common.errors import IntegrityError
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, map_tokens
 from tasks.jobs.data import sources
-from tasks.jobs.data.samples import TRAIN, Mapped, open_samples
+from tasks.jobs.data.samples import Mapped, open_samples
 from tasks.jobs.data.sources import Cached, FileRanges, Place, open_cached, open_source
 
 PIECE = 64
@@ -24,10 +24,10 @@ def small_pieces(monkeypatch):
 
 @pytest.fixture
 def prefix(tmp_path):
-    writer = TokenWriter(tmp_path / TRAIN, 300)
+    writer = TokenWriter(tmp_path / "train_text_document", 300)
     writer.add_document(np.random.default_rng(0).integers(300, size=TOKENS).tolist())
     writer.close()
-    return tmp_path / TRAIN
+    return tmp_path / "train_text_document"
 
 
 def cached(prefix, folder, *, room=1 << 20, **place):

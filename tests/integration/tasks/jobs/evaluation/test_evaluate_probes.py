@@ -82,12 +82,12 @@ def test_passages_lie_within_one_document_and_are_the_same_for_a_seed(tmp_path, 
     documents = [*random_documents(4, 40, seed=2), *random_documents(6, PREFIX + REST - 1, seed=3)]
     tokens = save_tokens(tmp_path / "tokens", checkpoint, train=documents, heldout=documents[4:])
     looked = bench(tmp_path, model, checkpoint, inputs={"tokens": tokens}, probe_samples=30)
-    found = passages(looked, tokens / "train_text_document")
+    found = passages(looked, "train")
     whole = [str(document)[1:-1] for document in documents[:4]]
     assert len(found) == 30 == len({str(passage) for passage in found})
     assert all(any(str([*each.prompt, *each.rest])[1:-1] in text for text in whole) for each in found)
-    assert found == passages(looked, tokens / "train_text_document")
-    assert passages(looked, tokens / "heldout_text_document") == []
+    assert found == passages(looked, "train")
+    assert passages(looked, "heldout") == []
     suite = memorisation(looked)
     assert suite.samples == 0 and "heldout_share" not in suite.metrics and "excess" not in suite.metrics
 
