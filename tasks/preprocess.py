@@ -39,6 +39,10 @@ def preprocess(
 
 def program(dataset: Dataset, config: PreprocessingConfig, tokenizer: Tokenizer | None, *, on: Cluster) -> Program:
     """What tokenizes: one rank a machine, with all of its threads."""
-    settings = {"preprocessing": config.model_dump(mode="json"), "threads": on.threads_per_node}
+    settings = {
+        "preprocessing": config.model_dump(mode="json"),
+        "threads": on.threads_per_node,
+        "shared_folder": on.config.shares_folder,
+    }
     inputs = {"dataset": dataset, **({"tokenizer": tokenizer} if tokenizer else {})}
     return Program("tasks.jobs.preprocess", settings, inputs)

@@ -34,6 +34,7 @@ SEEN = Path("{folder}")
 """Stands in what is written for the folder as a machine has it; tasks/jobs/node/mirror.py puts that in its place."""
 CHECKPOINTS = "checkpoints/"
 OUTPUT = "out/"
+PARTS = "parts/"
 GROWING = (".log", ".jsonl")
 """What the machines add to; it is never sent from here."""
 MARKS = ("result.json", "exit.json", "handle.json", "attempt.json", "progress.json")
@@ -247,8 +248,8 @@ def _with_its_program(job: Job, folder: Path) -> Job:
 
 
 def _is_read_here(name: str) -> bool:
-    """The bytes of checkpoints are not: they are many, and only the machines read them. Nor is what says what runs, and where."""
-    if name.partition("/")[0] in WRITTEN_HERE:
+    """The bytes of checkpoints and parts are not: they are many, and only the machines read them. Nor is what says what runs."""
+    if name.partition("/")[0] in WRITTEN_HERE or name.startswith(PARTS):
         return False
     return not name.startswith(CHECKPOINTS) or name.count("/") == 1
 

@@ -359,11 +359,6 @@ class ClusterConfig(Settings):
             raise ValueError(
                 f"backend {self.backend} has one machine, data.nodes is {self.data.nodes}: use data.threads, or another backend"
             )
-        if self.data.nodes > 1 and not self.shares_folder:
-            raise ValueError(
-                f"data.nodes is {self.data.nodes}, and the machines share no folder to put their parts together in: "
-                "set data.nodes to 1, or use machines with a shared folder"
-            )
         if self.data.pool and not can.pool_setting:
             able = backends_with(lambda one: bool(one.pool_setting))
             raise ValueError(

@@ -34,6 +34,8 @@ from tasks.jobs.node.runtime import Rank, main
 END_OF_DOCUMENT = "<|endoftext|>"
 POLL_SECONDS = 0.2
 ABOUT = "tokens.json"
+TRAINED = "tokenizer.json"
+"""In the job's folder: the files of the tokenizer that rank 0 trained, with their sha256."""
 SLOW = "slow-engine.json"
 """In the job's folder when the fast engine may not be used; all ranks of the next attempt see it."""
 SPREAD = 8
@@ -45,17 +47,7 @@ def run(rank: Rank) -> dict[str, Any]:
     config = PreprocessingConfig.model_validate(rank.settings["preprocessing"])
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
-    # The one that was handed in, or one that rank 0 trains while the others wait.
-    if given := rank.inputs.get("tokenizer"):
-        tokenizer = open_tokenizer(given)
-    else:
-        folder = rank.output / "tokenizer"
-        if rank.rank == 0 and not folder.exists():
-            rank.progress(0, 1, "training the tokenizer")
-            save_tokenizer(train_tokenizer(units, config), folder)
-        while not folder.exists():
-            time.sleep(POLL_SECONDS)
-        tokenizer = open_tokenizer(folder)
+    tokenizer = open_tokenizer(rank.inputs.get("tokenizer") or _trained(rank, units, config))
     work = Work(tokenizer, (config.text_field,), _splits(config), immutable=True)
     # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
     texts = _first_texts(units, config.text_field)
@@ -64,20 +56,52 @@ def run(rank: Rank) -> dict[str, Any]:
     parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
     # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
-    while not all(known := [read_receipt(unit, work, parts) for unit in units]):
+    merges = rank.rank == 0 or rank.settings.get(
+        "shared_folder", True
+    )  # else the parts of all units come to rank 0 alone
+    while merges and not all(known := [read_receipt(unit, work, parts) for unit in units]):
         if rank.rank and (rank.output / "tokens" / ABOUT).exists():
             return {}  # rank 0 is done already, and clears up
         time.sleep(POLL_SECONDS)
+    if not merges:
+        return {}
     receipts = [receipt for receipt in known if receipt]
     _require_documents(receipts, work)
     files = token_files(receipts, work, most_bytes=(config.shard_gib or math.inf) * 2**30)
-    for file in files[rank.rank :: rank.world_size]:
+    sharing = rank.world_size if rank.settings.get("shared_folder", True) else 1
+    for file in files[rank.rank :: sharing]:
         _merge(file, work, parts)
     if rank.rank:
         return {}
     while not all(_merged(file, parts).exists() for file in files):
         time.sleep(POLL_SECONDS)
     return _finish(rank, files, receipts, work, parts, engine=choice)
+
+
+def _trained(rank: Rank, units: Sequence[Unit], config: PreprocessingConfig) -> Path:
+    """The folder of the tokenizer that rank 0 trains while the others wait for it."""
+    folder, mark = rank.folder / "tokenizer", rank.folder / TRAINED
+
+    def whole() -> bool:
+        """Where machines share no folder, its files come one by one."""
+        wanted = read_json(mark)
+        return bool(wanted) and folder.is_dir() and _hashes(folder) == wanted
+
+    if rank.rank == 0 and not whole():
+        rank.progress(0, 1, "training the tokenizer")
+        save_tokenizer(train_tokenizer(units, config), folder)
+        write_json(mark, _hashes(folder))
+    while not whole():
+        time.sleep(POLL_SECONDS)
+    return folder
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(".")
+    }
 
 
 def train_tokenizer(units: Sequence[Unit], config: PreprocessingConfig) -> Any:
@@ -189,6 +213,8 @@ def _finish(
 ) -> dict[str, Any]:
     tokens, tokenizer = rank.output / "tokens", work.tokenizer
     tokens.mkdir(exist_ok=True)
+    if not rank.inputs.get("tokenizer"):
+        shutil.copytree(rank.folder / "tokenizer", rank.output / "tokenizer", dirs_exist_ok=True)
     for name in (f"{file.name}.{ending}" for file in files for ending in ("bin", "idx")):
         if (parts / name).exists():  # not moved yet by an attempt before this one
             os.replace(parts / name, tokens / name)

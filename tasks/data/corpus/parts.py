@@ -259,12 +259,14 @@ def divide(shards: tuple[Shard, ...]) -> list[Unit]:
 
 
 def receipt(folder: Path, unit: Unit, work: Work) -> dict[str, Any] | None:
-    """The counts of a unit that is measured already, or None."""
+    """The counts of a unit that is measured already, or None; also where its files are still coming from another machine."""
+    here = part(folder, unit)
     try:
-        result = json.loads((part(folder, unit) / "receipt.json").read_text(encoding="utf-8"))
+        result = json.loads((here / "receipt.json").read_text(encoding="utf-8"))
+        whole = all((here / name).stat().st_size == size for name, size in result.get("files", {}).items())
     except FileNotFoundError:
         return None
-    return dict(result) if result["key"] == _unit_key(unit, work) else None
+    return dict(result) if whole and result["key"] == _unit_key(unit, work) else None
 
 
 def part(folder: Path, unit: Unit) -> Path:
@@ -290,7 +292,8 @@ def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
         _measure(unit, work, counts, files)
     counts.words.tofile(temporary / "words.bin")
     too_short = work.learnt.too_short if work.learnt else 0
-    output = {"key": _unit_key(unit, work), "too_short": too_short, **counts.plain()}
+    sizes = {path.name: path.stat().st_size for path in temporary.iterdir()}
+    output = {"key": _unit_key(unit, work), "files": sizes, "too_short": too_short, **counts.plain()}
     (temporary / "receipt.json").write_text(json.dumps(output), encoding="utf-8")
     os.replace(temporary, part(folder, unit))
 

@@ -100,6 +100,8 @@ WITH_INPUTS = ("config.json", "job.json")
 LAUNCHERS = (*WITH_INPUTS, "ray.json")
 """With each machine's process.json, what the launcher writes and no machine changes."""
 OUTPUT = "out/"
+PARTS = "parts/"
+"""What machines that read a corpus together made of its units; the leader puts them together."""
 LISTED = "output.json"
 """In a machine's part of the folder: what it sent of the output, so that a file that is deleted there is missed."""
 
@@ -213,6 +215,8 @@ class Mirror:
 
     def _comes(self, name: str) -> bool:
         """What others change while the job runs: to the leader all marks, to the others the leader's; not logs or output."""
+        if name.startswith(PARTS):
+            return self.where.rank == 0
         if name.endswith(GROWING) or name.startswith(OUTPUT) or not _is_shared(name):
             return False
         if name.startswith("nodes/"):

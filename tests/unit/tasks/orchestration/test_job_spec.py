@@ -69,8 +69,6 @@ def test_jobs_that_read_a_corpus_have_a_pool_of_their_own_and_no_gpus(backend, s
     [
         ({"data": {"nodes": 2}}, r"local has one machine, data\.nodes is 2: use data\.threads"),
         ({"data": {"pool": "cpu"}}, r"data\.pool is 'cpu', and backend local has no pools: .*slurm or azureml"),
-        ({"backend": "azureml", "azureml": WORKSPACE, "data": {"nodes": 3}}, r"data\.nodes is 3, .* share no folder"),
-        ({"backend": "ssh", "ssh": {"hosts": ["a", "b"]}, "mirror": {}, "data": {"nodes": 2}}, "share no folder"),
     ],
 )
 def test_machines_that_cannot_read_a_corpus_together_are_an_error_that_names_the_setting(given, message):
