@@ -260,10 +260,10 @@ def divide(shards: tuple[Shard, ...]) -> list[Unit]:
 
 def receipt(folder: Path, unit: Unit, work: Work) -> dict[str, Any] | None:
     """The counts of a unit that is measured already, or None; also where its files are still coming from another machine."""
-    here = part(folder, unit)
+    place = part(folder, unit)
     try:
-        result = json.loads((here / "receipt.json").read_text(encoding="utf-8"))
-        whole = all((here / name).stat().st_size == size for name, size in result.get("files", {}).items())
+        result = json.loads((place / "receipt.json").read_text(encoding="utf-8"))
+        whole = all((place / name).stat().st_size == size for name, size in result.get("files", {}).items())
     except FileNotFoundError:
         return None
     return dict(result) if whole and result["key"] == _unit_key(unit, work) else None

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import threading
 from functools import partial
+from pathlib import PurePath
 
 import azurite
 import elastic_material
@@ -16,15 +17,17 @@ import pytest
 import yaml
 from azure.storage.blob import BlobServiceClient
 from azurite import ACCOUNT
+from data_material import PARTS, run_stage, write_corpus
 from ssh_stand import ssh_stand
 from waiting import limit, until
 
+from tasks.artifacts import Dataset
 from tasks.common.process import read_json
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, DataConfig
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
@@ -61,6 +64,12 @@ def isolate(stand, machine, home, variable):
     until(lambda: not machine.processes())
     path = stand.folder / f"{machine.name}.conf"
     path.write_text(path.read_text().replace("SetEnv SHLVL=2", f'SetEnv SHLVL=2 "{variable}"'))
+    start_apart(stand, machine, home)
+
+
+def start_apart(stand, machine, home):
+    path = stand.folder / f"{machine.name}.conf"
+    machine.link("up")
     sshd = shlex.join(
         [
             "ip",
@@ -104,7 +113,11 @@ def training_job(config, home, tmp_path):
 
 def lying(job):
     """Names in the store of a job's folder."""
-    start = f"team/jobs/{job.id}/"
+    return names_of(job.id)
+
+
+def names_of(folder):
+    start = f"team/jobs/{folder}/"
     container = BlobServiceClient.from_connection_string(os.environ[SECRET]).get_container_client("jobs")
     return [blob.name.removeprefix(start) for blob in container.list_blobs(name_starts_with=start)]
 
@@ -149,6 +162,39 @@ def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_
     assert digests(done.output) == digests(unbroken.output), "as if nothing had happened"
     logs = [(result.output / "training_log.jsonl").read_text() for result in (done, unbroken)]
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == STEPS
+
+
+@pytest.fixture
+def complete(stand, home):
+    """All machines, also one that a test before took away."""
+    for machine in stand.machines:
+        if not machine.answers():
+            start_apart(stand, machine, home)
+    return stand
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stage", PARTS)
+def test_a_corpus_is_read_by_machines_that_share_no_folder(complete, home, tmp_path, stage):
+    """One is lost with its disk; the parts of its units come from the store. What is made is what one process makes."""
+    corpus = write_corpus(tmp_path / "dataset")
+    _, alone = run_stage(stage, ClusterConfig(), corpus, tmp_path / "alone" / "job")
+    made = open_store(home).publish(corpus, kind="dataset", inputs=(), provenance=Provenance(name="text"))
+    config = cluster(complete).model_copy(update={"data": DataConfig(nodes=2, threads=1)})
+    folder, lost = home / "jobs" / f"{stage}-mirrored", complete.machines[1]
+
+    def take_away():
+        until(lambda: len([name for name in names_of(folder.name) if PurePath(name).match(PARTS[stage])]) >= 2, 300)
+        lost.take_away()
+
+    taking = threading.Thread(target=take_away, daemon=True)
+    taking.start()
+    dataset = Dataset(name="text", version=made.version, uri="")
+    done, apart = run_stage(stage, config, corpus, folder, dataset=dataset, files=partial(open_files, home), home=home)
+    taking.join()
+    assert done.submissions == 2 and apart == alone
+    assert not (folder / "parts").exists(), "parts do not pass through the launcher"
 
 
 def test_a_store_that_is_not_there_and_inputs_of_this_machine_alone_are_refused(home, tmp_path):

@@ -1,0 +1,69 @@
+"""A corpus with copies across its files, and the jobs that profile and tokenize it, run by the supervisor to their end."""
+
+import json
+import random
+
+import pyarrow.parquet as pq
+
+from tasks import preprocess, validate
+from tasks.artifacts import Dataset, unqualified
+from tasks.compute import open_backend
+from tasks.compute.polling import Watch
+from tasks.compute.supervisor import run
+from tasks.config.data import PreprocessingConfig, TokenizerConfig, ValidationConfig
+from tasks.orchestration.job_spec import job_of
+from tasks.registry.records import StoreJournal
+from tasks.storage import open_store
+
+SHARDS, DOCUMENTS = 8, 800
+DATASET = Dataset(name="text", version="0" * 64, uri="")
+PREPROCESSING = PreprocessingConfig(
+    heldout_fraction=0.1, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000)
+)
+PARTS = {"validate": "parts/unit-*/receipt.json", "preprocess": "parts/*.json"}
+
+
+def write_corpus(folder):
+    """About 13 MB, of a dozen units; every 10th document is a copy of another one, often of another shard."""
+    drawn = random.Random(1)
+    folder.mkdir()
+    words = [f"word{number}" for number in range(5000)]
+    documents: list[str] = []
+    for number in range(SHARDS * DOCUMENTS):
+        fresh = " ".join(drawn.choices(words, k=230))
+        documents.append(drawn.choice(documents) if number % 10 == 9 else fresh)
+    for shard in range(SHARDS):
+        texts = documents[shard * DOCUMENTS : (shard + 1) * DOCUMENTS]
+        (folder / f"{shard}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def run_stage(stage, config, corpus, folder, *, dataset=DATASET, files=None, home=None):
+    """Run a stage's job to its end; what the supervisor says, and what the job made. `files` opens a store by its name."""
+    on = unqualified(config.for_data)
+    program = (
+        validate.program(dataset, ValidationConfig(), 0.1, (), on=on)
+        if stage == "validate"
+        else preprocess.program(dataset, PREPROCESSING, None, on=on)
+    )
+    token = f"{abs(hash((str(folder), stage))):032x}"
+    job = job_of(stage, token, program, on=on, folders={"dataset": str(corpus)})
+    journal = StoreJournal(open_store(home or folder.parent))
+    result = run(
+        job, backend=open_backend(on.config, files), folder=folder, journal=journal, watch=Watch(), cluster=on.config
+    )
+    return result, (profile_of(folder) if stage == "validate" else tokens_of(folder))
+
+
+def profile_of(folder):
+    """All that a profile says, but how long it took."""
+    out = folder / "out" / "profile"
+    columns = json.loads((out / "columns.json").read_text())
+    kept = {name: value for name, value in columns.items() if name not in ("seconds", "speed")}
+    return kept, (out / "shards.json").read_text(), pq.read_table(out / "documents.parquet").to_pydict()
+
+
+def tokens_of(folder):
+    out = folder / "out" / "tokens"
+    names = [f"{split}_text_document.{ending}" for split in ("train", "heldout") for ending in ("bin", "idx")]
+    return {name: (out / name).read_bytes() for name in (*names, "tokenizer/tokenizer.json")}
