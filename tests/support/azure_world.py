@@ -505,6 +505,7 @@ def settings(**changed: Any) -> dict[str, Any]:
     own = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "cpu", "shm_size": "1g"}
     endpoint = {"image": ENDPOINT_IMAGE, "identity": "/subscriptions/s/resourceGroups/g/" + IDENTITY}
     cluster = {"name": "azureml", "backend": "azureml", "image": IMAGE, "nodes": 2, "ranks_per_node": 1, "azureml": own}
+    cluster["data"] = {"nodes": 2}
     return {"cluster": {**cluster, **changed}, "deployment": {"backend": "azureml", "azureml": endpoint}}
 
 

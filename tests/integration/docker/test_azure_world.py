@@ -114,6 +114,9 @@ def test_jobs_have_their_identitys_rights_and_who_submits_reads_no_checkpoint(az
     assert not [blob for blob in read if "/checkpoints/" in blob and "shard" in blob]
     passed = [blob for blob in read if "/artifacts/tokens/" in blob and "/files/" in blob]
     assert {blob.rpartition("/")[2] for blob in passed} <= {"tokens.json"}, "tokens never lie on the launcher"
+    nodes = [blob for identity, method, blob in azure.storage.who if (identity, method) == (CLUSTER, "GET")]
+    assert any("/artifacts/tokens/" in blob and blob.endswith("train_text_document.bin") for blob in nodes)
+    assert any("/parts/" in blob for blob in nodes) and not any("/parts/" in blob for blob in read)
     assert {of for identity, of in azure.identities.asked if identity == CLUSTER} == {STORAGE_SCOPE}
 
 
