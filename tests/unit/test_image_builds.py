@@ -40,7 +40,9 @@ def test_a_machine_without_a_builder_learns_what_is_missing_and_how_to_get_it(tm
 
 @pytest.mark.integration
 def test_a_builder_that_does_not_work_is_named_with_its_own_reason(tmp_path, monkeypatch):
-    (tmp_path / "docker").write_text("#!/bin/sh\necho 'Client: 29' >&2\necho 'cannot connect to the daemon' >&2\nexit 1\n")
+    (tmp_path / "docker").write_text(
+        "#!/bin/sh\necho 'Client: 29' >&2\necho 'cannot connect to the daemon' >&2\nexit 1\n"
+    )
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match=r"`docker info` fails: cannot connect to the daemon\. .*or start Docker"):
