@@ -79,10 +79,19 @@ class BuildError(Exception):
 
 def engine() -> str:
     """buildah or docker."""
+    failed = []
     for program in ("buildah", "docker"):
-        if shutil.which(program) and subprocess.run([program, "info"], capture_output=True).returncode == 0:
+        if not shutil.which(program):
+            failed.append(f"{program} is not installed")
+            continue
+        ran = subprocess.run([program, "info"], capture_output=True, text=True)
+        if ran.returncode == 0:
             return program
-    raise BuildError("no program here builds images: apt-get install buildah mmdebstrap, or start Docker")
+        failed.append(f"`{program} info` fails: {(ran.stderr.splitlines() or ['it printed no reason'])[-1]}")
+    raise BuildError(
+        f"no program here builds images. {'; '.join(failed)}. "
+        "Install buildah as root (Debian: apt-get install buildah mmdebstrap), or start Docker"
+    )
 
 
 def run(*words: str | Path) -> str:
@@ -134,7 +143,7 @@ def pip_options(program: str) -> Iterator[list[str]]:
 def make_base() -> None:
     """An image of Debian's packages, under the name `BASE`."""
     if not shutil.which("mmdebstrap"):
-        raise BuildError("the base is made by mmdebstrap, which is not installed: apt-get install mmdebstrap")
+        raise BuildError("the base is made by mmdebstrap, which is not installed (Debian: apt-get install mmdebstrap)")
     with tempfile.TemporaryDirectory() as folder:
         rootfs = Path(folder) / "rootfs.tar"
         run("mmdebstrap", "--variant=minbase", *SLIM, f"--include={','.join(PACKAGES)}", DEBIAN, rootfs)
@@ -227,7 +236,7 @@ def refresh(root: Path = ROOT) -> str:
 def current_digest(image: str) -> str:
     """The digest of what a tag names in its registry: of the index, where the image is for several platforms."""
     if not shutil.which("skopeo"):
-        raise BuildError("digests are looked up by skopeo, which is not installed: apt-get install skopeo")
+        raise BuildError("digests are looked up by skopeo, which is not installed (Debian: apt-get install skopeo)")
     words = ["skopeo", "--command-timeout", "60s", "inspect", "--raw", f"docker://{image}"]
     ran = subprocess.run(words, capture_output=True)
     if ran.returncode:

@@ -7,21 +7,34 @@
 ARG BASE=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3
 FROM ${BASE} AS base
 
+# pip is beside the environment and not in it. README.md is copied in later: a change of words installs no package again.
 FROM base AS build
-ARG EXTRAS=orchestrator,tracking,report,azure
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
-# What we stand on, without us and packages' own tests: a layer that stays when our code changes.
+COPY pyproject.toml LICENSE constraints.txt ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python -m venv /opt/headway && \
-    /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" && \
-    find /opt/headway \( -type d -name tests -o -path '*/onnx/backend/test' -o -path '*/torch/test' -o \
+    python -m venv /opt/pip && \
+    python -m venv --without-pip /opt/headway && \
+    touch README.md && \
+    /opt/pip/bin/pip --python /opt/headway/bin/python install --no-cache-dir --constraint constraints.txt \
+        ".[orchestrator,tracking,report,azure]" && \
+    find /opt/headway \( -type d -name tests -o -path '*/onnx/backend/test' -o -path '*/pyarrow/include' \) \
+        -prune -exec rm -rf {} +
+
+# What EXTRAS asks for beyond that: a layer of its own, so that both images share the one above. No packages' tests, no headers.
+FROM build AS more
+ARG EXTRAS=orchestrator
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    mkdir /more && \
+    /opt/pip/bin/pip --python /opt/headway/bin/python install --no-cache-dir --constraint constraints.txt \
+        --prefix /more ".[${EXTRAS}]" && \
+    find /more \( -type d -name tests -o -path '*/torch/test' -o -path '*/torch/include' -o \
         -path '*/torch/bin/*' -type f ! -name torch_shm_manager \) -prune -exec rm -rf {} +
+COPY README.md ./
 COPY flows ./flows
 COPY tasks ./tasks
 COPY deployments ./deployments
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/headway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+    /opt/pip/bin/pip --python /opt/headway/bin/python install --no-cache-dir --no-deps --ignore-installed --prefix /ours .
 
 FROM base
 LABEL org.opencontainers.image.title="headway orchestrator" \
@@ -35,8 +48,8 @@ RUN apt-get update && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin headway && \
     install --directory --owner headway --group headway --mode 0700 /var/lib/headway
 COPY --from=build /opt/headway /opt/headway
-RUN --mount=type=bind,from=build,source=/wheel,target=/wheel \
-    /opt/headway/bin/pip install --no-cache-dir --no-index --no-deps --force-reinstall /wheel/*.whl
+COPY --from=more /more /opt/headway
+COPY --from=more /ours /opt/headway
 # Caches of libraries lie in /tmp, so that everything else may be read-only. Vendors are told nothing.
 ENV PATH=/opt/headway/bin:$PATH \
     HOME=/tmp \

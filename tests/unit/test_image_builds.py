@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from benchmarks.images import IMAGES, ROOT, named_paths
+from benchmarks.images import IMAGES, ROOT, BuildError, engine, named_paths
 
 pytestmark = pytest.mark.unit
 
@@ -30,3 +30,20 @@ def test_files_and_folders_that_pip_is_told_of_are_mounted_and_addresses_are_not
         "timeout": "180",
     }
     assert named_paths(settings) == [str(tmp_path / "index"), str(tmp_path / "wheels")]
+
+
+def test_a_machine_without_a_builder_learns_what_is_missing_and_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"buildah is not installed; docker is not installed.*apt-get install buildah"):
+        engine()
+
+
+@pytest.mark.integration
+def test_a_builder_that_does_not_work_is_named_with_its_own_reason(tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text(
+        "#!/bin/sh\necho 'Client: 29' >&2\necho 'cannot connect to the daemon' >&2\nexit 1\n"
+    )
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"`docker info` fails: cannot connect to the daemon\. .*or start Docker"):
+        engine()
