@@ -3,12 +3,12 @@
     python -m benchmarks.azure [--region REGION] [--yes] [--to FILE] [--minutes N]
     python -m benchmarks.azure -c mine.yaml --store store.yaml ...     in a workspace that is there
 
-Makes a resource group with a storage account, a registry, an identity, a workspace and a cluster of two small machines; runs the
-tiny lifecycle there by the product's own commands: a job on two nodes, one that is cancelled and resumed, an endpoint that is
+Makes a resource group with a storage account, a registry, two identities, a workspace and a cluster of two small machines; runs
+the tiny lifecycle there by the product's own commands: a job on two nodes, one that is cancelled and resumed, an endpoint that is
 asked; and deletes the group. Every step names what it proves and what it costs, by the prices that `headway plan` uses. It asks
 before it spends anything, has a time limit, and deletes what it made after a failure and after Ctrl-C too; what could not be
-deleted is named with the command that does it. You need the Azure CLI, signed in, *Owner* of the subscription, and the images of
- `make images ARGS="cluster-cpu endpoint"`. See docs/azure.md.
+deleted is named with the command that does it, and the next run deletes it, and what a run that was killed left. You need the
+Azure CLI, signed in, *Owner* of the subscription, and the images of `make images ARGS="cluster-cpu endpoint"`. See docs/azure.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks import images
+from benchmarks.azure_undo import END_SECONDS, Made, Undo, at_work, broken_off, end_commands
 from benchmarks.proof import Failed, Proof, Skipped, Step, command, end, tail
+from tasks.config.files import load
 from tasks.planning.prices.book import machine_price, open_book
 
 ROOT = Path(__file__).parents[1]
@@ -41,37 +45,40 @@ HEADWAY = Path(sys.executable).with_name("headway")
 IMAGES = ("cluster-cpu", "endpoint")
 IDENTITIES = ("headway", "headway-endpoint")
 """Of the cluster, and of the endpoint."""
-NODES = 2
+PRESETS = ("tiny", "azureml")
+NODES, SIZE = 2, "Standard_DS3_v2"
 REGISTRY_DAY = 0.167
 """USD a day of a registry of the tier Basic: https://azure.microsoft.com/pricing/details/container-registry. No list has it."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
 """User name of a login to a registry by a token (az acr login --expose-token)."""
 RIGHTS_SECONDS, LOOK_SECONDS = 600.0, 10.0
 """How long new role assignments may take to hold, and between two looks."""
+COMMAND_SECONDS = 300.0
+"""Of a `headway` command that waits for no job."""
 IDLE_SECONDS = 600
 """After which an idle node is given back: it outlasts the time between two steps."""
 EVERY = 50
 """Steps between two checkpoints."""
-ABSENT = re.compile(r"not ?found|does not exist|there is no", re.IGNORECASE)
-"""What is printed of something that was never made."""
+STORE = re.compile(r"az://[^/]+/[^/]+")
+TAG = "made-by=headway-smoke-test"
+"""Of the resource group."""
 
 
-@dataclass
-class Undo:
-    """What was made, and the command that deletes it."""
+class Declined(Exception):
+    """Nobody agreed to pay for it."""
 
-    what: str
-    words: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def line(self) -> str:
-        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.words])
+@dataclass(frozen=True)
+class Prices:
+    """USD an hour of one machine; None is not known."""
+
+    node: float | None
+    endpoint: float | None
 
 
 @dataclass
 class Cloud:
-    """What the smoke test works with. State: what was made and must be deleted, newest last."""
+    """What the smoke test works with. State: `made`, what must be deleted."""
 
     given: argparse.Namespace
     folder: Path
@@ -82,9 +89,10 @@ class Cloud:
     """Of the cluster."""
     endpoint_identity: str = ""
     """It can only read: the endpoint answers strangers."""
-    price: float | None = None
-    """USD an hour of one machine."""
-    made: list[Undo] = field(default_factory=list)
+    prices: Prices = field(default_factory=lambda: Prices(None, None))
+
+    def __post_init__(self) -> None:
+        self.made = Made(self.folder)
 
     # --- commands
 
@@ -95,21 +103,31 @@ class Cloud:
     def az(self, *words: object, seconds: float = 300.0, undo: Undo | None = None) -> Any:
         """Run `az`; what it prints, as JSON. `undo` is noted first: a command that fails may have made something even so."""
         if undo:
-            self.made.append(undo)
-        line = ["az", *map(str, words), "--only-show-errors", "--output", "json"]
+            self.made.note(replace(undo, words=[*undo.words, *self.subscribed]))
+        line = ["az", *map(str, words), *self.subscribed, "--only-show-errors", "--output", "json"]
+        none, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            ran = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=seconds)
+            running = subprocess.Popen(line, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True)
         except FileNotFoundError as error:
             raise Failed("there is no Azure CLI: https://learn.microsoft.com/cli/azure/install-azure-cli") from error
+        try:
+            out, err = running.communicate(timeout=seconds)
         except subprocess.TimeoutExpired as error:
             raise Failed(f"not done after {seconds:.0f} s: {shlex.join(line)}") from error
-        if ran.returncode:
-            raise Failed(f"{shlex.join(line[:4])} ...: {' '.join(ran.stderr.split())[-600:]}")
-        return json.loads(ran.stdout) if ran.stdout.strip() else None
+        finally:
+            end(running)
+        if running.returncode:
+            raise Failed(f"{shlex.join(line[:4])} ...: {' '.join(err.decode().split())[-600:]}")
+        return json.loads(out) if out.strip() else None
+
+    @property
+    def subscribed(self) -> list[str]:
+        """Options that hold `az` to the subscription of the beginning, whatever `az account set` says meanwhile."""
+        return ["--subscription", self.subscription] if self.subscription else []
 
     def start(self, *words: object) -> tuple[subprocess.Popen[bytes], Path]:
         """A `headway` command with --json, and the file that its object will be in."""
-        number = len(list(self.folder.glob("*.json")))
+        number = len(list(self.folder.glob("[0-9]*.json")))
         output = self.folder / f"{number:02d}-{words[0]}.json"
         with output.open("wb") as out, output.with_suffix(".log").open("wb") as log:
             line = [str(HEADWAY), *map(str, words), "--json"]
@@ -136,7 +154,7 @@ class Cloud:
         except subprocess.TimeoutExpired as error:
             raise Failed(f"not done after {seconds:.0f} s: {tail(output.with_suffix('.log'))}") from error
         finally:
-            end(running)
+            end(running, END_SECONDS)
         fields: dict[str, Any] = json.loads(output.read_text() or "{}")
         if code not in codes:
             error = fields.get("error") or {}
@@ -148,7 +166,7 @@ class Cloud:
     @property
     def configured(self) -> list[str]:
         """The options of every command of the lifecycle."""
-        files = ["tiny", "azureml", str(self.folder / "smoke.yaml"), *self.given.config, str(self.folder / "set.yaml")]
+        files = [*PRESETS, *self.given.config, str(self.folder / "smoke.yaml"), str(self.folder / "set.yaml")]
         return [word for name in files for word in ("-c", name)]
 
     def retrain(self, *words: object) -> tuple[subprocess.Popen[bytes], Path]:
@@ -156,44 +174,66 @@ class Cloud:
 
     def spent(self) -> str:
         """What the newest run cost, by `headway cost`."""
-        size, region = self.given.size, self.given.region
-        told = self.headway("cost", "--sku", size, "--region", region, seconds=120)
+        size = ["--sku", self.given.size] if self.given.size else []
+        told = self.headway("cost", *size, "--region", self.given.region, seconds=COMMAND_SECONDS)
         known, currency = told.get("known"), told.get("currency") or ""
         return f"{told['machine_hours']:.2f} machine hours, {'cost unknown' if known is None else f'{currency} {known:.2f}'}"
 
     # --- steps
 
     def sign_in(self, _: float) -> str:
-        """The account, the prices and the images: all that costs nothing."""
+        """The account, the prices and the images."""
         account = self.az("account", "show")
-        self.subscription = str(account["id"])
         self.az("extension", "add", "--name", "ml", "--upgrade")
+        self.subscription = str(account["id"])
         try:
-            self.headway("prices", "update", "--region", self.given.region, seconds=180)
+            self.headway("prices", "update", "--region", self.given.region, seconds=COMMAND_SECONDS)
         except Failed as reason:
             print(f"prices are those that are known: {reason}", file=sys.stderr)
-        today = datetime.datetime.now(datetime.UTC).date()
-        priced = machine_price(open_book(self.folder / "home"), self.given.size, region=self.given.region, today=today)
-        self.price = priced.hours.get("on-demand")
-        if not self.own_images:
+        self.prices = Prices(self.hour(self.given.size), self.hour(self.given.endpoint_size))
+        if not self.has_images:
             lacking = [name for name in IMAGES if not images.exists(images.engine(), images.tag(name))]
             if lacking:
                 raise Failed(f"no image {', '.join(lacking)} is here: make images ARGS='{' '.join(IMAGES)}'")
-        hour = "not known" if self.price is None else f"USD {self.price:.3f} an hour ({priced.source}, {priced.date})"
-        return f"{account['name']}; a {self.given.size} in {self.given.region}: {hour}"
+        hour = "of unknown price" if self.prices.node is None else f"at USD {self.prices.node:.3f} an hour"
+        return f"{account['name']}; {self.given.size or 'a node'} in {self.given.region} {hour}"
+
+    def hour(self, size: str) -> float | None:
+        """USD an hour of a machine, as far as it is known."""
+        book, today = open_book(self.folder / "home"), datetime.datetime.now(datetime.UTC).date()
+        return machine_price(book, size, region=self.given.region, today=today).hours.get("on-demand") if size else None
 
     @property
-    def own_images(self) -> bool:
-        return bool(self.given.image and self.given.endpoint_image)
+    def has_images(self) -> bool:
+        """Whether a registry has the images already."""
+        return bool(self.given.config or (self.given.image and self.given.endpoint_image))
+
+    def leftovers(self, seconds: float) -> str:
+        """Delete what earlier runs made and could not delete. What another machine may be at work on is only named."""
+        gone, left = [], []
+        folders = broken_off(self.folder.parent) if self.given.folder is None else ()
+        for cloud in chain((replace(self, folder=folder) for folder in folders), [self] if self.made else []):
+            try:
+                gone.append(cloud.delete(seconds))
+            except Failed as reason:
+                left.append(str(reason))
+        if left:
+            raise Failed("; ".join(left))
+        groups = [str(one["name"]) for one in self.az("group", "list", "--tag", TAG)]
+        others = [f"group {name} may be in use: az group delete --name {name} --yes" for name in groups]
+        return "; ".join([*gone, *others]) or "nothing is left of earlier runs"
 
     def resources(self, seconds: float) -> str:
         """A resource group with everything in it, unless there is a workspace."""
         given, group = self.given, self.given.group
-        home = self.folder / "home"
-        home.mkdir(parents=True, exist_ok=True)
+        if not given.config and self.az("group", "exists", "--name", group):
+            raise Failed(
+                f"there is a resource group {group}, and at the end it would be deleted with all that is in it: "
+                f"choose another --group, or use a workspace in it with -c FILE --store FILE"
+            )
         self.write_store()
         if given.config:
-            return f"the workspace of {', '.join(given.config)}"
+            return f"your workspace and store, below {self.uri}"
         for words, undo in self.creations():
             self.az(*words, seconds=seconds, undo=undo)
         shown = [self.az("identity", "show", "--name", name, "--resource-group", group) for name in IDENTITIES]
@@ -209,7 +249,7 @@ class Cloud:
         at_once = Undo(f"workspace {given.workspace}", [*workspace, "--permanently-delete", "--yes"])
         account = ["--account-name", given.account]
         commands: list[tuple[list[str], Undo | None]] = [
-            (["group", "create", "--name", given.group, *where, "--tags", "made-by=headway-smoke-test"], whole),
+            (["group", "create", "--name", given.group, *where, "--tags", TAG], whole),
             *((["identity", "create", "--name", name, *group, *where], None) for name in IDENTITIES),
             (["acr", "create", "--name", given.account, *group, *where, "--sku", "Basic"], None),
             (["ml", "workspace", "create", "--name", given.workspace, *group, *where], at_once),
@@ -226,30 +266,27 @@ class Cloud:
 
     def write_store(self) -> None:
         """stores.yaml of the home: the account that is made, or the store that was named, below a prefix of its own."""
-        made = {"uri": f"az://{self.given.account}/headway/smoke", "credential": "cli"}
-        store = yaml.safe_load(self.given.store.read_text()) if self.given.store else made
-        uri = str(store["uri"]).rstrip("/")
+        store = {"uri": self.uri, "credential": "cli"}
         if self.given.store:
-            uri = f"{uri}/{self.folder.name}"
-            account, container, prefix = uri.removeprefix("az://").split("/", 2)
-            where = [
-                "--account-name",
-                account,
-                "--source",
-                container,
-                "--pattern",
-                f"{prefix}/*",
-                "--auth-mode",
-                "login",
-            ]
-            self.made.append(Undo(f"blobs below {uri}", ["az", "storage", "blob", "delete-batch", *where]))
-        text = yaml.safe_dump({"use": "smoke", "stores": {"smoke": {**store, "uri": uri}}})
+            store = {**yaml.safe_load(self.given.store.read_text()), "uri": self.uri}
+            account, container, prefix = self.uri.removeprefix("az://").split("/", 2)
+            words = ["az", "storage", "blob", "delete-batch", "--account-name", account, "--source", container]
+            words += ["--pattern", f"{prefix}/*", "--auth-mode", "login", *self.subscribed]
+            self.made.note(Undo(f"blobs below {self.uri}", words))
+        text = yaml.safe_dump({"use": "smoke", "stores": {"smoke": store}})
         (self.folder / "home" / "stores.yaml").write_text(text)
+
+    @property
+    def uri(self) -> str:
+        """Where everything is stored."""
+        if not self.given.store:
+            return f"az://{self.given.account}/headway/smoke"
+        return f"{str(yaml.safe_load(self.given.store.read_text())['uri']).rstrip('/')}/{self.folder.name}"
 
     def push(self, seconds: float) -> str:
         """The images of `make images`, in the new registry."""
-        if self.own_images:
-            raise Skipped("images that are in a registry were named")
+        if self.has_images:
+            raise Skipped("a registry has the images already")
         token = self.az("acr", "login", "--name", self.given.account, "--expose-token")
         self.registry, program = str(token["loginServer"]), images.engine()
         login = [program, "login", self.registry, "--username", NOBODY, "--password-stdin"]
@@ -288,7 +325,7 @@ class Cloud:
                 env={**os.environ, **self.environment},
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=COMMAND_SECONDS,
             )
             rights.write_text(script.stdout)
             if script.returncode or command(["bash", rights], seconds=seconds, log=self.folder / "rights.log"):
@@ -300,7 +337,7 @@ class Cloud:
     def in_order(self, deadline: float) -> int:
         """Wait until `headway doctor` finds nothing wrong: rights hold some minutes after they were given."""
         while True:
-            told = self.headway("doctor", *self.configured, seconds=180, codes=(0, 6))
+            told = self.headway("doctor", *self.configured, seconds=COMMAND_SECONDS, codes=(0, 6))
             bad = [f"{one['name']}: {one['said']}" for one in told["findings"] if not one["ok"]]
             if not bad:
                 return len(told["findings"])
@@ -323,32 +360,28 @@ class Cloud:
 
     def publish(self) -> None:
         files = [ROOT / name for name in ("flows", "tasks", "deployments")]
-        self.headway("dataset", "publish", "tiny", *files, "--include", "*.py", seconds=180)
+        self.headway("dataset", "publish", "tiny", *files, "--include", "*.py", seconds=COMMAND_SECONDS)
 
     def settings(self) -> dict[str, Any]:
-        """What the smoke test adds to the shipped `tiny` and `azureml`; of a workspace that is there as little as may be."""
+        """What the smoke test adds to the shipped `tiny` and `azureml`, or to your own files: of these it changes no place."""
         given = self.given
-        where = {"subscription_id": self.subscription, "resource_group": given.group, "workspace": given.workspace}
-        machines = {
-            **where,
-            "compute": "smoke",
-            "size": given.size,
-            "shm_size": "2g",
-            "cluster_identity": self.identity,
-        }
         image = given.image or (self.pushed("cluster-cpu") if self.registry else "")
         serving = given.endpoint_image or (self.pushed("endpoint") if self.registry else "")
         cluster: dict[str, Any] = {"name": "smoke", "nodes": NODES, "time_limit_minutes": 30}
-        endpoint: dict[str, Any] = {"instance_type": given.size, "expires_hours": 3}
+        endpoint: dict[str, Any] = {"expires_hours": 3}
+        cluster |= {"image": image} if image else {}
+        endpoint |= {"image": serving} if serving else {}
         if not given.config:
-            cluster |= {"image": image, "azureml": machines}
-            endpoint |= {"image": serving, "identity": self.endpoint_identity}
+            where = {"subscription_id": self.subscription, "resource_group": given.group, "workspace": given.workspace}
+            nodes = {"compute": "smoke", "size": given.size, "shm_size": "2g", "cluster_identity": self.identity}
+            cluster["azureml"] = where | nodes
+            endpoint |= {"instance_type": given.endpoint_size, "identity": self.endpoint_identity}
         return {
             "cluster": cluster,
             "benchmark": {"checks": ["health", "compute", "collectives"], "seconds": 0.5},  # two nodes are one pair
             "training": {"model": "smoke", "steps": given.steps},
             "planning": {"checkpoint": {"every_steps": EVERY}, "spending": {"region": given.region}},
-            "deployment": {"backend": "azureml", "endpoint": "smoke", "azureml": endpoint},
+            "deployment": {"backend": "azureml", "endpoint": given.endpoint, "azureml": endpoint},
         }
 
     def two_nodes(self, seconds: float) -> str:
@@ -368,10 +401,10 @@ class Cloud:
         running, output = self.retrain("--to", "train")
         try:
             entry = self.training(running, output, deadline, beyond=EVERY)
-            self.headway("job", "cancel", entry["id"], "--reason", "the smoke test cancels it", seconds=120)
+            self.headway("job", "cancel", entry["id"], "--reason", "the smoke test cancels it", seconds=COMMAND_SECONDS)
             told = self.result(running, output, seconds=max(1.0, deadline - time.monotonic()), codes=(4, 130))
         finally:
-            end(running)
+            end(running, END_SECONDS)
         return f"{entry['id']} was cancelled at step {entry['step']}; exit code {told['exit_code']}"
 
     def training(
@@ -381,7 +414,7 @@ class Cloud:
         while time.monotonic() < deadline:
             if running.poll() is not None:
                 raise Failed(f"the training ended before it was stopped: {tail(output.with_suffix('.log'))}")
-            jobs = self.headway("jobs", seconds=60)["jobs"]
+            jobs = self.headway("jobs", seconds=COMMAND_SECONDS)["jobs"]
             running_now = [one for one in jobs if one["stage"] == "train" and one["state"] == "running"]
             if seen := [one for one in running_now if (one["step"] or 0) > beyond]:
                 return dict(seen[0])
@@ -395,7 +428,8 @@ class Cloud:
         try:
             self.training(running, output, deadline, beyond=EVERY)
         finally:
-            os.killpg(running.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
             running.wait()
         again, output = self.retrain("--to", "train")
         told = self.result(again, output, seconds=max(1.0, deadline - time.monotonic()))
@@ -408,14 +442,14 @@ class Cloud:
         return f"resumed from step {job['resumed_from_step']}, adopted after kill -9; {self.spent()}"
 
     def endpoint(self, seconds: float) -> str:
-        stop = Undo("endpoint smoke", [str(HEADWAY), "endpoint", "stop", "smoke"], self.environment)
-        self.made.append(stop)
+        name = self.given.endpoint
+        self.made.note(Undo(f"endpoint {name}", [str(HEADWAY), "endpoint", "stop", name], self.environment))
         running, output = self.retrain()
         told = self.result(running, output, seconds=seconds)
         return f"{told['endpoint']['model']} on {told['endpoint']['url']}; {self.spent()}"
 
     def ask(self, seconds: float) -> str:
-        told = self.headway("complete", "smoke", "def ", seconds=seconds)
+        told = self.headway("complete", self.given.endpoint, "def ", seconds=seconds)
         if not told["completion"]:
             raise Failed("the endpoint answered nothing")
         return f"{told['prompt']!r} is continued with {told['completion'][:60]!r} by {told['model']}"
@@ -424,34 +458,24 @@ class Cloud:
 
     def delete(self, seconds: float) -> str:
         """Everything that was made, the newest first. Raises Failed with the commands for what could not be deleted."""
-        self.stop_jobs()
-        left, gone = [], []
-        while self.made:
-            undo = self.made.pop()
-            log = self.folder / f"deleted-{len(self.made)}.log"
-            try:
-                code = command(undo.words, seconds=seconds, log=log, environment=undo.environment)
-            except (Failed, KeyboardInterrupt, OSError):
-                code = -1
-            if not code:
-                gone.append(undo.what)
-            elif code < 0 or not ABSENT.search(log.read_text()):
-                left.append(undo)
-        self.quietly("down", "--yes")
+        began = (self.folder / "smoke.yaml").exists()
+        try:
+            end_commands(self.folder / "home")
+            for job in self.quietly("jobs").get("jobs", []) if began else ():
+                self.quietly("job", "cancel", job["id"], "--reason", "the smoke test is over")
+        except KeyboardInterrupt:
+            print("jobs are left to the deletion of their workspace, or to headway job cancel", file=sys.stderr)
+        gone, left = self.made.delete(seconds)
+        if began:
+            self.quietly("down", "--yes")
         if left:
             raise Failed("not deleted: " + "; ".join(f"{one.what}: {one.line}" for one in left))
         return f"deleted: {', '.join(gone) or 'nothing was made'}"
 
-    def stop_jobs(self) -> None:
-        """Cancel what still runs: in a workspace that is there, nothing else ends it."""
-        if (self.folder / "smoke.yaml").exists():
-            for job in self.quietly("jobs").get("jobs", []):
-                self.quietly("job", "cancel", job["id"], "--reason", "the smoke test is over")
-
     def quietly(self, *words: object) -> dict[str, Any]:
         """A `headway` command whose failure changes nothing about what follows."""
         try:
-            return self.headway(*words, seconds=120)
+            return self.headway(*words, seconds=COMMAND_SECONDS)
         except (Failed, KeyboardInterrupt, ValueError) as reason:
             print(f"headway {words[0]}: {reason}", file=sys.stderr)
             return {}
@@ -459,64 +483,72 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Paid:
-    """A step, and the machines that it pays for."""
+    """A step, and what it pays for."""
 
     step: Step
-    machine_minutes: float = 0.0
-    """Of all its machines together, as expected."""
+    node_minutes: float = 0.0
+    """Of all nodes together, as expected."""
+    endpoint_minutes: float = 0.0
     more: float = 0.0
     """USD beside them, as expected."""
 
-    def cost(self, price: float | None) -> str:
-        if not self.machine_minutes:
-            return f"about USD {self.more:.2f}" if self.more else "nothing"
-        return "unknown" if price is None else f"about USD {self.machine_minutes / 60 * price + self.more:.2f}"
+    def usd(self, prices: Prices) -> float | None:
+        """None: a price of it is not known."""
+        parts = [(self.node_minutes, prices.node), (self.endpoint_minutes, prices.endpoint)]
+        hours = [(minutes / 60, price) for minutes, price in parts if minutes]
+        known = [hour * price for hour, price in hours if price is not None]
+        return sum(known) + self.more if len(known) == len(hours) else None
+
+    def cost(self, prices: Prices) -> str:
+        usd = self.usd(prices)
+        return "unknown" if usd is None else f"about USD {usd:.2f}" if usd else "nothing"
 
 
 def steps_of(cloud: Cloud) -> list[Paid]:
     """In their order. Machines start in three to five minutes, and an endpoint in ten: that is what most of them wait for."""
-    minute = 60.0
+    minute, made = 60.0, 0.0 if cloud.given.config else REGISTRY_DAY + 0.05
     return [
         Paid(Step("sign in", "the Azure CLI is signed in, prices and images are known", cloud.sign_in, 5 * minute)),
-        Paid(
-            Step(
-                "resources", "a group, account, registry and workspace can be made here", cloud.resources, 15 * minute
-            ),
-            more=REGISTRY_DAY + 0.05,
-        ),
+        Paid(Step("leftovers", "nothing of an earlier run is left that costs money", cloud.leftovers, 30 * minute)),
+        Paid(Step("resources", "a group, registry and workspace can be made", cloud.resources, 15 * minute), more=made),
         Paid(Step("push", "the images of this checkout are accepted by a registry", cloud.push, 30 * minute)),
         Paid(Step("cluster", "headway doctor finds cluster, identity and rights in order", cloud.cluster, 20 * minute)),
         Paid(
             Step("two nodes", "jobs start, read and write the store, and two nodes talk", cloud.two_nodes, 30 * minute),
-            machine_minutes=NODES * 12,
+            node_minutes=NODES * 12,
         ),
         Paid(
             Step("cancel", "headway job cancel ends a training on the cluster", cloud.cancel, 20 * minute),
-            machine_minutes=NODES * 6,
+            node_minutes=NODES * 6,
         ),
         Paid(
             Step("resume", "it resumes from its checkpoint, and survives its supervisor", cloud.resume, 30 * minute),
-            machine_minutes=NODES * 8,
+            node_minutes=NODES * 8,
         ),
         Paid(
             Step("endpoint", "the model is exported and served by a managed endpoint", cloud.endpoint, 45 * minute),
-            machine_minutes=NODES * 12 + 30,
+            node_minutes=NODES * 12,
+            endpoint_minutes=30,
         ),
-        Paid(Step("ask", "the endpoint answers", cloud.ask, 2 * minute)),
+        Paid(Step("ask", "the endpoint answers", cloud.ask, 5 * minute)),
     ]
+
+
+FREE = 2
+"""Steps that need nobody's agreement: they make nothing."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     name = f"headway-smoke-{secrets.token_hex(4)}"
     parser.add_argument("--yes", action="store_true", help="do not ask before money is spent")
-    parser.add_argument("--region", default="eastus")
-    parser.add_argument("--size", default="Standard_DS3_v2", help="VM size of nodes and endpoint")
+    parser.add_argument("--region", help="by default eastus, or with -c planning.spending.region")
+    parser.add_argument("--size", help="VM size of nodes and endpoint, whose price counts; by default Standard_DS3_v2")
     parser.add_argument("--group", default=name, help="the resource group that is created, and deleted at the end")
     parser.add_argument("--workspace", default=name, help="the workspace that is created")
     parser.add_argument("--account", default=name.replace("-", ""), help="name of the storage account and the registry")
     parser.add_argument(
-        "-c", "--config", nargs="+", default=[], help="your own workspace, cluster, images and identity"
+        "-c", "--config", nargs="+", default=[], help="your own workspace, cluster, images and identities"
     )
     parser.add_argument("--store", type=Path, help="a YAML file with your own store: uri, credential (docs/storage.md)")
     parser.add_argument("--image", default="", help="image of the jobs that is in a registry already")
@@ -529,34 +561,48 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if given.config and not given.store:
         parser.error("-c names a workspace that is there: name its store too, --store FILE")
+    if given.store and not STORE.match(uri := str((yaml.safe_load(given.store.read_text()) or {}).get("uri"))):
+        parser.error(
+            f"--store {given.store}: its uri is {uri} and not az://ACCOUNT/CONTAINER or az://ACCOUNT/CONTAINER/PREFIX"
+        )
+    try:
+        own = load([*PRESETS, *given.config], given.set) if given.config else None
+    except ValueError as error:
+        parser.error(str(error))
+    given.region = given.region or (own.planning.spending.region if own else "") or "eastus"
+    given.endpoint_size = given.size or (own.deployment.azureml.instance_type if own else SIZE)
+    given.size = given.size or (own.cluster.azureml.size if own else SIZE)
+    given.endpoint = f"smoke-{secrets.token_hex(4)}"  # in a shared workspace somebody else may try it too
     return given
 
 
-def agreed(given: argparse.Namespace, steps: Sequence[Paid], price: float | None) -> bool:
+def agreed(given: argparse.Namespace, steps: Sequence[Paid], prices: Prices) -> bool:
     """Whether somebody wants to pay for it."""
     print("The next steps create resources in Azure and cost money until they are deleted:", file=sys.stderr)
     for one in steps:
-        print(f"  {one.step.name:<10} {one.cost(price):<16} {one.step.proves}", file=sys.stderr)
-    known = sum(one.machine_minutes / 60 * (price or 0.0) + one.more for one in steps)
-    print(f"  together   about USD {known:.2f}{'' if price else ', and machines of unknown price'}", file=sys.stderr)
-    return given.yes or (sys.stdin.isatty() and input("Create them? [y/N] ").strip().lower() in ("y", "yes"))
+        print(f"  {one.step.name:<10} {one.cost(prices):<16} {one.step.proves}", file=sys.stderr)
+    costs = [one.usd(prices) for one in steps]
+    unknown = ", and machines of unknown price" if None in costs else ""
+    print(f"  together   about USD {sum(cost or 0.0 for cost in costs):.2f}{unknown}", file=sys.stderr)
+    if given.yes or not sys.stdin.isatty():
+        return bool(given.yes)
+    try:
+        return input("Create them? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
 
 
 def run(cloud: Cloud, proof: Proof) -> None:
-    """Every step while the ones before passed."""
-    first, *rest = steps_of(cloud)
-    proof.take(replace(first.step, cost="nothing"))
-    if proof.failed:
-        return
-    if not agreed(cloud.given, rest, cloud.price):
-        print("nobody agreed, so nothing is created; --yes agrees without a question", file=sys.stderr)
-        raise KeyboardInterrupt
-    for paid in rest:
-        if failed := proof.failed:
-            proof.take(_skipped(paid.step, f"the step {failed[0]} failed"))
-            continue
-        print(f"{paid.step.name}: costs {paid.cost(cloud.price)}", file=sys.stderr)
-        proof.take(replace(paid.step, cost=paid.cost(cloud.price)))
+    """Every step while the ones before passed. Raises Declined."""
+    steps = steps_of(cloud)
+    for number, paid in enumerate(steps):
+        failed, cost = proof.failed, paid.cost(cloud.prices)
+        if number == FREE and not failed and not agreed(cloud.given, steps[FREE:], cloud.prices):
+            raise Declined
+        if not failed:
+            print(f"{paid.step.name}: costs {cost}", file=sys.stderr)
+        step = _skipped(paid.step, f"the step {failed[0]} failed") if failed else replace(paid.step, cost=cost)
+        proof.take(step)
 
 
 def _skipped(step: Step, reason: str) -> Step:
@@ -567,28 +613,53 @@ def _skipped(step: Step, reason: str) -> Step:
 
 
 def interrupt(*_: object) -> None:
+    """Say at once what follows: a command that is under way may take two minutes to end."""
+    os.write(
+        2, b"\ninterrupted: jobs are cancelled, and what was made is deleted. Ctrl-C again skips what is under way\n"
+    )
     raise KeyboardInterrupt
 
 
 def main() -> int:
     given = arguments()
-    folder = given.folder or ROOT / "build" / "azure" / given.group
+    folder = (given.folder or ROOT / "build" / "azure" / given.group).resolve()
     (folder / "home").mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, interrupt)
-    cloud, proof, interrupted = Cloud(given, folder.resolve()), Proof(given.minutes * 60), False
+
+    def hang_up(*_: object) -> None:
+        """The terminal is gone: what is printed from now on goes into a file."""
+        log = os.open(folder / "hang-up.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(log, output.fileno())
+        interrupt()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    signal.signal(signal.SIGHUP, hang_up)
+    try:
+        with at_work(folder):
+            return prove(given, folder)
+    except BlockingIOError as reason:
+        print(f"error: {reason}: wait for it, or choose another --folder", file=sys.stderr)
+        return 2
+
+
+def prove(given: argparse.Namespace, folder: Path) -> int:
+    """Every step, and the page. Whatever happens, what was made is deleted."""
+    cloud, proof, interrupted = Cloud(given, folder), Proof(given.minutes * 60), False
     try:
         run(cloud, proof)
+    except Declined:
+        print("nobody agreed, so nothing is created; --yes agrees without a question", file=sys.stderr)
+        return 130
     except KeyboardInterrupt:
         interrupted = True
-        print(
-            "interrupted: what was made is deleted; another Ctrl-C skips one deletion and names its command",
-            file=sys.stderr,
-        )
     finally:
         proof.seconds = float("inf")  # it is deleted whatever the time
         proof.take(Step("delete", "nothing is left that costs money", cloud.delete, 30 * 60.0, "nothing"))
-    facts = {"region": given.region, "machines": f"{NODES} x {given.size}", "subscription": "not written down"}
-    facts |= {"price": "not known" if cloud.price is None else f"USD {cloud.price:.3f} an hour and machine"}
+    facts = {"region": given.region, "machines": f"{NODES} x {given.size or 'of your cluster'}"}
+    price = cloud.prices.node
+    facts |= {"subscription": "not written down"}
+    facts |= {"price": "not known" if price is None else f"USD {price:.3f} an hour and machine"}
     page = proof.page("Proof on Azure", "`make azure` wrote this page ([azure.md](../azure.md)).", facts)
     given.to.parent.mkdir(parents=True, exist_ok=True)
     given.to.write_text(page)

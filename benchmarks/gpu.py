@@ -498,6 +498,7 @@ def main() -> int:
     local = {"transformer_impl": "transformer_engine" if find_spec("transformer_engine") else "local"}
     megatron = MegatronConfig(checkout=given.megatron, converter=tuple(given.converter), **local)
     with scratch() as folder:
+        os.environ["TMPDIR"] = str(folder)  # torchrun leaves a folder each time
         bench = Bench(folder, machine, REHEARSAL if given.rehearse else GPU, megatron, {})
         for step in steps_of(bench):
             if not given.only or step.name in given.only:

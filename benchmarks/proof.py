@@ -80,7 +80,7 @@ class Proof:
 
     def take(self, step: Step) -> Verdict:
         """Run a step within its time, and say what it saw."""
-        began = time.monotonic()
+        began, status, seen = time.monotonic(), "failed", "interrupted"
         print(f"{step.name}: {step.proves} ...", file=sys.stderr, flush=True)
         try:
             if self.left <= 0:
@@ -92,9 +92,10 @@ class Proof:
             status, seen = "failed", str(reason)
         except Exception as error:  # noqa: BLE001 a step's own mistake costs that step alone: time on these machines is dear
             status, seen = "failed", f"{type(error).__name__}: {error}"
-        verdict = Verdict(step, status, seen, time.monotonic() - began)
-        self.verdicts.append(verdict)
-        print(f"{step.name}: {status} after {verdict.seconds:.0f} s: {seen}", file=sys.stderr, flush=True)
+        finally:
+            verdict = Verdict(step, status, seen, time.monotonic() - began)
+            self.verdicts.append(verdict)
+            print(f"{step.name}: {status} after {verdict.seconds:.0f} s: {seen}", file=sys.stderr, flush=True)
         return verdict
 
     def page(self, title: str, introduction: str, facts: Mapping[str, str]) -> str:
@@ -149,9 +150,9 @@ def command(
         end(running)
 
 
-def end(running: subprocess.Popen[bytes]) -> None:
+def end(running: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
     """End a process and its group, by force after a while."""
-    for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, GRACE_SECONDS)):
         if running.poll() is not None:
             break
         try:

@@ -214,8 +214,8 @@ def _searched(
             continue  # another count may divide
         predicted += looked
         closest += tightest
-        beyond += [plan for plan in fit if not _allowed(case, plan, per_gpu_hour)]
-        plans += [plan for plan in fit if _allowed(case, plan, per_gpu_hour)]
+        beyond += [plan for plan in fit if not _allowed(case, plan, machine, per_gpu_hour)]
+        plans += [plan for plan in fit if _allowed(case, plan, machine, per_gpu_hour)]
         if case.goal == "smallest" and any(not plan.needs for plan in plans):
             break
     if not plans:
@@ -230,9 +230,9 @@ def _searched(
             held = f"the least that a GPU needs is {needed:.1f} of {usable:.1f} GiB"
         what = "the division that was given does not fit" if _divided(case) else "nothing fits"
         return Found(NOTHING, case.goal, predicted, f"{what}: {held}", _nearest(case, machine, gpus), fits_not)
-    ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan))
+    ranked = sorted(plans, key=lambda plan: _rank(case.goal, plan, machine))
     best = _distinct(ranked)
-    return Found(tuple(best), case.goal, predicted, _reason(case.goal, best))
+    return Found(tuple(best), case.goal, predicted, _reason(case.goal, best, machine))
 
 
 def _of_count(
@@ -297,21 +297,25 @@ def _may_fit(case: Case, machine: Machine, gpus: int) -> bool:
     return state / gpus < machine.usable_memory_bytes
 
 
-def _allowed(case: Case, plan: Prediction, per_gpu_hour: float | None) -> bool:
+def paid_gpus(plan: Prediction, machine: Machine) -> int:
+    """Those of all its machines: a part of a machine cannot be rented."""
+    return -(-plan.division.gpus // machine.gpus) * machine.gpus
+
+
+def _allowed(case: Case, plan: Prediction, machine: Machine, per_gpu_hour: float | None) -> bool:
     if plan.days is None:
         return True
     if case.max_days is not None and plan.days > case.max_days:
         return False
     if case.max_cost is None or per_gpu_hour is None:
         return True
-    return plan.days * 24 * plan.division.gpus * per_gpu_hour <= case.max_cost
+    return plan.days * 24 * paid_gpus(plan, machine) * per_gpu_hour <= case.max_cost
 
 
-def _rank(goal: Goal, plan: Prediction) -> tuple[float, ...]:
-    gpu_seconds = plan.step_seconds * plan.division.gpus
+def _rank(goal: Goal, plan: Prediction, machine: Machine) -> tuple[float, ...]:
     room = (bool(plan.needs), plan.fit != "fits")
     if goal == "cheapest":
-        return (*room, gpu_seconds, plan.step_seconds)
+        return (*room, plan.step_seconds * paid_gpus(plan, machine), plan.step_seconds)
     if goal == "smallest":
         return (room[0], plan.division.gpus, room[1], plan.step_seconds)
     return (*room, plan.step_seconds, plan.memory.total)
@@ -328,18 +332,19 @@ def _distinct(ranked: Iterable[Prediction]) -> list[Prediction]:
     return list(seen.values())
 
 
-def _reason(goal: Goal, best: Sequence[Prediction]) -> str:
-    first = best[0]
+def _reason(goal: Goal, best: Sequence[Prediction], machine: Machine) -> str:
+    first, *_ = best
+    gpu_seconds = [plan.step_seconds * paid_gpus(plan, machine) for plan in best]
     what = {
         "fastest": f"a step takes {first.step_seconds:.3g} s",
-        "cheapest": f"a step takes {first.step_seconds * first.division.gpus / 3600:.3g} GPU-hours",
+        "cheapest": f"a step takes {gpu_seconds[0] / 3600:.3g} GPU-hours of whole machines",
         "smallest": f"{first.division.gpus} GPUs are the fewest that do",
     }[goal]
     binds = f"; what takes longest is {first.binds[0]}" if first.binds else ""
     if len(best) == 1:
         return f"{what}{binds}; no other division fits"
     second, tight = best[1], best[1].fit == "tight" and first.fit == "fits"
-    more = second.step_seconds * second.division.gpus / (first.step_seconds * first.division.gpus) - 1
+    more = gpu_seconds[1] / gpu_seconds[0] - 1
     loses = f"needs {more:.1%} more GPU time" + (", and only just fits" if tight else "")
     if more < 0:
         loses = (

@@ -30,10 +30,16 @@ def known_endpoints(home: Path) -> list[str]:
     return sorted(path.parent.name for path in (home / "endpoints").glob("*/endpoint.json"))
 
 
-def require_known(home: Path, name: str) -> str:
+def begun_endpoints(home: Path) -> list[str]:
+    """Those, and the ones whose first deploy to Azure ML did not end well: a managed endpoint may stand there all the same."""
+    begun = {path.parent.name for path in (home / "endpoints").glob("*/azureml.json")}
+    return sorted(begun.union(known_endpoints(home)))
+
+
+def require_known(home: Path, name: str, among: Callable[[Path], list[str]] = known_endpoints) -> str:
     """The name without `endpoint/`. Raises Unknown when there is no such endpoint."""
     bare = name.removeprefix("endpoint/")
-    known = known_endpoints(home)
+    known = among(home)
     if bare not in known:
         hint = f"There are: {', '.join(known)}." if known else "None was deployed yet."
         raise Unknown(f"there is no endpoint {bare!r}", remedy=f"{hint} `headway retrain` deploys one.")

@@ -96,7 +96,8 @@ def test_the_rehearsal_takes_every_step(tmp_path):
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if name != "lm_head.weight"}
     page = tmp_path / "gpu.md"
     options = ["--megatron", str(checkout), "--converter", *converter(checkout, shapes)]
-    ran = run("--rehearse", "--to", str(page), *options, seconds=1200, FAKE_PACE="0.3")
+    (tmp_path / "tmp").mkdir()
+    ran = run("--rehearse", "--to", str(page), *options, seconds=1200, FAKE_PACE="1", TMPDIR=str(tmp_path / "tmp"))
     seen = verdicts(page.read_text())
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr[-4000:]}"
     assert "It proves nothing about GPUs" in page.read_text()
@@ -104,3 +105,4 @@ def test_the_rehearsal_takes_every_step(tmp_path):
     assert list(seen) == ["qualify", "nccl", "mfu", "fsdp", "zero", "megatron", "onnx", "vllm"]
     assert "gloo: all_reduce" in seen["nccl"][1] and "within 0.00% of those of the step mfu" in seen["zero"][1]
     assert re.search(r"killed at step \d+, resumed at 10, 20 steps; converted", seen["megatron"][1])
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -2,7 +2,7 @@
 
 Commands, their options and which of them are needed are those of Azure CLI 2.91 and of its extension `ml`
 (https://learn.microsoft.com/cli/azure). Of a resource it keeps name, kind and group; the deletion of a group takes all in it
-along. AZ_FAILS names commands that fail, with commas between them, AZ_HANGS one that waits until it is ended.
+along. AZ_FAILS names commands that fail, with commas between them, AZ_HANGS those that wait until they are ended.
 """
 
 import json
@@ -24,6 +24,8 @@ COMMANDS = {
     "extension add": ((), ("--name", "--upgrade", "--yes")),
     "group create": (("--location", "--name"), ("--tags",)),
     "group delete": (("--name",), ("--yes", "--no-wait")),
+    "group exists": (("--name",), ()),
+    "group list": ((), ("--tag",)),
     "identity create": (GROUPED, ("--location", "--tags")),
     "identity show": ((), (*GROUPED, "--ids")),
     "acr create": ((*GROUPED, "--sku"), ("--location", "--admin-enabled")),
@@ -134,15 +136,22 @@ def answer(name, options, kept):
     group = str(options.get("--resource-group") or "")
     if group and not any(one["kind"] == "group" and one["name"] == group for one in kept):
         raise Refused(f"(ResourceGroupNotFound) Resource group '{group}' could not be found.", 3)
-    if name == "account show":
-        return {"id": "s", "name": "a subscription of the tests", "tenantId": "t"}
-    if name == "account get-access-token":
-        return {"accessToken": os.environ["AZ_TOKEN"], "expires_on": 4102444800, "expiresOn": "2100-01-01 00:00:00.0"}
-    if name == "acr login":
-        return {"accessToken": "of the registry", "loginServer": f"{what}.azurecr.io"}
+    login = {"accessToken": os.environ.get("AZ_TOKEN"), "expires_on": 4102444800, "expiresOn": "2100-01-01 00:00:00.0"}
+    fixed = {
+        "account show": {"id": "s", "name": "a subscription of the tests", "tenantId": "t"},
+        "account get-access-token": login,
+        "acr login": {"accessToken": "of the registry", "loginServer": f"{what}.azurecr.io"},
+    }
+    if name in fixed:
+        return fixed[name]
     if name.endswith(" create") and name != "role assignment create":
         kind = name.removesuffix(" create")
-        return kept.append({"kind": kind, "name": what, "group": group or (what if kind == "group" else "")})
+        made = {"kind": kind, "name": what, "group": group or (what if kind == "group" else "")}
+        return kept.append({**made, "tags": str(options.get("--tags", ""))})
+    if name in ("group exists", "group list"):
+        groups = [one for one in kept if one["kind"] == "group"]
+        tagged = [one for one in groups if options.get("--tag", "") in one["tags"]]
+        return tagged if name == "group list" else what in [one["name"] for one in groups]
     if name in ("group delete", "ml workspace delete"):
         kind = name.removesuffix(" delete")
         gone = [one for one in kept if one["kind"] == kind and one["name"] == what]
@@ -150,7 +159,8 @@ def answer(name, options, kept):
             raise Refused(f"(ResourceNotFound) The {kind} '{what}' could not be found.", 3)
         kept[:] = [one for one in kept if one not in gone and not (kind == "group" and one["group"] == what)]
     if name.endswith(" show"):
-        return {"id": f"/{name.split()[0]}/{what}", "principalId": "principal"}
+        owner = next((one["group"] for one in kept if one["name"] == what), next((one["group"] for one in kept), ""))
+        return {"id": f"/{name.split()[0]}/{what}", "principalId": "principal", "resourceGroup": owner}
     return None
 
 
@@ -167,7 +177,7 @@ def main(words):
         log.write(json.dumps(words) + "\n")
     try:
         name, options = parsed(list(words))
-        if name == os.environ.get("AZ_HANGS"):
+        if name in os.environ.get("AZ_HANGS", "").split(","):
             time.sleep(600)
         if name in os.environ.get("AZ_FAILS", "").split(","):
             raise Refused("(QuotaExceeded) the tests let it fail")

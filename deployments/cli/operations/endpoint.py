@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
@@ -32,10 +33,10 @@ from tasks.storage.store import find
 
 def list_(as_json: Json = False) -> None:
     """List endpoints, the model that each serves, and whether it answers."""
-    from tasks.serving.known import endpoint_of
+    from tasks.serving.known import endpoint_of, known_endpoints
 
     served, silent = [], {}
-    for name in _settled():
+    for name in _settled(known_endpoints):
         try:
             served.append((name, endpoint_of(home(), name).observe()))
         except (HeadwayError, ValueError) as error:  # of a cloud that does not answer
@@ -62,10 +63,10 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop an endpoint. The next `headway retrain` starts it again."""
-    from tasks.serving.known import require_known
+    from tasks.serving.known import begun_endpoints, require_known
 
-    _settled()
-    name = require_known(home(), name)
+    _settled(begun_endpoints)
+    name = require_known(home(), name, begun_endpoints)
     with asked("roll_back", as_, what=f"stop endpoint/{name}", reason=reason):
         _stop(name, reason)
     say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
@@ -73,16 +74,18 @@ def stop(
 
 def stop_all(reason: str) -> None:
     """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
-    for name in _settled():
+    from tasks.serving.known import begun_endpoints
+
+    for name in _settled(begun_endpoints):
         _stop(name, reason)
 
 
-def _settled() -> list[str]:
-    """Names of the endpoints, once every deploy that was interrupted is settled: it may have a server, and not yet a name."""
-    from tasks.serving.known import known_endpoints, settle_all
+def _settled(which: Callable[[Path], list[str]]) -> list[str]:
+    """Names of endpoints, once every deploy that was interrupted is settled: it may have a server, and not yet a name."""
+    from tasks.serving.known import settle_all
 
     settle_all(home())
-    return known_endpoints(home())
+    return which(home())
 
 
 def complete(

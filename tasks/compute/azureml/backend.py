@@ -276,7 +276,9 @@ class AzureMlBackend:
     def _why(self, name: str, *, log: bool) -> tuple[dict[str, Any], str]:
         """The error of a job that failed, and the last line of its log; without an answer, none: that it failed is known."""
         try:
-            return self._workspace.why(name), self._workspace.log_line(name) if log else ""
+            details = self._workspace.details(name)
+            line = self._workspace.log_line(details.get("logFiles") or {}) if log else ""
+            return dict((details.get("error") or {}).get("error") or {}), line
         except (HeadwayError, ValueError) as error:
             logger.warning("why %s failed is not known: %s", name, error)
             return {}, ""

@@ -6,7 +6,7 @@ means to a person, is tasks/azure/arm_client.py. Why not by the SDK's MLClient i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
@@ -91,15 +91,16 @@ class Workspace:
             region = str(self._arm.ask(workspace_id(self.config))["location"])
             return region, list(self._arm.pages(f"{provider}/locations/{region}/usages"))
 
-    def why(self, name: str) -> dict[str, Any]:
-        """The error that the run history has of a job: `code`, `message`, and so on inwards; empty without one."""
-        return dict((self._details(name).get("error") or {}).get("error") or {})
+    def details(self, name: str) -> dict[str, Any]:
+        """What the run history has of a job: its `error`, and the addresses of its `logFiles`."""
+        with self._in_words():
+            path = f"/history/v1.0{workspace_id(self.config)}/runs/{name}/details"
+            return self._history.ask(path, {"api-version": HISTORY_VERSION})
 
-    def log_line(self, name: str) -> str:
-        """The last line that a node of a job wrote, as far as the run history shows its log; empty without one."""
+    def log_line(self, logs: Mapping[str, str]) -> str:
+        """The last line that a node of a job wrote, of the `logFiles` in its details; empty without one."""
         import requests
 
-        logs = self._details(name).get("logFiles") or {}
         for key in sorted(key for key in logs if key.startswith("user_logs/std_log"))[:LOGS_LOOKED_AT]:
             with suppress(requests.RequestException):  # the workspace's storage may be closed to this network
                 answer = requests.get(logs[key], timeout=(CONNECT_SECONDS, READ_SECONDS))
@@ -107,11 +108,6 @@ class Workspace:
                 if lines:
                     return lines[-1][:LINE_CHARACTERS]
         return ""
-
-    def _details(self, name: str) -> dict[str, Any]:
-        with self._in_words():
-            path = f"/history/v1.0{workspace_id(self.config)}/runs/{name}/details"
-            return self._history.ask(path, {"api-version": HISTORY_VERSION})
 
     def _path(self, *parts: str) -> str:
         return "/".join((workspace_id(self.config), *parts))

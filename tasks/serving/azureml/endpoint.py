@@ -215,7 +215,9 @@ class AzureMlEndpoint:
         record: Record | None = read_json(self._record)
         if record:
             _tell(journal, "stopped", server=Path(record["folder"]).name, model_ref=record["model_ref"])
-            delete_endpoint(online_of(record), record)
+        begun = record or read_json(self.folder / "azureml.json")  # of a first deploy that did not end well
+        if begun:
+            delete_endpoint(online_of(begun), begun)
 
     def _made(self, config: DeploymentConfig) -> Rendering:
         azureml = config.azureml

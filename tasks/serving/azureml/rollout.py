@@ -159,9 +159,9 @@ def delete_deployment(online: Online, record: Record) -> None:
 
 
 def delete_endpoint(online: Online, record: Record) -> None:
-    """Delete a record's endpoint with all its deployments, and what scales these."""
+    """Delete a record's endpoint with all its deployments, and what scales these. One that serves nothing has no colour."""
     for one in (record, record.get("previous")):
-        if one and scales(AzureEndpointConfig(**one["azureml"])):
+        if one and "colour" in one and scales(AzureEndpointConfig(**one["azureml"])):
             online.delete_scaling(scaling_name(one["azure_name"], one["colour"]))
     online.delete_endpoint(record["azure_name"])
 

@@ -348,6 +348,7 @@ def test_why_a_job_failed_is_the_services_word(stand, service, job, fails, failu
     state = stand.wait(backend, backend.submit(work, folder), folder)
     assert (state.state, state.code, state.failure) == ("ended", 1, failure)
     assert said in state.reason
+    assert len([line for line in service.log if line.endswith("/details")]) == 1, "the run history is asked once"
 
 
 def test_a_users_error_is_the_programs_own(stand, service, job):

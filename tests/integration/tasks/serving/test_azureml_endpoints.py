@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import urllib.error
 import urllib.request
@@ -14,8 +15,10 @@ from azureml_deploying import GOLDEN, ONE, PRELOADED, TWO, config, deploy, deplo
 from azureml_endpoints import API_VERSION, Behaviour, serving
 from azureml_service import TOKEN, WHERE, Trouble
 from azureml_stand import standing
+from typer.testing import CliRunner
 from waiting import limit, until
 
+from deployments.cli.main import app
 from tasks.azure.arm_client import use_files
 from tasks.common.errors import GateFailed, IntegrityError, JobFailed, Missing
 from tasks.serving import open_endpoint
@@ -283,6 +286,26 @@ def test_a_stopped_endpoint_is_deleted_and_made_again(service, tmp_path):
     opened(tmp_path).stop()
     assert not service.resources and opened(tmp_path).observe() is None
     assert deploy(tmp_path, TWO, service.url).model_ref == TWO and service.traffic[-1] == {"green": 100}
+
+
+@pytest.mark.parametrize("how", ["killed", "refused"])
+def test_what_a_first_deploy_left_behind_is_deleted_by_stop(service, forked, stand, tmp_path, monkeypatch, how):
+    """Nothing has traffic, and no model is in service: the managed endpoint stands in the workspace all the same."""
+    shutil.copyfile(stand.home / "stores.yaml", tmp_path / "stores.yaml")
+    if how == "refused":
+        service.behaviour[ONE] = Behaviour(wrong=True)
+        with pytest.raises(JobFailed):
+            deploy(tmp_path, ONE, service.url)
+    else:
+        service.done = lambda request: os.kill(child.pid, signal.SIGKILL) if "deployments" in request else None
+        child = forked(tmp_path, ONE, service.url)
+        child.join(limit(120))
+        service.done = lambda request: None
+    assert [key for key in service.resources if key.startswith("onlineEndpoints/")]
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["endpoint", "stop", "chat", "--json"], catch_exceptions=False)
+    assert json.loads(result.stdout)["stopped"] and service.resources == {}, result.output
+    assert json.loads(CliRunner().invoke(app, ["endpoint", "list", "--json"]).stdout)["endpoints"] == []
 
 
 def test_a_test_endpoint_expires(service, tmp_path):

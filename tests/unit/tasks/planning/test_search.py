@@ -11,7 +11,7 @@ from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.case import Case
 from tasks.planning.predict import predict, require_possible
 from tasks.planning.prediction import Divided
-from tasks.planning.search import DEEPER, divisions, divisors, layouts, search
+from tasks.planning.search import DEEPER, divisions, divisors, layouts, paid_gpus, search
 
 pytestmark = pytest.mark.unit
 
@@ -183,10 +183,23 @@ def test_smallest_and_cheapest_choose_the_gpus():
     fewest = smallest.plans[0].division.gpus
     assert fewest <= 8 and all(plan.division.gpus == fewest for plan in smallest.plans)
     cheapest = found(case(cluster={"gpu": "H100", "gpus": 256}, goal="cheapest"))
-    cost = [plan.step_seconds * plan.division.gpus for plan in cheapest.plans if plan.fit == "fits"]
+    machine = machine_of_gpu("H100")
+    cost = [plan.step_seconds * paid_gpus(plan, machine) for plan in cheapest.plans if plan.fit == "fits"]
     assert cost == sorted(cost) and cheapest.plans[0].division.gpus <= 256
     with pytest.raises(ValueError, match="the goal fastest needs cluster.nodes or cluster.gpus"):
         found(case(cluster={"gpu": "H100"}))
+
+
+def test_a_part_of_a_machine_costs_as_much_as_all_of_it():
+    small = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 51200}
+    one = case(small, tokens=10**10, cluster={"gpu": "H100", "gpus": 8}, goal="cheapest")
+    best = found(one).plans[0]
+    alone = found(case(small, tokens=10**10, gpus=1)).plans[0]
+    assert best.division.gpus == 8 and alone.step_seconds < 8 * best.step_seconds, "a GPU alone takes fewer GPU-hours"
+    of_machines = alone.days * 24 * 8
+    poor = case(small, tokens=10**10, gpus=1, max_cost=of_machines * 0.99)
+    assert found(poor, per_gpu_hour=1.0).plans == ()
+    assert found(poor.model_copy(update={"max_cost": of_machines * 1.01}), per_gpu_hour=1.0).plans
 
 
 def test_a_date_and_a_budget_are_kept_to():
