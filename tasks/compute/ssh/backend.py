@@ -491,7 +491,8 @@ def _refusal(host: Host, answer: Ran | Missing, folder: Path) -> Missing:
     if answer.code == REFUSED:
         return Missing(
             f"machine {host.name} cannot use the store of cluster.mirror: {output}",
-            remedy="Grant its identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential.",
+            remedy="Grant its identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential. "
+            "Or do without the machine: cluster.exclude.",
         )
     return Missing(f"machine {host.name} did not start the job: {output}", remedy=f"See {folder}/nodes.")
 

@@ -250,6 +250,14 @@ def _is_laid_out_for(stage: int, result: Manifest) -> bool:
     return (stage == 3) == any(one_a_rank.search(entry["path"]) for entry in result.files)
 
 
+def files_of(result: Manifest, *, rank: int, stage: int) -> list[dict[str, Any]]:
+    """Those that a rank reads: all but those with another rank in their names; none where the stage has another layout."""
+    if not _is_laid_out_for(stage, result):
+        return []
+    named = [(OF_RANK.search(entry["path"]), entry) for entry in result.files]
+    return [entry for of, entry in named if not of or int(of[1]) == rank]
+
+
 def _generator(folder: Path, rank: int) -> Path:
     return folder / f"generator-{rank}.safetensors"
 
@@ -326,11 +334,7 @@ class DeepspeedEngine:
             group.update(values)
 
     def own_files(self, result: Manifest) -> list[dict[str, Any]]:
-        """All but those with another rank in their names."""
-        if not _is_laid_out_for(self._stage, result):
-            return []
-        named = [(OF_RANK.search(entry["path"]), entry) for entry in result.files]
-        return [entry for rank, entry in named if not rank or int(rank[1]) == self.setting.rank.rank]
+        return files_of(result, rank=self.setting.rank.rank, stage=self._stage)
 
     def saving(self, writing: Mapping[str, Any]) -> Saving:
 
