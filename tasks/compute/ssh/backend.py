@@ -327,7 +327,7 @@ class SshBackend:
         for host, answer in failed.items():
             if not _may_pass(answer):
                 error = _refusal(host, answer, folder)
-                raise error if left or error is answer else NotAccepted(error)
+                raise error if left or error is answer else NotAccepted(error, final=True)
         answer = next(iter(failed.values()))
         return Placed(
             job.submission_id, reason=answer.message if isinstance(answer, Missing) else answer.stderr.strip()
