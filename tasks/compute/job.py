@@ -193,9 +193,10 @@ class Rendered(BaseModel):
 class NotAccepted(Missing):
     """Something was missing before the scheduler was asked to take the job: it has nothing of it."""
 
-    def __init__(self, reason: Missing) -> None:
+    def __init__(self, reason: Missing, *, final: bool = False) -> None:
+        """`final`: the answer would be the same later, so nobody waits for another one."""
         super().__init__(reason.message, remedy=reason.remedy)
-        self.reason = reason
+        self.reason, self.final = reason, final
 
 
 @contextmanager

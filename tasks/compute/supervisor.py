@@ -169,7 +169,8 @@ class Submitter:
                 result = self.backend.find(job, self.folder) if away else None
                 return result or self.backend.submit(job, self.folder)
             except Missing as error:
-                if not patient or self.clock.now() > deadline:
+                final = isinstance(error, NotAccepted) and error.final
+                if final or not patient or self.clock.now() > deadline:
                     raise
                 if not away:
                     text = f"The job of {job.name} cannot be submitted now: {error.message}"

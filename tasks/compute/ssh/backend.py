@@ -22,12 +22,13 @@ from tasks.common import process
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.connection import Connection, Ran, Unreachable, run_all
-from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
+from tasks.compute.job import Failure, Job, JobState, NotAccepted, Rendered, before_submission
 from tasks.compute.job_folder import MirroredFolders, key_of
 from tasks.compute.nodes import ended_state, python, write_nodes
 from tasks.compute.ssh.hosts import Host, read_hosts, usable
 from tasks.compute.ssh.render import (
     BUSY,
+    CHECK_SECONDS,
     LEASES,
     REFUSED,
     STOP_SECONDS,
@@ -199,8 +200,6 @@ log = logging.getLogger("headway.compute")
 PLACED = "ssh.json"
 LAST_FILES_SECONDS = 600.0
 """How long mirrors may send what is left after the leader has ended."""
-CHECK_SECONDS = 120.0
-"""For a machine to start a mirrored job: it looks whether it may use the store before."""
 GONE_SECONDS = 3.0
 """How long a parent is gone before it counts: its exit mark may be on its way through the shared folder."""
 
@@ -213,7 +212,7 @@ class Placed:
     hosts: tuple[Host, ...] = ()
     """In order of node rank; none while it is queued."""
     stage: str = "queued"
-    """queued, starting, started, cancelled or lost."""
+    """queued, starting, started, cancelled, lost, or refused by a machine."""
     reason: str = ""
     failed_nodes: tuple[str, ...] = ()
     mirrors: tuple[dict[str, Any], ...] = ()
@@ -307,7 +306,10 @@ class SshBackend:
         return placed
 
     def _start(self, job: Job, folder: Path, hosts: tuple[Host, ...]) -> Placed:
-        """Start every machine's part, or none: what did start is stopped when another machine did not."""
+        """Start every machine's part, or none: what did start is stopped when another machine did not.
+
+        Raises Missing for a machine that would not start it later either; NotAccepted where nothing of the job is left anywhere.
+        """
         (folder / "attempt.json").unlink(missing_ok=True)
         for rank in range(len(hosts)):
             for name in ("exit.json", "handle.json", "node.json", "beat"):  # of a start that was taken back
@@ -316,30 +318,28 @@ class SshBackend:
         mirrored = self._mirrored is not None
         commands = {host: start_command(folder, rank, mirrored=mirrored) for rank, host in enumerate(hosts)}
         key = f"{key_of(folder).decode()}\n" if mirrored else ""
-        answers = self._machines.round(commands, stdin=key, seconds=CHECK_SECONDS if mirrored else 30.0)
+        answers = self._machines.round(commands, stdin=key, seconds=30.0 + CHECK_SECONDS * mirrored)
         failed = {host: a for host, a in answers.items() if isinstance(a, Missing) or a.code}
         if not failed:
             mirrors = tuple(_mirror(answer) for answer in answers.values()) if mirrored else ()
             return Placed(job.submission_id, hosts, "started", mirrors=mirrors)
-        self._machines.stop(job.submission_id, hosts)
-        host, answer = next(iter(failed.items()))
-        if isinstance(answer, Missing) and not isinstance(answer, Unreachable):
-            raise answer
-        output = answer.message if isinstance(answer, Missing) else answer.stderr.strip()
-        if not isinstance(answer, Missing) and answer.code == REFUSED:
-            raise Missing(
-                f"machine {host.name} cannot use the store of cluster.mirror: {output[-500:]}",
-                remedy="Grant its identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential.",
-            )
-        if not isinstance(answer, Missing) and answer.code != BUSY:
-            raise Missing(f"machine {host.name} did not start the job: {output[-500:]}", remedy=f"See {folder}/nodes.")
-        return Placed(job.submission_id, reason=output)
+        left = self._machines.stop(job.submission_id, hosts)
+        for host, answer in failed.items():
+            if not _may_pass(answer):
+                error = _refusal(host, answer, folder)
+                raise error if left or error is answer else NotAccepted(error, final=True)
+        answer = next(iter(failed.values()))
+        return Placed(
+            job.submission_id, reason=answer.message if isinstance(answer, Missing) else answer.stderr.strip()
+        )
 
     def _queued(self, folder: Path, handle: Mapping[str, Any]) -> JobState:
-        """Look for room; a machine that is away is no failure of a job that waits."""
+        """Look for room; a machine that is away is no failure of a job that waits, one that refuses to start it is."""
         job = Job.model_validate(read_json(folder / "job.json"))
         try:
             placed = self._place(job, folder)
+        except NotAccepted as error:
+            return _refused(job, folder, error)
         except Missing as error:
             return JobState(state="queued", reason=error.message)
         return JobState(state="starting" if placed.hosts else "queued", reason=placed.reason)
@@ -457,6 +457,8 @@ def _from_files(placed: Placed | None, folder: Path, *, mirrored: bool) -> JobSt
         return JobState(state="lost", reason=f"{folder / PLACED} is gone")
     if placed.stage == "lost":
         return _lost(placed)
+    if placed.stage == "refused":
+        return _ended_refused(placed.reason)
     if placed.stage == "queued":  # a mark there is of a start that was taken back
         return None
     ended = ended_state(folder)
@@ -474,6 +476,38 @@ def _vanished(placed: Placed, folder: Path, rank: int, look: Look | Missing) -> 
 def _lost(placed: Placed) -> JobState:
     failure: Failure | None = "node" if placed.failed_nodes else None
     return JobState(state="lost", reason=placed.reason, failure=failure, failed_nodes=placed.failed_nodes)
+
+
+def _may_pass(answer: Ran | Missing) -> bool:
+    """Whether a machine that did not start a job may do so later: it runs another one, or gives no answer now."""
+    return isinstance(answer, Unreachable) if isinstance(answer, Missing) else answer.code == BUSY
+
+
+def _refusal(host: Host, answer: Ran | Missing, folder: Path) -> Missing:
+    """What a machine that did not start a job says."""
+    if isinstance(answer, Missing):
+        return answer
+    output = answer.stderr.strip()[-500:]
+    if answer.code == REFUSED:
+        return Missing(
+            f"machine {host.name} cannot use the store of cluster.mirror: {output}",
+            remedy="Grant its identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential. "
+            "Or do without the machine: cluster.exclude.",
+        )
+    return Missing(f"machine {host.name} did not start the job: {output}", remedy=f"See {folder}/nodes.")
+
+
+def _refused(job: Job, folder: Path, error: NotAccepted) -> JobState:
+    """The end of a job that waited, and that a machine refused to start; what to do is said as a program says it."""
+    (folder / "errors").mkdir(exist_ok=True)
+    report = {"class": "missing", "message": error.message, "remedy": error.remedy, "attempt": 1}
+    write_json(folder / "errors" / "node-refused.json", report)
+    _write(folder, Placed(job.submission_id, stage="refused", reason=error.message))
+    return _ended_refused(error.message)
+
+
+def _ended_refused(reason: str) -> JobState:
+    return JobState(state="ended", code=Missing.exit_code, reason=reason, failure="missing")
 
 
 def _mirror(answer: Ran | Missing) -> dict[str, Any]:

@@ -25,6 +25,8 @@ LEASES = '"/var/tmp/headway-$(id -u)"'
 """On the machine's own disk: a lock there is held by the parent of a job, and is free when that is gone."""
 BASE = '"$base"'
 """Folder of mirrored jobs on the machine's own disk, as the start script has it."""
+CHECK_SECONDS = 90
+"""For a machine to find out whether it may use the store; one that gets no answer, behind a firewall, cannot use it either."""
 STOP_SECONDS = 12.0
 """From SIGTERM to SIGKILL; a cancelled job is gone within 15 s."""
 
@@ -73,7 +75,10 @@ export HEADWAY_FOLDER_KEY
 {exports}
 base={leases}/jobs-{name}
 mkdir -p -m 700 "$base"
-{check} < /dev/null >&2 || exit {refused}
+timeout {check_seconds} {check} < /dev/null >&2 || {{
+  [ $? -ne 124 ] || echo "no answer from it within {check_seconds} s" >&2
+  exit {refused}
+}}
 
 nohup setsid {command} < /dev/null > "$base/mirror.log" 2>&1 &
 
@@ -144,6 +149,7 @@ def start_script(
         leases=LEASES,
         busy=BUSY,
         refused=REFUSED,
+        check_seconds=CHECK_SECONDS,
         foreign=FOREIGN,
         folder=shlex.quote(str(folder)),
         exports="\n".join(lines),

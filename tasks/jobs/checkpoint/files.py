@@ -70,6 +70,10 @@ def place_of(root: Path, step: int, attempt: int) -> Path:
     return root / f"step-{step:08d}" / f"attempt-{attempt}"
 
 
+def shard_name(rank: int) -> str:
+    return f"shard-{rank}.safetensors"
+
+
 def create_only(path: Path, value: Any) -> bool:
     """Write a JSON file whole or not at all, and only where none is; returns whether it was written."""
     try:

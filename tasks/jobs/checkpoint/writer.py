@@ -34,6 +34,7 @@ from tasks.jobs.checkpoint.files import (
     place_of,
     quarantine,
     quarantined,
+    shard_name,
     sync,
     verify,
 )
@@ -161,7 +162,7 @@ class Writing:
     def _shard(self, folder: Path) -> Iterator[dict[str, Any]]:
         if self.buffer < 0:
             return
-        path = folder / f"shard-{self.rank}.safetensors"
+        path = folder / shard_name(self.rank)
         try:
             blocks = []
             with open(path, "xb") as file, mmap.mmap(self.buffer, self.size, access=mmap.ACCESS_READ) as memory:

@@ -36,6 +36,7 @@ from tasks.jobs.checkpoint.files import (
     quarantine,
     quarantined,
     read_manifest,
+    shard_name,
     verify_file,
 )
 from tasks.jobs.checkpoint.mirrored import bring, lag_limit, neighbours, terms, wait_until_durable
@@ -312,15 +313,15 @@ def agree(
         whole = _from_rank_0(manifest, root, group)
         alone, bad = _brought(rank, root, whole, engine, group)
         if not bad:
-            own_alone = [entry for entry in whole.files if entry["path"] == _shard(rank)]
-            return Found(attempt, replace(whole, files=own_alone), own=root) if alone else Found(attempt, whole)
+            shard = [entry for entry in whole.files if entry["path"] == shard_name(rank.rank)]
+            return Found(attempt, replace(whole, files=shard), own=root) if alone and shard else Found(attempt, whole)
         if rank.rank == 0:
             print(f"quarantined: {bad}", file=sys.stderr, flush=True)
             quarantine(place_of(root, step, of_attempt), bad)
 
 
-# Where the job's folder is mirrored, a machine has the shards of its own ranks; after a start elsewhere, none. Each rank has
-# come from the store what it reads: its own shard, and others' only where the network is divided in another way than before.
+# Where the job's folder is mirrored, a machine has the files of its own ranks; after a start elsewhere, none. Each rank has
+# come from the store what it reads: its own files, and others' only where the network is divided in another way than before.
 # One that is bad in the store is quarantined by rank 0, and the next one is tried.
 
 
@@ -335,12 +336,13 @@ def _from_rank_0(manifest: Manifest | None, root: Path, group: Any) -> Manifest:
 
 
 def _brought(rank: Rank, root: Path, result: Manifest, engine: Engine, group: Any) -> tuple[bool, str]:
-    """Whether every rank's own shard is all that it needs, and why the checkpoint is bad, where it is. What is needed is here."""
-    mine = [entry for entry in result.files if entry["path"] == _shard(rank)]
+    """Whether every rank's own files are all it needs, and why the checkpoint is bad, where it is. What it needs is here."""
+    mine = engine.own_files(result) if result.world_size == rank.world_size else []
+    shards = [entry for entry in mine if entry["path"] == shard_name(rank.rank)]
     divided_alike, why = False, ""
-    if mine and result.world_size == rank.world_size:
+    if mine:
         why = _fetched(rank, root, result, mine, mine)
-        divided_alike = not why and _is_all(engine, root, result, mine[0], first=rank.rank == 0)
+        divided_alike = not why and all(_is_all(engine, root, result, shard, first=rank.rank == 0) for shard in shards)
     if all_agree(divided_alike, group):
         return True, ""
     if not (bad := _any(why, group)):
@@ -379,10 +381,6 @@ def _any(why: str, group: Any) -> str:
     every: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(every, why, group=group)
     return next((reason for reason in every if reason), "")
-
-
-def _shard(rank: Rank) -> str:
-    return f"shard-{rank.rank}.safetensors"
 
 
 def forget(local: Path | None) -> None:

@@ -11,6 +11,7 @@ import io
 import math
 import os
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -170,6 +171,8 @@ def _refresh(zero: Any) -> None:
 
 TAG = "deepspeed"
 """Folder of DeepSpeed's files within a checkpoint's."""
+OF_RANK = re.compile(r"/(?:(?:bf16_)?zero_pp_rank_|generator-|offloaded_tensors/rank)(\d+)(?=[._/])")
+"""In the name of a file that one rank writes, and it alone reads."""
 NAMED = [LossScaler, ZeroStageEnum, fragment_address]
 """Classes of DeepSpeed that stand in its files beside tensors and plain values."""
 
@@ -231,10 +234,7 @@ def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size:
     folder = place_of(root, result.step, result.attempt)
     own = folder / OWN
     files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in result.files})
-    # Stages 1 and 2 write one file of weights, stage 3 one a rank.
-    if result.world_size == world_size and (
-        (engine.zero_optimization_stage() == 3) == any((own / TAG).glob("zero_pp_rank_*_model_states.pt"))
-    ):
+    if result.world_size == world_size and _is_laid_out_for(engine.zero_optimization_stage(), result):
         engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
     else:
         reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=result.world_size)
@@ -242,6 +242,20 @@ def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size:
         take_generators(load(files.read(_generator(own, rank))))
     else:
         torch.manual_seed(newcomers_seed(int(result.identity["training"]["seed"]), result.step, rank))
+
+
+def _is_laid_out_for(stage: int, result: Manifest) -> bool:
+    """Whether files of weights are as a stage has them: of stages 1 and 2 one, of stage 3 one a rank."""
+    one_a_rank = re.compile(r"/zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt$")
+    return (stage == 3) == any(one_a_rank.search(entry["path"]) for entry in result.files)
+
+
+def files_of(result: Manifest, *, rank: int, stage: int) -> list[dict[str, Any]]:
+    """Those that a rank reads: all but those with another rank in their names; none where the stage has another layout."""
+    if not _is_laid_out_for(stage, result):
+        return []
+    named = [(OF_RANK.search(entry["path"]), entry) for entry in result.files]
+    return [entry for of, entry in named if not of or int(of[1]) == rank]
 
 
 def _generator(folder: Path, rank: int) -> Path:
@@ -318,6 +332,9 @@ class DeepspeedEngine:
         # DeepSpeed takes them from its files, where they are another run's when this one goes on from it
         for group, values in zip(self.zero.param_groups, own, strict=True):
             group.update(values)
+
+    def own_files(self, result: Manifest) -> list[dict[str, Any]]:
+        return files_of(result, rank=self.setting.rank.rank, stage=self._stage)
 
     def saving(self, writing: Mapping[str, Any]) -> Saving:
 

@@ -86,6 +86,9 @@ class Engine(Protocol):
     def restore(self, root: Path, result: Manifest) -> None:
         """Take over a verified checkpoint; raises IntegrityError when it does not hold this engine's state."""
 
+    def own_files(self, result: Manifest) -> list[dict[str, Any]]:
+        """Of a checkpoint that as many ranks wrote, the files that this rank reads; empty: all, for it is divided otherwise."""
+
     def pieces(self) -> Mapping[str, Piece]:
         """This rank's part of all that training changes; of engines whose checkpoints lie on the machines' own disks, too."""
 

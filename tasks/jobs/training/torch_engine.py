@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.jobs.checkpoint.files import Manifest
+from tasks.jobs.checkpoint.files import Manifest, shard_name
 from tasks.jobs.checkpoint.pieces import Piece
 from tasks.jobs.checkpoint.snapshot import Saver, restore, training_tensors
 from tasks.jobs.data.samples import Batch
@@ -66,6 +66,9 @@ class TorchEngine:
 
     def restore(self, root: Path, result: Manifest) -> None:
         restore(root, result, rank=self.setting.rank.rank, pieces=self.pieces())
+
+    def own_files(self, result: Manifest) -> list[dict[str, Any]]:
+        return [entry for entry in result.files if entry["path"] == shard_name(self.setting.rank.rank)]
 
     def saving(self, writing: Mapping[str, Any]) -> Saver:
         return Saver(self.pieces, **writing)

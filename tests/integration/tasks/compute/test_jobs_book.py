@@ -15,7 +15,7 @@ from waiting import limit, until
 from tasks.common import process
 from tasks.common.errors import Cancelled, JobFailed, Missing, Unknown
 from tasks.compute import open_backend
-from tasks.compute.job import Job, JobState, before_submission, write_folder
+from tasks.compute.job import Job, JobState, NotAccepted, before_submission, write_folder
 from tasks.compute.jobs_book import cancel_job, find_job, list_jobs, reconcile
 from tasks.compute.polling import Watch
 from tasks.compute.submission import newest, settle
@@ -261,6 +261,24 @@ def test_a_job_that_was_never_accepted_is_closed_and_submitted_anew(home, journa
     there.backend.away = False
     there.run(job())
     assert [j.submission for j in there.backend.jobs] == [2]
+
+
+def test_a_further_submission_that_is_refused_for_good_is_not_waited_for(home, journal):
+    """As by the machine that takes a lost one's place, and may not use the store: `silent_minutes` are ten."""
+
+    class Refusing(ScriptedBackend):
+        def submit(self, job, folder):
+            if job.submission > 1:
+                raise NotAccepted(Missing("no right to the store", remedy="Grant it."), final=True)
+            return self.take(job, folder)
+
+    there = Home(home, journal, fails("preempted"))
+    there.backend = Refusing(fails("preempted"))
+    began = time.monotonic()
+    with pytest.raises(Missing, match="no right to the store"):
+        there.run(job(retry=RetryConfig(back_off_seconds=0)))
+    assert time.monotonic() - began < limit(60)
+    assert journal.get(f"jobs/{job().token}/0002/end")["message"] == "never accepted: no right to the store"
 
 
 def test_a_scheduler_that_does_not_answer_is_told_with_its_reason(home, journal):

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import threading
+import time
 from functools import partial
 from pathlib import PurePath
 
@@ -16,14 +17,16 @@ import elastic_material
 import pytest
 import yaml
 from azure.storage.blob import BlobServiceClient
-from azurite import ACCOUNT
+from azurite import ACCOUNT, KEY
 from data_material import PARTS, run_stage, write_corpus
 from ssh_stand import ssh_stand
 from waiting import limit, until
 
 from tasks.artifacts import Dataset
+from tasks.common.errors import Missing
 from tasks.common.process import read_json
 from tasks.compute import open_backend
+from tasks.compute.connection import Connection
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
@@ -32,7 +35,7 @@ from tasks.registry.records import StoreJournal
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
 
-SECRET = "HEADWAY_TEST_CONNECTION"
+SECRET, OTHERS = "HEADWAY_TEST_CONNECTION", "HEADWAY_TEST_CONNECTION_OF_OTHERS"
 STEPS, EVERY = 60, 15
 
 
@@ -50,20 +53,23 @@ def stand(tmp_path_factory, home):
         pytest.MonkeyPatch.context() as variables,
     ):
         BlobServiceClient.from_connection_string(blobs.connection_string).create_container("jobs")
-        variables.setenv(SECRET, blobs.connection_string)
         store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
-        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
+        stores = {"blob": store, "barred": {**store, "secret": f"env:{OTHERS}"}}
+        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": stores}))
+        for name in (SECRET, OTHERS):
+            variables.setenv(name, blobs.connection_string)
+        no_key_of_it = blobs.connection_string.replace(KEY, KEY.swapcase())
         for machine in made.machines:
-            isolate(made, machine, home, f"{SECRET}={blobs.connection_string}")
+            isolate(made, machine, home, f'"{SECRET}={blobs.connection_string}" "{OTHERS}={no_key_of_it}"')
         yield made
 
 
-def isolate(stand, machine, home, variable):
-    """Its sshd anew, with a disk of its own, a variable, and no sight of the home."""
+def isolate(stand, machine, home, variables):
+    """Its sshd anew, with a disk of its own, variables, and no sight of the home."""
     machine.kill()
     until(lambda: not machine.processes())
     path = stand.folder / f"{machine.name}.conf"
-    path.write_text(path.read_text().replace("SetEnv SHLVL=2", f'SetEnv SHLVL=2 "{variable}"'))
+    path.write_text(path.read_text().replace("SetEnv SHLVL=2", f"SetEnv SHLVL=2 {variables}"))
     start_apart(stand, machine, home)
 
 
@@ -133,6 +139,7 @@ def digests(folder):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # three starts of training; where others want the processors, ten minutes do not suffice
 def test_a_host_that_is_lost_with_its_disk_is_replaced_and_training_goes_on_bit_for_bit(stand, home, tmp_path):
     config = cluster(stand)
     job = training_job(config, home, tmp_path)
@@ -195,6 +202,62 @@ def test_a_corpus_is_read_by_machines_that_share_no_folder(complete, home, tmp_p
     taking.join()
     assert done.submissions == 2 and apart == alone
     assert not (folder / "parts").exists(), "parts do not pass through the launcher"
+
+
+def test_a_machine_that_may_not_use_the_store_ends_the_job_at_once(stand, home, tmp_path):
+    config = cluster(stand, nodes=1, store="barred")
+    job = training_job(config, home, tmp_path).model_copy(update={"token": "d5" * 16})
+    with pytest.raises(
+        Missing, match=f"machine {stand.machines[0].address} cannot use the store of cluster.mirror: "
+    ) as ended:
+        supervised(job, config, home)
+    assert "Storage Blob Data Contributor" in ended.value.remedy
+    assert StoreJournal(open_store(home)).get(f"jobs/{job.token}/0001/end")["failure"] == "missing"
+    assert not stand.machines[0].running("tasks.jobs.node.mirror")
+
+
+def test_a_machine_that_may_not_use_the_store_ends_a_job_that_waited_for_it(stand, home, tmp_path):
+    machine, *others = stand.machines
+    config = cluster(stand, nodes=1, store="barred")
+    only = {"token": "e6" * 16, "excluded_nodes": tuple(other.address for other in others)}
+    job = training_job(config, home, tmp_path).model_copy(update=only)
+    lease = f"/var/tmp/headway-{os.getuid()}/{machine.address}"
+    taken = f"mkdir -p -m 700 $(dirname {lease}) && echo another > {lease} && exec flock {lease} sleep 600"
+    holding = threading.Thread(target=Connection(machine.host, config.ssh).run, args=(taken,), kwargs={"seconds": 600})
+    holding.start()
+    until(lambda: machine.running("sleep 600"))
+    waited = []
+
+    def let_go(event):
+        if event.kind == "queued" and not waited:
+            waited.append(event.text)
+            subprocess.run(["kill", *map(str, machine.running("sleep 600"))], check=True, timeout=limit(60))
+
+    with pytest.raises(Missing, match=f"machine {machine.address} cannot use the store of cluster.mirror: ") as ended:
+        supervised(job, config, home, event=let_go)
+    holding.join()
+    assert "runs another" in waited[0]
+    assert "Storage Blob Data Contributor" in ended.value.remedy
+
+
+def test_a_machine_that_gets_no_answer_from_the_store_cannot_use_it(tmp_path, monkeypatch):
+    """As behind a firewall: the start script of a machine, whose check takes longer than it may."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv(SECRET, f"AccountName={ACCOUNT};AccountKey={KEY}")
+    store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
+    (tmp_path / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
+    config = ClusterConfig(backend="ssh", ssh={"hosts": ["gpu-1"]}, mirror={"store": "blob"})
+    job = Job(name="try", token="f" * 32, program="p", settings={}, inputs={}, python=str(silent))
+    rendered = open_backend(config, partial(open_files, tmp_path)).render(job, tmp_path / "jobs" / job.id)
+    script = rendered.files["nodes/0/start.sh"].replace("/var/tmp", str(tmp_path)).replace("timeout 90 ", "timeout 1 ")
+    environment = {**os.environ, "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}
+    began = time.monotonic()
+    command = ["bash", "-c", script]
+    ended = subprocess.run(command, input="key\n", env=environment, text=True, capture_output=True, check=False)
+    assert (ended.returncode, time.monotonic() - began < limit(30)) == (78, True), ended.stderr
+    assert "no answer from it within 90 s" in ended.stderr
 
 
 def test_a_store_that_is_not_there_and_inputs_of_this_machine_alone_are_refused(home, tmp_path):

@@ -12,8 +12,8 @@ from training_runs import CONFIG, Forks, error, numbers, result, said_by, write_
 
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import DeepspeedConfig, ExecutionConfig
-from tasks.jobs.checkpoint.files import digest, manifests
-from tasks.jobs.training.deepspeed_engine import _filled, _whole_of_stage_3
+from tasks.jobs.checkpoint.files import Manifest, digest, manifests
+from tasks.jobs.training.deepspeed_engine import _filled, _whole_of_stage_3, files_of
 
 STEPS, EVERY, KILLED_AT = 100, 25, 80
 TOLERANCE = 1e-5
@@ -156,6 +156,30 @@ def test_another_number_of_ranks_or_another_stage_goes_on(stage, then, ranks, la
     assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
     assert result(job)["resumed_from_step"] == 75
     assert max(differences(job, with_torch)) < TOLERANCE
+
+
+def test_a_rank_reads_the_files_with_its_number_and_those_with_none():
+    """Names as DeepSpeed 0.19 writes them, of bf16 and of state on an NVMe disk too: rank 1's are not rank 11's."""
+    weights = "own/deepspeed/mp_rank_00_model_states.pt"
+    each = ["own/deepspeed/bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt", "own/generator-{}.safetensors"]
+    of_stage_3 = ["own/deepspeed/zero_pp_rank_{}_mp_rank_00_model_states.pt"]
+    on_disk = "own/deepspeed/offloaded_tensors/rank{:02d}/optimizer/7.tensor.swp"
+    two = written([weights], each, ranks=12)
+    three = written([], [*each, *of_stage_3, on_disk], ranks=12)
+    for rank in (0, 1, 11):
+        assert names(two, rank, 2) == names(two, rank, 1) == {weights, *(name.format(rank) for name in each)}
+        assert names(three, rank, 3) == {name.format(rank) for name in [*each, *of_stage_3, on_disk]}
+        assert names(two, rank, 3) == names(three, rank, 2) == set(), "all of them are read, whosever they are"
+
+
+def written(once, each, *, ranks):
+    """A manifest of files that are written once, and by each rank."""
+    paths = [*once, *(name.format(rank) for rank in range(ranks) for name in each)]
+    return Manifest(8, 1, 96, {}, "", [{"path": path} for path in paths], ranks)
+
+
+def names(manifest, rank, stage):
+    return {entry["path"] for entry in files_of(manifest, rank=rank, stage=stage)}
 
 
 def test_parts_of_stage_3_are_put_together_without_what_fills_them_up():
