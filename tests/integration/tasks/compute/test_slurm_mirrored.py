@@ -33,6 +33,8 @@ from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
 
 SECRET = "HEADWAY_TEST_CONNECTION"
+ONLY_HERE = "HEADWAY_TEST_OTHER_CONNECTION"
+"""A variable that the nodes do not have."""
 STEPS, EVERY = 60, 15
 
 
@@ -60,7 +62,9 @@ def stand(tmp_path_factory, home):
         BlobServiceClient.from_connection_string(blobs.connection_string).create_container("jobs")
         variables.setenv(SECRET, blobs.connection_string)
         store = {"uri": f"az://{ACCOUNT}/jobs/team", "credential": "connection_string", "secret": f"env:{SECRET}"}
-        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store}}))
+        variables.setenv(ONLY_HERE, blobs.connection_string)
+        other = {**store, "secret": f"env:{ONLY_HERE}"}
+        (home / "stores.yaml").write_text(yaml.safe_dump({"stores": {"blob": store, "other": other}}))
         yield made
     shutil.rmtree(seen)
 
@@ -115,14 +119,36 @@ def test_program_inputs_and_results_travel_through_the_store_alone(stand, home, 
     job = small(tmp_path, inputs={"tokens": str(folder)}, artifacts={"tokens": made.ref})
     here = home / "jobs" / job.id
     handle = backend.submit(job, here)
-    key = (here / "job.sbatch").read_text()
-    assert str(here) not in key and "export HEADWAY_FOLDER_KEY" not in key
+    script = (here / "job.sbatch").read_text()
+    assert str(here) not in script and "HEADWAY_FOLDER_KEY=" not in script
     assert backend.find(job, here) == handle
     assert until_state(backend, handle, here, over)[-1].code == 0
     assert read_json(here / "result.json")["node"] == "n1"
     assert read_json(here / "slurm-1.json") == {"job": handle["job"], "name": job.submission_id}
     stand.wait_idle()
-    assert not list(Path(f"/var/tmp/headway-{os.getuid()}").glob("slurm-*")), "nodes have a /var/tmp of their own"
+    disk = Path(f"/proc/{stand.daemons['n1'].pid}/root/var/tmp")
+    assert [path.name for path in disk.iterdir()] == [f"headway-{os.getuid()}"], "the log of what went well is gone"
+    assert not list((disk / f"headway-{os.getuid()}").iterdir()), "and so is all of the job"
+
+
+def test_a_job_that_is_cancelled_ends_on_its_nodes(stand, home, tmp_path):
+    backend, job = open_backend(cluster(nodes=1), partial(open_files, home)), small(tmp_path, steps=100_000)
+    here = home / "jobs" / job.id
+    handle = backend.submit(job, here)
+    until_state(backend, handle, here, lambda state: state.state == "running" and (here / "metrics.jsonl").exists())
+    backend.cancel(handle, here)
+    assert until_state(backend, handle, here, over)[-1].failure == "cancelled"
+    stand.wait_idle()
+
+
+def test_nodes_that_cannot_use_the_store_are_told_of_with_the_log_that_says_why(stand, home, tmp_path):
+    config = cluster(nodes=1, mirror={"store": "other", "credential": "connection_string"})
+    backend, job = open_backend(config, partial(open_files, home)), small(tmp_path)
+    here = home / "jobs" / job.id
+    handle = backend.submit(job, here)
+    state = until_state(backend, handle, here, over)[-1]
+    assert (state.failure, state.code) == ("missing", 120)
+    assert f"/var/tmp/headway-{handle['job']}.log on the first of n1" in state.reason
 
 
 @pytest.mark.long
