@@ -17,14 +17,14 @@ import logging
 import shlex
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.common.errors import IntegrityError
+from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json
-from tasks.compute.job import WRITTEN_HERE, Job
+from tasks.compute.job import WRITTEN_HERE, Job, JobState
 from tasks.compute.nodes import python, write_nodes
 from tasks.config.cluster import MirrorConfig
 from tasks.signing.keys import ensure_secret
@@ -32,6 +32,10 @@ from tasks.signing.keys import ensure_secret
 log = logging.getLogger("headway.compute")
 SEEN = Path("{folder}")
 """Stands in what is written for the folder as a machine has it; tasks/jobs/node/mirror.py puts that in its place."""
+NO_STORE = 120
+"""Exit code of a mirror with a folder of its own: its machine cannot use the store; as in tasks/jobs/node/mirror.py."""
+FOLDER_KEY = "HEADWAY_FOLDER_KEY"
+"""Variable that hands the folder's key to a mirror; as in tasks/jobs/node/mirror.py."""
 CHECKPOINTS = "checkpoints/"
 OUTPUT = "out/"
 PARTS = "parts/"
@@ -174,10 +178,11 @@ class MirroredFolders:
                 job.id,
             )
 
-    def command(self, job: Job, folder: Path, *, base: str, check: bool = False) -> str:
+    def command(self, job: Job, folder: Path, *, base: str, check: bool = False, runs: Sequence[str] = ()) -> str:
         """What a machine's shell executes: the mirror, and below it the node agent. `base` is its folder there, in shell's words.
 
-        `check`: the mirror only looks whether it may read and write the store.
+        `check`: the mirror only looks whether it may read and write the store. `runs` is executed in place of the agent, without
+        inputs.
         """
         config, files = self._config, self._files
         words = ["--store", files.uri, "--prefix", prefix_of(folder), "--credential", config.credential, "--codes"]
@@ -186,9 +191,14 @@ class MirroredFolders:
         words += ["--secret", files.secret] if config.credential == "connection_string" else []
         words += ["--client", config.client] if config.client else []
         words += ["--max-lag-seconds", f"{config.max_lag_minutes * 60:g}", *(["--check"] if check else [])]
-        agent = [] if check else ["--", python(job), "-m", "tasks.common.process", "{node}"]
+        agent = [python(job), "-m", "tasks.common.process", "{node}"]
+        below = [] if check else ["--without-inputs", "--", *runs] if runs else ["--", *agent]
         mirror = [python(job), "-m", "tasks.jobs.node.mirror"]
-        return f"{shlex.join(mirror)} --base {base} {shlex.join([*words, *agent])}"
+        return f"{shlex.join(mirror)} --base {base} {shlex.join([*words, *below])}"
+
+    def own_base(self, job: Job, name: str) -> str:
+        """What `command` gets as `base` where jobs share machines: a folder for this job alone; `name` is in shell's words."""
+        return f"{shlex.quote(job.scratch.path if job.scratch else '/var/tmp')} --own {name}"
 
     def bring(self, folder: Path) -> None:
         """What changed there, without the output. Raises Missing, IntegrityError."""
@@ -207,6 +217,25 @@ class MirroredFolders:
             )
         if (folder / "result.json").exists():
             self._folders.drop_checkpoints(prefix, folder)
+
+    def state(self, folder: Path, look: Callable[[], JobState]) -> JobState:
+        """What `look` makes of the folder once it is up to date; all of it is, when the job is over.
+
+        A store that does not answer is `unknown`; what is not from the job ends it.
+        """
+        over = False
+        try:
+            self.bring(folder)
+            state = look()
+            if over := state.over:
+                self.settle(folder, nodes=int(read_json(folder / "job.json")["nodes"]), well=state.code == 0)
+            return state
+        except IntegrityError as error:
+            if over:
+                return JobState(state="ended", code=error.exit_code, reason=str(error), failure="integrity")
+            return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
+        except Missing as error:
+            return JobState(state="unknown", reason=f"{error} {error.remedy}".strip())
 
     def fence(self, folder: Path) -> None:
         """Have what still runs of a job end by itself, wherever it cannot be reached."""

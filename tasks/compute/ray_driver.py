@@ -7,10 +7,12 @@ node. Two backends use it: Ray and Azure ML.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from tasks.compute.job import Job, Rendered
+from tasks.compute.job_folder import SEEN, MirroredFolders
 from tasks.compute.nodes import node_command, node_environment, python
 from tasks.config.backends.ray import RayConfig
 from tasks.config.cluster import elastic_refusal
@@ -37,6 +39,33 @@ def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
         "commands": [node_command(job, folder, rank) for rank in range(job.nodes)],
         "environment": node_environment(job),
     }
+
+
+def mirrored_spec(job: Job, folder: Path, config: RayConfig, mirrored: MirroredFolders) -> dict[str, Any]:
+    """The same for machines that share no folder: each runs a mirror of the job's, in a folder of its own.
+
+    Raises ValueError for what Ray cannot do, and for a driver script, which has no machine of the job's.
+    """
+    if job.driver:
+        raise ValueError(
+            "a driver script runs on Ray's head and reads the job's folder there: leave cluster.mirror empty"
+        )
+    commands = [
+        ["bash", "-c", f"HEADWAY_NODE_RANK={rank} exec {_mirror(job, folder, rank, mirrored)}"]
+        for rank in range(job.nodes)
+    ]
+    return {**driver_spec(job, SEEN, config), "mirrored": True, "commands": commands}
+
+
+def mirrored_driver(job: Job, folder: Path, mirrored: MirroredFolders) -> str:
+    """What Ray's head executes there: the driver below a mirror, which counts as one more machine and reads no inputs."""
+    driver = [python(job), "-m", "tasks.jobs.ray.driver", str(SEEN)]
+    return f"HEADWAY_NODE_RANK={job.nodes} exec {_mirror(job, folder, job.nodes, mirrored, *driver)}"
+
+
+def _mirror(job: Job, folder: Path, rank: int, mirrored: MirroredFolders, *runs: str) -> str:
+    base = mirrored.own_base(job, shlex.quote(f"ray-{job.submission_id}-{rank}"))
+    return mirrored.command(job, folder, base=base, runs=runs)
 
 
 def bundle(job: Job, config: RayConfig) -> dict[str, float]:

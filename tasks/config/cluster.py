@@ -319,6 +319,18 @@ class ClusterConfig(Settings):
             )
         if self.mirror and can.shared_folder and self.launcher == "mpi":
             raise ValueError("launcher mpi needs a folder that machines share: use torchrun, or leave mirror empty")
+        if self.mirror and self.elastic:
+            raise ValueError(
+                "the machines of an elastic job meet in a folder that they share: leave elastic or mirror empty"
+            )
+        if self.mirror and self.scratch and self.scratch.beeond:
+            raise ValueError(
+                "scratch.beeond is true, and with mirror each machine has the job's folder on its own disk: set it to false"
+            )
+        if self.mirror and can.shared_folder and not self.section.jobs_see_home:
+            raise ValueError(
+                f"{self.backend}.shared names a folder that nodes share, and with mirror they share none: leave one empty"
+            )
         return self
 
     @model_validator(mode="after")

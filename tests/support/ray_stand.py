@@ -29,11 +29,12 @@ ENVIRONMENT = {
 class RayStand:
     """Head `n1`, further nodes on demand. A node is a folder of processes below one `ray start --block`."""
 
-    def __init__(self, *, cpus=2):
+    def __init__(self, *, cpus=2, hidden=(), environment=None):
+        """In the place of `hidden` folders each node has a disk of its own, which ends with it."""
         self.folder = Path(tempfile.mkdtemp(prefix="hwray-", dir="/tmp"))
         self.gcs, dashboard = free_port(), free_port()
         self.address = f"http://127.0.0.1:{dashboard}"
-        self.cpus = cpus
+        self.cpus, self.hidden, self.environment = cpus, tuple(hidden), environment or {}
         self.nodes = {}
         more = ["--head", "--port", self.gcs, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard]
         more += ["--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()]
@@ -42,9 +43,8 @@ class RayStand:
     def add(self, name, *, blind=None, resources=None):
         """Start a node and wait until the cluster knows it; one that is `blind` to a folder sees an empty one there."""
         where = ["--address", f"127.0.0.1:{self.gcs}"]
-        unseen = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {blind} && exec "$@"', "sh"] if blind else []
         more = [*where, *(["--resources", json.dumps(resources)] if resources else [])]
-        self._start(name, more, lambda: name in self.alive(), before=unseen)
+        self._start(name, more, lambda: name in self.alive(), hidden=[blind] if blind else [])
 
     def alive(self):
         """Names of the living nodes."""
@@ -78,10 +78,10 @@ class RayStand:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, name, more, done, *, before=()):
+    def _start(self, name, more, done, *, hidden=()):
         """`ray start` gives up after 30 s, which a busy machine may need: three tries."""
         for _ in range(3):
-            self._launch(name, more, before)
+            self._launch(name, more, apart(*self.hidden, *hidden))
             if self._wait(self.nodes[name], done):
                 return
         logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
@@ -94,7 +94,7 @@ class RayStand:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.nodes[name] = subprocess.Popen(
                 [str(word) for word in argv],
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -115,6 +115,14 @@ class RayStand:
                 pass
             time.sleep(0.2)
         return False
+
+
+def apart(*hidden):
+    """Words before a command that is to have disks of its own in the place of some folders."""
+    if not hidden:
+        return []
+    mounts = " && ".join(f"mount -t tmpfs none {path}" for path in hidden)
+    return ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
 
 def free_port():

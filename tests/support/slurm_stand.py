@@ -39,6 +39,8 @@ class SlurmStand:
     boots: bool
     machines: "dict[str, Namespace]" = field(default_factory=dict)
     """The network of each node, where they have one of their own."""
+    hidden: tuple[Path, ...] = ()
+    """Folders in whose place each node has an empty file system of its own, which ends with it."""
     controller: "subprocess.Popen[bytes] | None" = None
     daemons: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
@@ -133,7 +135,10 @@ class SlurmStand:
         assert program
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
         extra = {"HEADWAY_STAND_NODE": node} if node else {}
-        inside = self.machines[node].entering if node in self.machines else ()
+        inside = [
+            *(self.machines[node].entering if node in self.machines else ()),
+            *(_apart(self.hidden) if node else ()),
+        ]
         with open(self.folder / "log" / f"{node or words[0]}.out", "ab") as log:
             return subprocess.Popen(
                 [*inside, program, *words[1:]],
@@ -156,12 +161,14 @@ def slurm(
     resume_timeout: int = 60,
     settings: str = "",
     network: "Network | None" = None,
+    hidden: tuple[Path, ...] = (),
 ) -> Iterator[SlurmStand]:
     """A Slurm of nodes n1, n2, ... that is ready for jobs.
 
     Partitions: `main` (the default), `short` (one minute, one node), `urgent` (preempts jobs of main). With `boot_seconds` the
     nodes are cloud nodes that are powered down, and boot for so long when a job wants them. `settings` is further lines of
-    slurm.conf. With `network` (networks.py) each node has a machine of it. Skips where Slurm is not installed.
+    slurm.conf. With `network` (networks.py) each node has a machine of it. In the place of `hidden` folders each node has a disk
+    of its own. Skips where Slurm is not installed.
     """
     for program, package in PROGRAMS.items():
         if not shutil.which(program, path=SBIN):
@@ -169,7 +176,8 @@ def slurm(
     folder = Path(tempfile.mkdtemp(prefix="hw-slurm-"))
     folder.chmod(0o755)
     environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-    stand = SlurmStand(folder, tuple(f"n{k + 1}" for k in range(nodes)), environment, boots=boot_seconds > 0)
+    names = tuple(f"n{k + 1}" for k in range(nodes))
+    stand = SlurmStand(folder, names, environment, boots=boot_seconds > 0, hidden=hidden)
     if network:
         stand.machines.update(zip(stand.nodes, network.machines, strict=True))
     keeper = subprocess.Popen(
@@ -194,6 +202,14 @@ def slurm(
         for process in (keeper, stand.controller, *stand.daemons.values()):
             if process:
                 process.wait()
+
+
+def _apart(hidden: tuple[Path, ...]) -> list[str]:
+    """Words before a command that is to have disks of its own in the place of some folders."""
+    if not hidden:
+        return []
+    mounts = " && ".join(f"mount -t tmpfs none {path}" for path in hidden)
+    return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
 
 def _start_munge(folder: Path) -> None:

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.azure.arm_client import OpenFiles
 from tasks.common import process
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.home import home
 from tasks.common.process import read_json
-from tasks.compute.job import Job, JobState, Rendered
+from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
+from tasks.compute.job_folder import FOLDER_KEY, NO_STORE, MirroredFolders, key_of
 from tasks.compute.nodes import ended_state, node_environment, python, write_nodes
 from tasks.compute.ray.local import living_cluster, start_local_cluster
-from tasks.compute.ray_driver import driver_spec
+from tasks.compute.ray_driver import driver_spec, mirrored_driver, mirrored_spec
 from tasks.config.cluster import ClusterConfig
 
 # Ray's Jobs API: the SDK's client with bounded waits and the house's errors.
@@ -110,7 +112,8 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
         report = json.loads(line.removeprefix(REPORT))
         reason = " ".join(filter(None, (report["message"], report["remedy"])))
         return JobState(state="ended", code=1, reason=reason, failure=report["class"])
-    failure = "missing" if "No module named" in text else "infrastructure"
+    absent = "No module named" in text or job.driver_exit_code == NO_STORE
+    failure: Failure = "missing" if absent else "infrastructure"
     # The first and the last lines of what Ray says; it adds up to 20,000 letters of the driver's log.
     lines = [line for line in text.splitlines() if line.strip()]
     return JobState(
@@ -141,27 +144,37 @@ def _attempts(folder: Path) -> int:
     return int((output or {"attempts": 1})["attempts"])
 
 
+MIRRORED_POLL_SECONDS = 2.0
+"""Each look lists the job's folder in the store, too."""
 CANCEL_SECONDS = 60.0
 STOP_WAIT_SECONDS = 45
 """For the driver to end all machines' parts before Ray kills it; the ranks have 30 s of it, Ray's own default is 3 s."""
 
 
 class RayBackend:
-    """A Ray cluster. State: the open clients, by address."""
+    """A Ray cluster. State: the open clients, by address, and of mirrored jobs what is known of their folders."""
 
     poll_seconds = 1.0
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, files: OpenFiles | None = None) -> None:
+        """`files` gives the container of a store by its name, where `cluster.mirror` names one. Raises ValueError."""
         self._config = config
+        self._mirrored = MirroredFolders(config.mirror, files(config.mirror.store)) if config.mirror and files else None
         self._clients: dict[str, RayJobs] = {}
+        if self._mirrored:
+            self.poll_seconds = MIRRORED_POLL_SECONDS
 
     def render(self, job: Job, folder: Path) -> Rendered:
-        spec = driver_spec(job, folder, self._config.ray)
-        driver = [python(job), "-m", "tasks.jobs.ray.driver", str(folder)]
+        if self._mirrored:
+            spec = mirrored_spec(job, folder, self._config.ray, self._mirrored)
+            entrypoint = mirrored_driver(job, folder, self._mirrored)
+        else:
+            spec = driver_spec(job, folder, self._config.ray)
+            entrypoint = f"exec {shlex.join([python(job), '-m', 'tasks.jobs.ray.driver', str(folder)])}"
         environment = {**node_environment(job), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS)}
         request = {
             "submission_id": job.submission_id,
-            "entrypoint": f"exec {shlex.join(driver)}",  # no shell stays between Ray and the driver
+            "entrypoint": entrypoint,  # by exec: no shell stays between Ray and the driver
             "runtime_env": {"env_vars": environment},
             "metadata": {"headway_job": job.id, "headway_token": job.token, "headway_submission": str(job.submission)},
         }
@@ -177,8 +190,15 @@ class RayBackend:
             write_nodes(job, folder)
             for name, text in rendered.files.items():
                 process.write_text(folder / name, text)
+            request = dict(rendered.request or {})
+            if self._mirrored:
+                with before_submission():
+                    self._mirrored.send(job, folder)
+                # Ray gives it to the driver and to every actor of the job; the mirrors take it out of what programs get.
+                variables = {**request["runtime_env"]["env_vars"], FOLDER_KEY: key_of(folder).decode()}
+                request["runtime_env"] = {"env_vars": variables}
             try:
-                self._client(address).submit_job(**(rendered.request or {}))
+                self._client(address).submit_job(**request)
             except OSError as error:
                 raise unreachable(address, error) from error
             except RuntimeError as error:
@@ -194,7 +214,12 @@ class RayBackend:
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
         payload = {address: self._told(address) for address in {handle["address"] for handle, _ in jobs}}
-        return [state_of(handle, folder, payload[handle["address"]]) for handle, folder in jobs]
+        return [self._state(handle, folder, payload[handle["address"]]) for handle, folder in jobs]
+
+    def _state(self, handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
+        if not self._mirrored:
+            return state_of(handle, folder, payload)
+        return self._mirrored.state(folder, lambda: state_of(handle, folder, payload))
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
         """Raises Missing when the cluster does not answer, JobFailed when the job does not end."""

@@ -1,5 +1,6 @@
 """The Slurm backend: sbatch over a job folder that login and compute nodes share. The walk of five files ends here.
 
+With `cluster.mirror` they share none: the folder lies in a store (../job_folder.py), and each node's task is a mirror of it.
 What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run on this
 machine or on a login node through SSH (commands.py). Who calls the backend, from submission to submission, is
 tasks/compute/supervisor.py. As shipped, Slurm itself starts a job again whose node failed (`slurm.requeue`): then there is no
@@ -13,14 +14,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.azure.arm_client import OpenFiles
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.job import Job, JobState, Rendered, before_submission
+from tasks.compute.job_folder import MirroredFolders, key_of
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm import errors
 from tasks.compute.slurm import render as slurm_render
 from tasks.compute.slurm import states as slurm_states
-from tasks.compute.slurm.commands import NoAnswer, Said, open_login, silent
+from tasks.compute.slurm.commands import Apart, Login, NoAnswer, Said, open_login, silent
 from tasks.compute.slurm.elastic import SlurmElastic
 from tasks.compute.slurm.states import Row
 from tasks.config.cluster import ClusterConfig
@@ -42,17 +45,23 @@ class SlurmBackend:
 
     poll_seconds = 5.0
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, files: OpenFiles | None = None) -> None:
+        """`files` gives the container of a store by its name, where `cluster.mirror` names one. Raises ValueError."""
         self._config = config.slurm
-        self._login = open_login(config)
+        self._mirrored = MirroredFolders(config.mirror, files(config.mirror.store)) if config.mirror and files else None
+        login = open_login(config)
+        self._login: Login = Apart(login, self._mirrored) if self._mirrored else login
         self._accounts = True
         self._elastic = SlurmElastic(self._config, self._login, _squeue)
 
     def render(self, job: Job, folder: Path) -> Rendered:
         if job.elastic:
             return self._elastic.render(job, folder)
-        remote = self._login.seen(folder)
-        text = slurm_render.script(self._login.seen_job(job), self._config, remote)
+        remote, mine = self._login.seen(folder), self._login.seen_job(job)
+        if self._mirrored:  # nobody else sees the script: sbatch reads it from its standard input
+            text = slurm_render.mirrored_script(mine, self._config, folder, self._mirrored)
+            return Rendered(backend="slurm", command=("sbatch", "--parsable"), files={slurm_render.SCRIPT: text})
+        text = slurm_render.script(mine, self._config, remote)
         command = ("sbatch", "--parsable", f"{remote}/{slurm_render.SCRIPT}")
         return Rendered(backend="slurm", command=command, files={slurm_render.SCRIPT: text})
 
@@ -73,9 +82,10 @@ class SlurmBackend:
             for name, text in rendered.files.items():
                 write_text(folder / name, text)
             self._login.send(job, folder)
+        stdin, key = (rendered.files[slurm_render.SCRIPT], key_of(folder).decode()) if self._mirrored else ("", "")
         for _ in range(SUBMISSIONS):
             try:
-                output = self._login.run(rendered.command)
+                output = self._login.run(rendered.command, stdin=stdin, key=key)
             except NoAnswer:
                 result = self.find(job, folder)  # raises NoAnswer while there is none: the job may be there
                 if result:
@@ -163,12 +173,21 @@ class SlurmBackend:
     def _state(self, handle: dict[str, Any], folder: Path, mine: list[Row]) -> JobState:
         array = int(handle.get("array", 0))
         queued = bool(mine) and all(row.state in slurm_states.QUEUED for row in mine)
-        if not queued:
+
+        def look() -> JobState:
+            return slurm_states.state_of(mine, folder, array=array)
+
+        if queued:
+            return look()
+        if self._mirrored:
+            state = self._mirrored.state(folder, look)
+        else:
             self._login.fetch(folder, over=False)
-        state = slurm_states.state_of(mine, folder, array=array)
+            state = look()
+            if state.over:
+                self._login.fetch(folder, over=True)
         if not state.over:
             return state
-        self._login.fetch(folder, over=True)
         if array and state.code == 0:
             # The result of an array is those of its elements; without one of them there is none.
             results = [read_json(folder / "elements" / str(k) / "result.json") for k in range(array)]

@@ -21,6 +21,7 @@ from tasks.common.redaction import without_secrets
 from tasks.compute import connection as files
 from tasks.compute.connection import Connection, Ran, Unreachable
 from tasks.compute.job import WRITTEN_HERE, Job
+from tasks.compute.job_folder import FOLDER_KEY, SEEN, MirroredFolders
 from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 
@@ -55,13 +56,15 @@ class There:
     """A login node. State: the open connection."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        if not config.slurm.shared:
+        if not config.slurm.shared and not config.mirror:
             raise ValueError("slurm.login is set: set slurm.shared too, to a folder that login and compute nodes share")
         self._connection = Connection(config.slurm.login, config.slurm.ssh)
         self._root = PurePosixPath(config.slurm.shared)
 
-    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS) -> Said:
-        output = self._answer(shlex.join(words), seconds)
+    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS, stdin: str = "", key: str = "") -> Said:
+        taken = f"read -r {FOLDER_KEY} && export {FOLDER_KEY} && " if key else ""
+        command = shlex.join(("bash", "-c", f"{taken}exec {shlex.join(words)}")) if key else shlex.join(words)
+        output = self._answer(command, seconds, f"{key}\n{stdin}" if key else stdin)
         if output.code == 127:
             raise absent(words[0], self._where)
         return answered(words[0], Said(output.code, output.stdout.strip(), output.stderr.strip()))
@@ -70,10 +73,7 @@ class There:
         return Path(self._root / "jobs" / folder.name)
 
     def seen_job(self, job: Job) -> Job:
-        if not job.python and not job.image:
-            raise ValueError(
-                f"{self._where} runs the job: set cluster.python to a Python there that has Headway, or cluster.image"
-            )
+        self.require_python(job)
         inputs = {name: str(self._input(job, name)) for name in job.inputs}
         program = job.program if job.module else f"{self._root}/jobs/{job.id}/program/{Path(job.program).name}"
         return job.model_copy(update={"inputs": inputs, "program": program})
@@ -107,6 +107,12 @@ class There:
         ):  # else its checkpoints are still needed
             self._answer(f"rm -rf -- {shlex.quote(remote)}")
 
+    def require_python(self, job: Job) -> None:
+        if not job.python and not job.image:
+            raise ValueError(
+                f"{self._where} runs the job: set cluster.python to a Python there that has Headway, or cluster.image"
+            )
+
     @property
     def _where(self) -> str:
         return f"the login node {self._connection.address}"
@@ -116,9 +122,9 @@ class There:
         version = job.artifacts.get(name, job.inputs[name])
         return self._root / "inputs" / digest(version)[:32]
 
-    def _answer(self, command: str, seconds: float = ANSWER_SECONDS) -> Ran:
+    def _answer(self, command: str, seconds: float = ANSWER_SECONDS, stdin: str = "") -> Ran:
         try:
-            return self._connection.run(command, seconds=seconds)
+            return self._connection.run(command, stdin=stdin, seconds=seconds)
         except Unreachable as error:
             raise NoAnswer(error.message, remedy=error.remedy) from None
 
@@ -159,7 +165,9 @@ class Said:
 class Login(Protocol):
     """A login node. Every command raises NoAnswer when nothing is said in time, Missing when it is not there."""
 
-    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS) -> Said: ...
+    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS, stdin: str = "", key: str = "") -> Said:
+        """Run a command; a `key` of a job's folder is in its environment, and in no command line."""
+        ...
 
     def seen(self, folder: Path) -> Path:
         """A job folder of this machine as the nodes see it."""
@@ -181,12 +189,19 @@ class Login(Protocol):
 class Here:
     """This machine is a login node, and Headway's home is shared with the compute nodes."""
 
-    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS) -> Said:
+    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS, stdin: str = "", key: str = "") -> Said:
         if not shutil.which(words[0]):
             raise absent(words[0])
         try:
             ran = subprocess.run(
-                words, env=_environment(), capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
+                words,
+                env={**_environment(), **({FOLDER_KEY: key} if key else {})},
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+                cwd="/",
             )
         except subprocess.TimeoutExpired:
             raise silent(f"{words[0]} gave no answer within {seconds:g} s") from None
@@ -205,12 +220,37 @@ class Here:
         """Nothing is to be brought: the folder is shared."""
 
 
-def open_login(config: ClusterConfig) -> Login:
-    """Where Slurm's commands run: here, or on `slurm.login` through SSH. Raises Missing without the package for SSH."""
-    if not config.slurm.login:
-        return Here()
+class Apart:
+    """Nodes that share no folder with anybody: the job's folder lies in a store. Slurm's commands run as they do without."""
 
-    return There(config)
+    def __init__(self, login: Here | There, mirrored: MirroredFolders) -> None:
+        self._login, self._mirrored = login, mirrored
+
+    def run(self, words: Sequence[str], *, seconds: float = ANSWER_SECONDS, stdin: str = "", key: str = "") -> Said:
+        return self._login.run(words, seconds=seconds, stdin=stdin, key=key)
+
+    def seen(self, folder: Path) -> Path:
+        return SEEN
+
+    def seen_job(self, job: Job) -> Job:
+        if isinstance(self._login, There):
+            self._login.require_python(job)
+        return job
+
+    def send(self, job: Job, folder: Path) -> None:
+        self._mirrored.send(job, folder)
+
+    def fetch(self, folder: Path, *, over: bool) -> None:
+        """Without the output, which comes when the state of a job that is over is told. Raises IntegrityError."""
+        try:
+            self._mirrored.bring(folder)
+        except Missing as error:
+            raise NoAnswer(error.message, remedy=error.remedy) from None
+
+
+def open_login(config: ClusterConfig) -> Here | There:
+    """Where Slurm's commands run: here, or on `slurm.login` through SSH. Raises Missing without the package for SSH."""
+    return There(config) if config.slurm.login else Here()
 
 
 def answered(command: str, output: Said) -> Said:

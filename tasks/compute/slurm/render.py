@@ -2,19 +2,21 @@
 
 The script starts each machine's part (tasks/compute/nodes.py) by one `srun`, and guards three things that only it can: that the
 node sees the job folder, that a submission runs once although its answer was lost, and that a requeued job does not read its old
-end. See docs/slurm.md.
+end. Nodes that share no folder (`cluster.mirror`) have a script of their own, whose tasks start the mirror of the job's folder.
+See docs/slurm.md.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
 from tasks.common.home import home
 from tasks.compute.job import Job
+from tasks.compute.job_folder import NO_STORE, MirroredFolders
 from tasks.compute.nodes import node_command, node_environment
 from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ScratchConfig
@@ -52,6 +54,10 @@ NO_FOLDER, SECOND, STOPPED, WARNED = 121, 122, 123, 124
 told the job to end; the time limit came."""
 SETTLE_SECONDS = 60
 """Time that other machines get after the leader has ended, and Slurm to say why it told a job to end."""
+LAST_FILES_SECONDS = 600
+"""How long mirrors may send what is left after the first of them has ended."""
+LOG = "/var/tmp/headway-{}.log"
+"""Of a job whose nodes share no folder: what its script prints, on the first node's disk; it stays there unless all went well."""
 
 
 def script(job: Job, config: SlurmConfig, folder: Path) -> str:
@@ -62,10 +68,45 @@ def script(job: Job, config: SlurmConfig, folder: Path) -> str:
         "",
         *setting(job, config, folder),
     ]
-    body = resources.files("tasks.compute.slurm").joinpath("body.sh").read_text(encoding="utf-8")
     beeond = "".join(f"{line}\n" for line in beeond_lines(job.scratch)) if job.scratch and job.scratch.beeond else ""
     step = " \\\n    ".join(srun(job, config, folder))
-    return "\n".join([*lines, "", body.replace("@BEEOND@\n", beeond).replace("@SRUN@", step)])
+    return "\n".join([*lines, "", _part("body").replace("@BEEOND@\n", beeond).replace("@SRUN@", step)])
+
+
+def mirrored_script(job: Job, config: SlurmConfig, folder: Path, mirrored: MirroredFolders) -> str:
+    """The same for nodes that share no folder: each has the job's on its own disk, in step with the store by a mirror.
+
+    The key of the folder is not in it: sbatch hands it on in its environment. Raises ValueError for an array.
+    """
+    if job.array:
+        raise ValueError(
+            f"the elements of an array need a folder that nodes share: leave cluster.mirror empty for {job.id}"
+        )
+    own = {"--output": f"--output={LOG.format('%j')}"}
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {own.get(each.partition('=')[0], each)}" for each in options(job, config, folder)),
+        "",
+        f"log={LOG.format('$SLURM_JOB_ID')} NO_STORE={NO_STORE}",
+        *setting(job, config, folder)[1:],
+    ]
+    base = mirrored.own_base(job, f'"slurm-$SLURM_JOB_ID" --claim slurm-{job.submission}.json "$claim"')
+    who = 'HEADWAY_NODE_NAME="$SLURMD_NODENAME" HEADWAY_NODE_RANK="$SLURM_NODEID"'
+    task = f"{who} exec {mirrored.command(job, folder, base=base)}"
+    disks = ("/var/tmp", *([job.scratch.path] if job.scratch else []))
+    step = [
+        *_step(job, wait=LAST_FILES_SECONDS),
+        *_container(job, config, disks),
+        f"bash -c {shlex.quote(task)} &",
+    ]
+    return "\n".join([*lines, "", _part("mirrored_body").replace("@SRUN@", " \\\n    ".join(step))])
+
+
+def _part(name: str) -> str:
+    """A text of bash beside this file."""
+    texts = resources.files("tasks.compute.slurm")
+    text = texts.joinpath(f"{name}.sh").read_text(encoding="utf-8")
+    return text.replace("@LEADER@", texts.joinpath("leader.sh").read_text(encoding="utf-8"))
 
 
 def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
@@ -87,7 +128,6 @@ def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
 
 def srun(job: Job, config: SlurmConfig, folder: Path, *, rank: str = "$SLURM_NODEID") -> list[str]:
     """The step that starts each machine's part: one task a node; `rank` is the node rank, as the shell there reads it."""
-    cpus = job.ranks_per_node * job.threads_per_rank
     command = shlex.join(node_command(job, Path("@"), "@")).replace("@/nodes/@", f'"$folder/nodes/{rank}"')
     task = "; ".join(
         [
@@ -95,12 +135,16 @@ def srun(job: Job, config: SlurmConfig, folder: Path, *, rank: str = "$SLURM_NOD
             'HEADWAY_NODE_NAME="$SLURMD_NODENAME" exec ' + command,
         ]
     )
-    return [
-        f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={cpus}",
-        "--kill-on-bad-exit=0 --wait=0 --export=ALL",
-        *_container(job, config, folder),
-        f"bash -c {shlex.quote(task)} &",
-    ]
+    program = [] if job.module else [str(Path(job.program).parent)]
+    paths = (str(folder), *sorted(job.inputs.values()), *program, *([job.scratch.path] if job.scratch else []))
+    return [*_step(job, wait=0), *_container(job, config, paths), f"bash -c {shlex.quote(task)} &"]
+
+
+def _step(job: Job, *, wait: int) -> Iterator[str]:
+    """srun's options; `wait` is how many seconds the other tasks have when the first has ended, 0: as long as they need."""
+    cpus = job.ranks_per_node * job.threads_per_rank
+    yield f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={cpus}"
+    yield f"--kill-on-bad-exit=0 --wait={wait} --export=ALL"
 
 
 def _where(job: Job, config: SlurmConfig) -> Iterator[str]:
@@ -127,24 +171,23 @@ def _machines(job: Job) -> Iterator[str]:
         yield f"--array=0-{job.array - 1}"
 
 
-def setting(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
-    """What the body of the script works with, and what the machines get."""
-    yield f"folder={shlex.quote(str(folder))}"
-    yield f"submission={job.submission}"
-    yield f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}"
+def setting(job: Job, config: SlurmConfig, folder: Path) -> list[str]:
+    """What the body of the script works with, the folder first, and what the machines get."""
     own = {name: value for name, value in node_environment(job).items() if name != "PYTHONPATH" or not config.login}
     environment = {**own, "HEADWAY_SUBMISSION": str(job.submission)}
-    yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items()))
+    return [
+        f"folder={shlex.quote(str(folder))}",
+        f"submission={job.submission}",
+        f"NO_FOLDER={NO_FOLDER} SECOND={SECOND} STOPPED={STOPPED} WARNED={WARNED} SETTLE={SETTLE_SECONDS}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())),
+    ]
 
 
-def _container(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
+def _container(job: Job, config: SlurmConfig, paths: Iterable[str]) -> Iterator[str]:
     """pyxis' options; enroot makes the container of a node once for all of its ranks."""
     if job.image:
         topology = topology_file(job.size, home() / "hardware") if job.size else ""
-        scratch = [job.scratch.path] if job.scratch else []
-        program = [] if job.module else [str(Path(job.program).parent)]
-        paths = (str(folder), *sorted(job.inputs.values()), *program, *scratch, *([topology] if topology else []))
-        mine = dict.fromkeys(f"{path}:{path}" for path in paths)
+        mine = dict.fromkeys(f"{path}:{path}" for path in (*paths, *([topology] if topology else [])))
         yield shlex.join([f"--container-image={job.image}", f"--container-mounts={','.join([*mine, *config.mounts])}"])
         yield "--no-container-mount-home"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tasks.common.process import read_json
 from tasks.compute.job import Failure, JobState
+from tasks.compute.job_folder import NO_STORE
 from tasks.compute.nodes import ended_state
-from tasks.compute.slurm.render import NO_FOLDER, SECOND, STOPPED, WARNED
+from tasks.compute.slurm.render import LOG, NO_FOLDER, SECOND, STOPPED, WARNED
 
 SQUEUE = ("JobArrayID", "Name", "State", "Reason", "exit_code", "RestartCnt", "NodeList")
 SACCT = ("JobID", "JobName", "State", "Reason", "ExitCode", "NodeList")
@@ -189,6 +190,11 @@ def _ended(row: Row, folder: Path) -> JobState:
 def _of_the_script(row: Row) -> JobState | None:
     """Ends that the batch script or slurmd tells, and no program."""
     known: dict[int, tuple[Failure, str]] = {
+        NO_STORE: (
+            "missing",
+            f"a node cannot use the store of cluster.mirror, and {LOG.format(row.job)} on the first of {row.nodes} has its "
+            "words: grant the nodes' identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential",
+        ),
         NO_FOLDER: ("missing", "a node does not see the job folder: it must lie on a file system that all nodes share"),
         SECOND: ("infrastructure", "another job of the same name runs this submission"),
         STOPPED: ("preempted", "told to end through Slurm, which did not say why"),

@@ -18,6 +18,7 @@ class RayConfig(BackendSettings):
         elasticity=Elasticity("a placement group keeps its size, and a lost node's group waits for a whole new node"),
         packages=("ray",),
         extra="ray",
+        cannot_mirror="",
         cannot_drain="Ray drains a node only to end it: take the machine out of the Ray cluster",
         cannot_mpi="Ray starts one agent a machine, and mpirun has no way to the others there: use launcher torchrun",
         drivers=True,

@@ -12,7 +12,7 @@ class SlurmConfig(BackendSettings):
 
     capabilities = Capabilities(
         backend="tasks.compute.slurm.backend:SlurmBackend",
-        cannot_mirror="its batch script and its nodes meet in a folder that they share",
+        cannot_mirror="",
         machines="tasks.compute.slurm.machines:SlurmMachines",
         elasticity=Elasticity(
             "one job of one node for each machine; a lost one is queued again and joins",

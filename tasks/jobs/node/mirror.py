@@ -12,6 +12,7 @@ tasks/storage/blob/folder.py, which machine this is at the top of this file. See
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hmac
 import json
 import os
@@ -23,8 +24,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import psutil
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
-from tasks.common.process import die_with_parent, read_json, write_json
+from tasks.common.process import die_with_parent, locked, own_folder, read_json, write_json
 from tasks.jobs.checkpoint.files import age, manifests
 from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks, say_durable
 from tasks.jobs.node.checkpoint_mirror import CheckpointMirror
@@ -94,6 +95,12 @@ FOLDER_KEY = "HEADWAY_FOLDER_KEY"
 """Variable with the key of the job's folder, by tasks/compute/azureml/render.py; the programs below do not have it in theirs."""
 FENCED = 76
 """Exit code, as the node agent's: a newer submission has the folder."""
+SECOND = 122
+"""Exit code, as of Slurm's batch script: another job of the scheduler runs this submission."""
+NO_STORE = 120
+"""Exit code, as in tasks/compute/job_folder.py: this machine cannot use the store of the folder."""
+DISK = Path("/var/tmp")
+"""Where a folder of one's own lies on a machine that has not the disk of cluster.scratch."""
 FOLDER = "{folder}"
 """Stands in the launcher's files for the folder as this machine has it."""
 WITH_INPUTS = ("config.json", "job.json")
@@ -104,6 +111,10 @@ PARTS = "parts/"
 """What machines that read a corpus together made of its units; the leader puts them together."""
 LISTED = "output.json"
 """In a machine's part of the folder: what it sent of the output, so that a file that is deleted there is missed."""
+
+
+class Claimed(HeadwayError):
+    """Another job of the scheduler has this submission."""
 
 
 class Mirror:
@@ -124,6 +135,7 @@ class Mirror:
         self.inputs_from, self.container = open_container(store), open_container(jobs or store)
         self.inputs: dict[str, str] = {}
         self.submission = 0
+        self.needs_inputs = True
         self.stopping = False
         self._lie_in(base)
 
@@ -142,6 +154,12 @@ class Mirror:
     def node(self) -> Path:
         return self.local / "nodes" / str(self.where.rank)
 
+    def claim(self, name: str, who: str) -> None:
+        """Take the submission for a job of the scheduler, by a file that one alone can write. Raises Claimed, Missing."""
+        first = self.folder.put_first(name, who.encode()).decode()
+        if first != who:
+            raise Claimed(f"another job runs this submission: {first}; {who} ends")
+
     def begin(self) -> None:
         """Bring the folder as it is there, and the inputs. Raises Missing, IntegrityError, ValueError."""
         text = self.folder.read("job.json")
@@ -149,20 +167,22 @@ class Mirror:
             raise ValueError(f"{self.container.uri}/{self.folder.prefix} has no job in it")
         job = json.loads(text)
         self.submission = int(job["submission"])
-        if scratch := job.get("scratch"):
+        if self.needs_inputs and (scratch := job.get("scratch")):
             try:
-                self._lie_in(scratch_folder(Path(scratch["path"]), float(scratch["size_gib"])))
+                disk = scratch_folder(Path(scratch["path"]), float(scratch["size_gib"]))
+                if disk.parent not in self.base.parents:  # else the folder that is this job's alone lies there already
+                    self._lie_in(disk)
             except Missing as error:
                 if scratch.get("required", True):
                     raise
                 print(f"mirror: {error.message}; the job lies in {self.base}", flush=True)
         store = BlobStore(self.inputs_from, self.base)
-        for name, ref in job["artifacts"].items():
+        for name, ref in (job["artifacts"] if self.needs_inputs else {}).items():
             self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
         if self.where.rank == 0:
             self.folder.clear(_is_end)
-        self.folder.ignore_what_lies_there(_is_end)
-        self.folder.pull(lambda name: not _is_end(name) and _is_shared(name))
+        self.folder.ignore_what_lies_there(_is_of_an_earlier_start)
+        self.folder.pull(lambda name: not _is_of_an_earlier_start(name) and _is_shared(name))
         agree_to(self.local, max_lag_seconds=self.max_lag_seconds, ranks_per_node=int(job.get("ranks_per_node", 1)))
         self._say_durable()
         self.checkpoints.begin()
@@ -279,6 +299,11 @@ def _is_end(name: str) -> bool:
     return name == "result.json" or name.endswith("/exit.json")
 
 
+def _is_of_an_earlier_start(name: str) -> bool:
+    """What may be of an earlier start of this submission; a sign of life of one that still comes changes soon."""
+    return _is_end(name) or name.endswith("/beat")
+
+
 def run(mirror: Mirror, command: list[str]) -> int:
     """Run a command with the folder in step; its exit code, or that of the process that it supervised.
 
@@ -286,7 +311,8 @@ def run(mirror: Mirror, command: list[str]) -> int:
     """
     words = [word.replace("{node}", str(mirror.node)).replace(FOLDER, str(mirror.local)) for word in command]
     payload = {**environment(mirror.where), "HEADWAY_STORE": mirror.container.config.model_dump_json()}
-    if mirror.key and (mirror.local / "ray.json").exists():
+    ray = read_json(mirror.local / "ray.json")
+    if mirror.key and ray is not None and not ray.get("mirrored"):  # else Ray runs already, by its owner's rules
         token = hmac.new(mirror.key, b"ray", "sha256").hexdigest()
         payload |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     mirror.checkpoints.start()
@@ -312,6 +338,29 @@ def _attended(child: subprocess.Popen[bytes], mirror: Mirror) -> bool:
             mirror.stopping = False
         time.sleep(POLL_SECONDS)
     return child.poll() is None
+
+
+@contextmanager
+def own_base(disk: Path, name: str) -> Iterator[Path]:
+    """An empty folder for one job alone, on a disk that jobs share; it goes with the job. Those of jobs that were killed go now.
+
+    Raises ValueError where another user made the folder above it.
+    """
+    root = own_folder((disk if disk.is_dir() else DISK) / f"headway-{os.getuid()}", remedy="set cluster.scratch.path")
+    with locked(root / f"{name}.lock"):
+        for lock in root.glob("*.lock"):
+            with suppress(OSError), open(lock) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ours too is held by another open file
+                shutil.rmtree(root / lock.stem, ignore_errors=True)
+                lock.unlink()
+        base = root / name
+        shutil.rmtree(base, ignore_errors=True)  # of an earlier start of this very job
+        base.mkdir(mode=0o700)
+        try:
+            yield base
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+            (root / f"{name}.lock").unlink(missing_ok=True)
 
 
 def check(store: StoreConfig, prefix: str) -> int:
@@ -340,7 +389,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-lag-seconds", type=float, default=MAX_LAG_SECONDS)
     parser.add_argument("--client", default=os.environ.get("DEFAULT_IDENTITY_CLIENT_ID", ""))
     parser.add_argument("--base", type=Path, default=Path(tempfile.gettempdir()) / "headway")
+    parser.add_argument("--own", default="", help="name of a folder for this job alone below --base, which jobs share")
+    parser.add_argument("--without-inputs", action="store_true", help="the command reads none of the job's inputs")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument(
+        "--claim", nargs=2, metavar=("NAME", "WHO"), help="take the submission, or end: one job alone runs it"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     client = options.client if options.credential == "managed_identity" else ""
@@ -351,15 +405,28 @@ def main(arguments: list[str]) -> int:
     base, key = options.base, os.environ.pop(FOLDER_KEY, "")
     if options.codes and not key:
         parser.error(f"the variable {FOLDER_KEY} is not set")
-    mirror = Mirror(store, options.prefix, where_we_are(), base, key, options.max_lag_seconds, jobs)
+    if options.own and check(jobs or store, options.prefix):
+        return NO_STORE
+    with own_base(base, options.own) if options.own else nullcontext(base) as place:
+        mirror = Mirror(store, options.prefix, where_we_are(), place, key, options.max_lag_seconds, jobs)
+        mirror.needs_inputs = not options.without_inputs
+        return _mirrored(mirror, options.claim, [word for word in options.command if word != "--"])
+
+
+def _mirrored(mirror: Mirror, claim: tuple[str, str] | None, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, mirror.stop)
     try:
+        if claim:
+            mirror.claim(*claim)
         mirror.begin()
+    except Claimed as error:
+        print(f"mirror: {error}", file=sys.stderr, flush=True)
+        return SECOND
     except (HeadwayError, ValueError) as error:
         mirror.report(error)
         print(f"mirror: {error}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, (IntegrityError, Missing)) else 1
-    return run(mirror, [word for word in options.command if word != "--"])
+    return run(mirror, command)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ PLACE_SECONDS = 2.0
 """Time between two looks at a placement that waits."""
 FOLLOW_SECONDS = 20.0
 """For the other machines to see that the leader has ended."""
+LAST_FILES_SECONDS = 600.0
+"""The same where each machine has a folder of its own, and sends what is left of it into the store."""
+NO_STORE = 120
+"""Exit code of a machine's part that cannot use that store, as in tasks/jobs/node/mirror.py."""
 
 
 class Refused(Exception):
@@ -47,6 +51,7 @@ class Driver:
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
         self.folder = folder
         self.spec = spec
+        self.mirrored = bool(spec.get("mirrored"))
         self.agents: list[Any] = []
         self.places: list[Machine] = []
         self.started = False
@@ -75,7 +80,8 @@ class Driver:
         group = self._place()
         self.say("starting", "Ray starts an actor on each machine")
         self._make_agents(group)
-        self._probe()
+        if not self.mirrored:
+            self._probe()
         self._start()
         self.say("running")
         try:
@@ -84,10 +90,13 @@ class Driver:
             left: float | None = None
             while not self.stopping:
                 ended |= self._look(ended)
+                if refused := [self.places[rank].name for rank, code in ended.items() if code == NO_STORE]:
+                    raise _no_store(", ".join(refused))
                 if 0 in ended and left is None:
-                    left = time.monotonic() + FOLLOW_SECONDS
+                    left = time.monotonic() + (LAST_FILES_SECONDS if self.mirrored else FOLLOW_SECONDS)
                 if len(ended) == len(self.agents) or (left is not None and time.monotonic() > left):
-                    return ended[0] if ended[0] else _leader_code(self.folder)
+                    # a mirror ends with the code of what it ran; the mark of it may still be on its way to here
+                    return ended[0] if ended[0] or self.mirrored else _leader_code(self.folder)
                 time.sleep(POLL_SECONDS)
             return 1
         finally:
@@ -212,6 +221,15 @@ def _no_folder(folder: Path, who: str) -> Refused:
         f"the job folder {folder} is not to be seen on {who}: the machines of a Ray job and Headway must share it",
         "missing",
         remedy="Set HEADWAY_HOME to a folder on a file system that all of them mount under the same path.",
+    )
+
+
+def _no_store(who: str) -> Refused:
+    return Refused(
+        "Missing",
+        f"{who} cannot use the store of cluster.mirror: the log of the Ray worker there has the store's answer",
+        "missing",
+        remedy="Grant the machine's identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential.",
     )
 
 

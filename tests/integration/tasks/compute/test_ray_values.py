@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tasks.compute.ray_driver import driver_spec, ray_on_nodes
 from tasks.config.backends.ray import RayConfig
 from tasks.config.cluster import ClusterConfig, ElasticConfig
 from tasks.jobs.ray.agent import Machine, lacking, machines, selector
+from tasks.storage import open_files
 
 ROOT = str(Path(__file__).parents[4])
 JOB = Job(name="train", token="0123456789abcdef" * 2, program="tasks.jobs.train", settings={}, inputs={}, nodes=2,
@@ -58,6 +60,33 @@ def test_what_is_sent_to_ray():
         "environment": {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1"},
     }
     assert (rendered.backend, rendered.command) == ("ray", ())
+
+
+def test_what_is_sent_to_ray_for_machines_that_share_no_folder(tmp_path):
+    store = "stores: {blob: {uri: 'az://account/jobs/team', credential: managed_identity}}"
+    (tmp_path / "stores.yaml").write_text(store)
+    cluster = {"backend": "ray", "ray": {"address": "http://ray:8265"}, "mirror": {"store": "blob", "client": "c-1"}}
+    backend = open_backend(ClusterConfig.model_validate(cluster), partial(open_files, tmp_path))
+    rendered = backend.render(JOB, tmp_path / "jobs" / JOB.id)
+    told = json.loads(rendered.files["ray.json"])
+    assert told["mirrored"] and len(told["commands"]) == 2
+
+    def mirror(rank, runs):
+        return (
+            f"HEADWAY_NODE_RANK={rank} exec {sys.executable} -m tasks.jobs.node.mirror --base /var/tmp "
+            f"--own ray-headway-train-0123456789ab-1-{rank} --store az://account/jobs/team --prefix jobs/train-0123456789ab "
+            f"--credential managed_identity --codes --client c-1 --max-lag-seconds 1800 {runs}"
+        )
+
+    agent = f"-- {sys.executable} -m tasks.common.process '{{node}}'"
+    assert told["commands"] == [["bash", "-c", mirror(rank, agent)] for rank in (0, 1)]
+    driver = f"--without-inputs -- {sys.executable} -m tasks.jobs.ray.driver '{{folder}}'"
+    assert rendered.request["entrypoint"] == mirror(2, driver), "the driver counts as one more machine"
+    assert str(tmp_path) not in f"{rendered.files} {rendered.request}"
+    assert "HEADWAY_FOLDER_KEY" not in rendered.request["runtime_env"]["env_vars"], "the key is added when it is sent"
+    script = JOB.model_copy(update={"driver": True, "nodes": 1, "ranks_per_node": 1})
+    with pytest.raises(ValueError, match="a driver script runs on Ray's head .*: leave cluster.mirror empty"):
+        backend.render(script, tmp_path / "jobs" / JOB.id)
 
 
 def test_the_network_of_a_known_size_is_set_for_every_machine():

@@ -19,7 +19,7 @@ from waiting import limit
 from tasks.common.errors import Missing
 from tasks.common.process import read_json
 from tasks.compute.slurm.backend import SlurmBackend
-from tasks.compute.slurm.commands import NoAnswer
+from tasks.compute.slurm.commands import NoAnswer, There
 from tasks.compute.slurm.machines import slurm_findings
 from tasks.config.cluster import ClusterConfig
 
@@ -132,6 +132,16 @@ def test_job_that_needs_what_is_only_here_is_refused(tmp_path, login, backend):
     job = small(tmp_path).model_copy(update={"python": sys.executable})
     with pytest.raises(Missing, match="/proc/nowhere/jobs/job on the login node .* cannot be written"):
         SlurmBackend(ClusterConfig.model_validate(config)).submit(job, tmp_path / "home" / "job")
+
+
+def test_a_mirrored_jobs_key_is_in_the_environment_of_sbatch_there_and_in_no_command_line(login):
+    section = {name: value for name, value in login[0]["slurm"].items() if name != "shared"}
+    mirrored = ClusterConfig.model_validate({**login[0], "slurm": section, "mirror": {"store": "blob"}})
+    words = ("sh", "-c", 'echo "$HEADWAY_FOLDER_KEY"; cat; tr "\\0" " " < /proc/$PPID/cmdline')
+    answer = There(mirrored).run(words, stdin="#!/bin/bash\n", key="0f0f")
+    assert answer.out.startswith("0f0f\n#!/bin/bash\n") and answer.out.count("0f0f") == 1
+    with pytest.raises(Missing, match="has no headway-nothing"):
+        There(mirrored).run(("headway-nothing",), key="0f0f")
 
 
 def test_login_node_that_gives_no_answer_is_unknown(tmp_path, login, backend):

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_jobs import slurm_backend
 
 from tasks.common.errors import Missing
 from tasks.common.process import write_json
+from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.slurm.commands import NoAnswer, There
 from tasks.compute.slurm.errors import minutes, parse_partitions, require_limits
@@ -105,6 +107,53 @@ def test_whole_script_is_bash(tmp_path, beeond):
     assert "@" not in re.sub(r"B:USR1@\d+", "", path.read_text().partition("NO_FOLDER=")[0])
 
 
+@pytest.mark.integration
+def test_nodes_without_a_shared_folder_are_told_of_the_store_and_of_no_folder_here(tmp_path):
+    from tasks.storage import open_files  # Azure's packages
+
+    store = "stores: {blob: {uri: 'az://account/jobs/team', credential: managed_identity}}"
+    (tmp_path / "stores.yaml").write_text(store)
+    scratch = {"path": "/mnt/nvme", "size_gib": 100}
+    cluster = ClusterConfig.model_validate({"backend": "slurm", "mirror": {"store": "blob", "max_lag_minutes": 5}})
+    backend = open_backend(cluster, partial(open_files, tmp_path))
+    job = JOB.model_copy(update={"image": "registry#headway:1", "scratch": ScratchConfig.model_validate(scratch)})
+    rendered = backend.render(job, tmp_path / "jobs" / job.id)
+    text = rendered.files["job.sbatch"]
+    assert rendered.command == ("sbatch", "--parsable"), "sbatch reads the script from its standard input"
+    assert "#SBATCH --output=/var/tmp/headway-%j.log\n" in text and str(tmp_path) not in text
+    assert "--container-mounts=/var/tmp:/var/tmp,/mnt/nvme:/mnt/nvme" in text and "--wait=600" in text
+    (step,) = [shlex.split(line)[2] for line in text.splitlines() if line.strip().startswith("bash -c ")]
+    python = "/opt/headway/bin/python"
+    assert step == (
+        f'HEADWAY_NODE_NAME="$SLURMD_NODENAME" HEADWAY_NODE_RANK="$SLURM_NODEID" exec {python} -m tasks.jobs.node.mirror '
+        f'--base /mnt/nvme --own "slurm-$SLURM_JOB_ID" --claim slurm-3.json "$claim" --store az://account/jobs/team '
+        f"--prefix jobs/{job.id} --credential managed_identity --codes --max-lag-seconds 300 -- {python} -m tasks.common.process "
+        "'{node}'"
+    )
+    (tmp_path / "job.sbatch").write_text(text)
+    said = subprocess.run(["bash", "-n", tmp_path / "job.sbatch"], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr) == (0, "")
+    with pytest.raises(ValueError, match="the elements of an array need a folder that nodes share"):
+        backend.render(job.model_copy(update={"array": 2}), tmp_path / "jobs" / job.id)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"launcher": "mpi"}, "launcher mpi needs a folder that machines share: use torchrun"),
+        (
+            {"nodes": "1:4"},
+            "the machines of an elastic job meet in a folder that they share: leave elastic or mirror empty",
+        ),
+        ({"scratch": {"beeond": True}}, "scratch.beeond is true, and with mirror .*: set it to false"),
+        ({"slurm": {"shared": "/shared"}}, "slurm.shared names a folder that nodes share, .*: leave one empty"),
+    ],
+)
+def test_what_needs_a_shared_folder_is_refused_with_mirror(fields, says):
+    with pytest.raises(ValueError, match=says):
+        ClusterConfig.model_validate({"backend": "slurm", "mirror": {}, **fields})
+
+
 def test_unknown_vm_size_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match=r"Standard_X1.*known are .*ND96isr_H100_v5"):
         script(JOB.model_copy(update={"size": "Standard_X1"}), SlurmConfig(), Path("/shared/job"))
@@ -140,6 +189,12 @@ def squeue(state, reason="None", code=0, restarts=0, nodes="n1", id="7"):
             "cancelled",
         ),
         (squeue("FAILED", "JobLaunchFailure", 4021), "ended", "does not see the job folder", "missing"),
+        (
+            squeue("FAILED", "NonZeroExitCode", 120 << 8),
+            "ended",
+            "store of .* /var/tmp/headway-7.log on the first of n1",
+            "missing",
+        ),
         (squeue("FAILED", "NonZeroExitCode", 121 << 8), "ended", "must lie on a file system", "missing"),
         (squeue("FAILED", "NonZeroExitCode", 123 << 8), "ended", "told to end through Slurm", "preempted"),
         (squeue("FAILED", "NonZeroExitCode", 9 << 8), "ended", "ended", None),

@@ -266,7 +266,6 @@ def test_a_store_that_is_not_there_and_inputs_of_this_machine_alone_are_refused(
     with pytest.raises(ValueError, match="store 'other' is not in stores.yaml: .* cluster.mirror.store"):
         open_backend(ClusterConfig(backend="ssh", ssh=ssh, mirror={"store": "other"}), partial(open_files, home))
     for backend, changed, said in (
-        ("slurm", {}, "backend slurm takes no cluster.mirror: its batch script .* or use backend ssh or azureml"),
         ("local", {}, "backend local takes no cluster.mirror"),
         ("ssh", {"ssh": ssh, "launcher": "mpi"}, "launcher mpi needs a folder that machines share"),
     ):

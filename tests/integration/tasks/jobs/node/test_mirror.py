@@ -20,7 +20,7 @@ from azurite import ACCOUNT
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
-from tasks.common.process import read_json, write_json
+from tasks.common.process import locked, read_json, write_json
 from tasks.jobs.node.mirror import Mirror, Where, environment, where_we_are
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.storage import through
@@ -87,7 +87,7 @@ def start(store, tmp_path):
     running = []
     (tmp_path / "node.py").write_text(NODE)
 
-    def do(rank, disk):
+    def do(rank, disk, *more):
         (tmp_path / disk).mkdir(exist_ok=True)
         told = [
             "--store",
@@ -106,6 +106,7 @@ def start(store, tmp_path):
                 "-m",
                 "tasks.jobs.node.mirror",
                 *told,
+                *more,
                 "--",
                 sys.executable,
                 str(tmp_path / "node.py"),
@@ -232,6 +233,37 @@ def test_a_machine_that_cannot_begin_says_why_in_the_folder(launcher, start, sto
     side.pull()
     report = read_json(side.local / "errors/rank-1.json")
     assert "tokens/gone" in report["message"] and report["nodes"] == ["vm1"]
+
+
+def test_jobs_that_share_a_machine_have_a_folder_each_and_one_that_was_killed_leaves_none(launcher, start, tmp_path):
+    side = launcher(_0='put("progress.json", ""); time.sleep(600)')
+    disk, root = tmp_path / "a", tmp_path / "a" / f"headway-{os.getuid()}"
+    first = start(0, "a", "--base", str(disk), "--own", "one")
+    while not side.has("progress.json"):
+        time.sleep(0.05)
+    assert (root / "one" / "one" / "progress.json").is_file()
+    first.kill()
+    first.wait()
+    launcher(2, _0="")
+    with locked(root / "two.lock"):
+        (root / "two").mkdir()
+        assert ended(start(0, "a", "--base", str(disk), "--own", "three")) == [0]
+    assert sorted(path.name for path in root.iterdir()) == ["two", "two.lock"]
+
+
+def test_a_submission_that_two_jobs_of_the_scheduler_start_is_run_by_the_first(launcher, start):
+    side = launcher(_0='put("out/made", "")')
+    assert ended(start(0, "a", "--claim", "slurm-1.json", "7")) == [0]
+    second = start(0, "b", "--claim", "slurm-1.json", "8")
+    assert ended(second) == [122] and "another job runs this submission: 7; 8 ends" in second.stderr.read()
+    assert side.read("slurm-1.json") == b"7" and side.has("nodes/0/output.json")
+
+
+def test_a_machine_with_a_folder_of_its_own_looks_at_the_store_first(launcher, start, tmp_path):
+    launcher(_0='put("out/made", "")')
+    nowhere = f"az://{ACCOUNT}/nowhere"
+    refused = start(0, "a", "--base", str(tmp_path / "a"), "--own", "one", "--jobs", nowhere)
+    assert ended(refused) == [120] and nowhere in refused.stderr.read()
 
 
 def test_a_log_that_grows_is_sent_in_segments_and_a_shorter_one_whole(store, tmp_path):
@@ -523,7 +555,7 @@ def test_the_nodes_of_a_ray_cluster_have_a_token_of_the_job(store, start, tmp_pa
     told = "put('out/' + rank, json.dumps([os.environ['RAY_AUTH_MODE'], os.environ['RAY_AUTH_TOKEN']]))"
     write_json(here / "job.json", job)
     write_json(here / "config.json", {"inputs": {}, "settings": {"code": {"0": told, "1": told}}})
-    write_json(here / "ray.json", {})
+    write_json(here / "ray.json", {"pin": "headway-node-rank"})
     side = BlobFolder(open_container(store), "jobs/one", here, theirs=True, key=b"secret")
     side.push(settled=True)
     assert [start(rank, f"d{rank}").wait(limit(60)) for rank in (0, 1)] == [0, 0]
