@@ -166,10 +166,10 @@ class _Late:
     def __init__(self, login, stand):
         self._login, self._stand = login, stand
 
-    def run(self, words, *, seconds=0.0):
+    def run(self, words, *, seconds=0.0, **more):
         if words[0] == "sbatch":
             self._stand.stop_controller()
-        return self._login.run(words, seconds=limit(3.0))
+        return self._login.run(words, seconds=limit(3.0), **more)
 
     def __getattr__(self, name):
         return getattr(self._login, name)
