@@ -29,12 +29,14 @@ RUN case "${PYTHON}" in \
     esac
 ARG EXTRAS=data,export,measure,deepspeed,ray
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml LICENSE constraints.txt ./
 # What we stand on, without us, packages' own tests and Ray's Java: a layer that stays when our code changes.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    touch README.md && \
     /opt/headway/bin/python -m pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" && \
     find /opt/headway \( -type d -name tests -o -path '*/onnx/backend/test' -o -path '*/torch/test' -o \
         -path '*/torch/bin/*' -type f ! -name torch_shm_manager -o -path '*/ray/jars' \) -prune -exec rm -rf {} +
+COPY README.md ./
 COPY tasks ./tasks
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/headway/bin/python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .

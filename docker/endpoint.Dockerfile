@@ -11,12 +11,14 @@ FROM ${BASE} AS base
 
 FROM base AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml LICENSE constraints.txt ./
 # What we stand on, without us and packages' own tests: a layer that stays when our code changes.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    touch README.md && \
     python -m venv /opt/headway && \
     /opt/headway/bin/pip install --no-cache-dir --constraint constraints.txt ".[serve]" && \
     find /opt/headway -type d -name tests -prune -exec rm -rf {} +
+COPY README.md ./
 COPY tasks ./tasks
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/headway/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
