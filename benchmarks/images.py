@@ -54,18 +54,29 @@ class Image:
     dockerfile: str
     target: str = ""
     arguments: dict[str, str] = field(default_factory=dict)
-    on_debian: dict[str, str] | None = field(default_factory=dict)
-    """Arguments for the base made here; None where it cannot be the base."""
+    base_of: str = ""
+    """The Dockerfile whose base this image has, where it is not its own's."""
+    on_debian: bool = True
+    """Whether the base made here can be its base."""
+    cpu_torch: bool = False
+    """Whether torch comes from PyTorch's index of CPU builds: the others bring gigabytes of CUDA."""
 
 
 IMAGES = {
     "orchestrator": Image("docker/orchestrator.Dockerfile"),
-    "platform": Image("docker/orchestrator.Dockerfile", arguments={"EXTRAS": "local"}),
+    "platform": Image("docker/orchestrator.Dockerfile", arguments={"EXTRAS": "local"}, cpu_torch=True),
     "endpoint": Image("docker/endpoint.Dockerfile"),
-    "cluster-cpu": Image("docker/cluster.Dockerfile", target="cpu", on_debian={"PYTHON": "python3"}),
-    "cluster": Image("docker/cluster.Dockerfile", on_debian=None),
+    "cluster-cpu": Image(
+        "docker/cluster.Dockerfile",
+        target="cpu",
+        arguments={"PYTHON": "python3"},
+        base_of="docker/endpoint.Dockerfile",
+        cpu_torch=True,
+    ),
+    "cluster": Image("docker/cluster.Dockerfile", on_debian=False),
     "development": Image(".devcontainer/Dockerfile"),
 }
+TORCH_CPU = "https://download.pytorch.org/whl/cpu"
 
 
 def tag(name: str) -> str:
@@ -122,10 +133,17 @@ def named_paths(settings: dict[str, str]) -> list[str]:
     return sorted({path for path in paths if path.startswith("/") and Path(path).exists()})
 
 
+def settings_for(image: Image, settings: dict[str, str]) -> dict[str, str]:
+    """The same with the index of torch's CPU builds, where the image is to have them and no folder of wheels is named."""
+    if not image.cpu_torch or "find-links" in settings:
+        return settings
+    return settings | {"extra-index-url": f"{settings.get('extra-index-url', '')} {TORCH_CPU}".strip()}
+
+
 @contextmanager
-def pip_options(program: str) -> Iterator[list[str]]:
+def pip_options(program: str, image: Image) -> Iterator[list[str]]:
     """Options of a build that give its pip the settings of this machine's, for the time of the build alone."""
-    settings = pip_settings()
+    settings = settings_for(image, pip_settings())
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.write("[global]\n")
         file.writelines(f"{name} = {value.replace(chr(92) + 'n', ' ')}\n" for name, value in sorted(settings.items()))
@@ -166,16 +184,23 @@ def exists(program: str, image: str) -> bool:
     return subprocess.run([program, "inspect", "--type", "image", image], capture_output=True).returncode == 0
 
 
+def arguments_of(image: Image, base: str) -> dict[str, str]:
+    """The build's arguments; `base` is in the place of the base that a Dockerfile names."""
+    if not base and image.base_of:
+        base = re.findall(r"^ARG BASE=(\S+)", (ROOT / image.base_of).read_text(encoding="utf-8"), re.MULTILINE)[0]
+    return image.arguments | ({"BASE": base} if base else {})
+
+
 def build(program: str, name: str, base: str) -> None:
-    """Build one image; `base` stands in for the base that its Dockerfile names."""
+    """Build one image; `base` is in the place of the base that its Dockerfile names."""
     image = IMAGES[name]
-    arguments = image.arguments | ({"BASE": base, **(image.on_debian or {})} if base else {})
+    arguments = arguments_of(image, base)
     words = [program, "build", "--file", image.dockerfile, "--tag", tag(name)]
     words += ["--target", image.target] if image.target else []
     words += [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     # Docker keeps layers by itself. Its format has the health check, which OCI's lacks.
     words += ["--layers", "--format", "docker", "--isolation", "chroot"] if program == "buildah" else []
-    with pip_options(program) as options:
+    with pip_options(program, image) as options:
         ran = subprocess.run([*words, *options, "."], cwd=ROOT, stdin=subprocess.DEVNULL)
     if ran.returncode:
         raise BuildError(
@@ -291,7 +316,7 @@ def build_all(program: str, names: list[str], base: str) -> None:
             make_base()
         base = BASE
     for name in names:
-        if base and IMAGES[name].on_debian is None:
+        if base and not IMAGES[name].on_debian:
             print(f"{name}: left out, as nothing stands in for its base")
             continue
         started = time.monotonic()

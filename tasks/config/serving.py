@@ -186,7 +186,7 @@ class AzureEndpointConfig(Settings):
     public: bool = True
     """Whether the endpoint is reached from outside the workspace's own network."""
     egress: bool = True
-    """Whether its machines reach the internet: false needs a workspace with a network of its own."""
+    """Whether its machines reach the internet; `false` does not apply in a workspace with a managed network."""
     create_minutes: float = Field(30.0, gt=0)
     """Time in which a deployment must have come up, and any other change must be done."""
     poll_seconds: float = Field(5.0, gt=0)

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from benchmarks.images import IMAGES, ROOT, BuildError, engine, named_paths
+from benchmarks.images import IMAGES, ROOT, TORCH_CPU, BuildError, arguments_of, engine, named_paths, settings_for
 
 pytestmark = pytest.mark.unit
 
@@ -16,7 +16,7 @@ def test_every_dockerfile_is_built_with_arguments_and_targets_that_it_has():
     for name, image in IMAGES.items():
         text = (ROOT / image.dockerfile).read_text()
         arguments = set(re.findall(r"^ARG (\w+)=", text, re.MULTILINE))
-        assert {"BASE", *image.arguments, *(image.on_debian or {})} <= arguments, name
+        assert {"BASE", *image.arguments} <= arguments, name
         assert {image.target} - {""} <= set(re.findall(r"^FROM .* AS (\w+)", text, re.MULTILINE)), name
 
 
@@ -30,6 +30,19 @@ def test_files_and_folders_that_pip_is_told_of_are_mounted_and_addresses_are_not
         "timeout": "180",
     }
     assert named_paths(settings) == [str(tmp_path / "index"), str(tmp_path / "wheels")]
+
+
+def test_a_node_without_gpus_gets_the_slim_base_and_torch_for_cpus():
+    image = IMAGES["cluster-cpu"]
+    assert arguments_of(image, "")["BASE"].startswith("python:3.11.15-slim-bookworm@sha256:")
+    assert arguments_of(image, "own") == {"BASE": "own", "PYTHON": "python3"}
+    assert arguments_of(IMAGES["cluster"], "") == {}
+    own = {"extra-index-url": "https://packages.example/simple"}
+    assert settings_for(image, own) == {"extra-index-url": f"https://packages.example/simple {TORCH_CPU}"}
+    assert settings_for(image, {}) == {"extra-index-url": TORCH_CPU}
+    assert settings_for(IMAGES["cluster"], own) == own
+    wheels = {"find-links": "/wheels"}
+    assert settings_for(image, wheels) == wheels, "torch lies there"
 
 
 def test_a_machine_without_a_builder_learns_what_is_missing_and_how_to_get_it(tmp_path, monkeypatch):
