@@ -116,7 +116,7 @@ def test_jobs_have_their_identitys_rights_and_who_submits_reads_no_checkpoint(az
     assert {blob.rpartition("/")[2] for blob in passed} <= {"tokens.json"}, "tokens never lie on the launcher"
     nodes = [blob for identity, method, blob in azure.storage.who if (identity, method) == (CLUSTER, "GET")]
     assert any("/artifacts/tokens/" in blob and blob.endswith("train_text_document.bin") for blob in nodes)
-    assert any("/parts/" in blob for blob in nodes) and not any("/parts/" in blob for blob in read)
+    assert not any("/parts/" in blob for blob in read), "nor do parts of the corpus"
     assert {of for identity, of in azure.identities.asked if identity == CLUSTER} == {STORAGE_SCOPE}
 
 
