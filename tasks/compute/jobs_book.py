@@ -92,12 +92,14 @@ def list_jobs(home: Path, journal: Journal, *, ask: bool = False, opener: Opener
 def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> JobEntry:
     """The one job that a person means: by id, its beginning, or its stage alone; by token; by submission.
 
-    Raises Unknown when there is none, ValueError when there are several.
+    Of several the only one that is not over. Raises Unknown when there is none, ValueError when there are several.
     """
     folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
     results = [folder for folder in folders if folder.name == name] or [f for f in folders if _means(f, name)]
     if not results:
         raise Unknown(f"no job {name!r} in {home / 'jobs'}", remedy="`headway jobs` lists them.")
+    if len(results) > 1:
+        results = [f for f in results if not _entry(f, journal, None).over] or results
     if len(results) > 1:
         raise ValueError(f"{name!r} may mean {', '.join(sorted(f.name for f in results))}: write more of it")
     return _entry(results[0], journal, _asked(results, journal, opener).get(results[0]) if ask else None)

@@ -291,6 +291,17 @@ def test_a_scheduler_that_does_not_answer_is_told_with_its_reason(home, journal)
     assert "gave no answer (no route)" in asked.text and "To ask it" not in asked.text
 
 
+def test_a_stage_means_its_job_that_is_not_over(home, journal):
+    first, second = (job(token + "0" * 30) for token in ("d1", "d2"))
+    Home(home, journal, done).run(first)
+    settle(first.token, journal, "done")  # as its stage does
+    Home(home, journal, lambda job, folder, look: RUNNING).left_alone(second)
+    assert find_job(home, "train", journal).token == second.token
+    Home(home, journal, lambda job, folder, look: RUNNING).left_alone(job("d3" + "0" * 30))
+    with pytest.raises(ValueError, match="may mean train-d20000000000, train-d30000000000"):
+        find_job(home, "train", journal)
+
+
 def test_a_name_means_one_job(home, journal):
     for token in ("d1" + "0" * 30, "d2" + "0" * 30):
         write_folder(job(token), home / "jobs" / job(token).id)
