@@ -44,6 +44,10 @@ SPREAD = 8
 
 def run(rank: Rank) -> dict[str, Any]:
     """Encode this rank's units, then merge and check this rank's files; rank 0 puts all of them in place."""
+    parts, about = rank.folder / "parts", rank.output / "tokens" / ABOUT
+    if about.exists():  # written last: an attempt before this one was killed after it
+        shutil.rmtree(parts, ignore_errors=True)
+        return {} if rank.rank else _metrics(read_json(about))
     config = PreprocessingConfig.model_validate(rank.settings["preprocessing"])
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
@@ -53,22 +57,20 @@ def run(rank: Rank) -> dict[str, Any]:
     texts = _first_texts(units, config.text_field)
     output = read_json(rank.folder / SLOW)
     choice = Choice(Tokenizers(tokenizer), output["reason"]) if output else choose(tokenizer, texts)
-    parts = rank.folder / "parts"
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
+    sharing = rank.world_size
+    if not rank.settings.get("shared_folder", True):  # the parts of all units come to rank 0 alone
+        sharing = 1
+        if rank.rank:
+            return {}
     # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
-    merges = rank.rank == 0 or rank.settings.get(
-        "shared_folder", True
-    )  # else the parts of all units come to rank 0 alone
-    while merges and not all(known := [read_receipt(unit, work, parts) for unit in units]):
-        if rank.rank and (rank.output / "tokens" / ABOUT).exists():
+    while not all(known := [read_receipt(unit, work, parts) for unit in units]):
+        if rank.rank and about.exists():
             return {}  # rank 0 is done already, and clears up
         time.sleep(POLL_SECONDS)
-    if not merges:
-        return {}
     receipts = [receipt for receipt in known if receipt]
     _require_documents(receipts, work)
     files = token_files(receipts, work, most_bytes=(config.shard_gib or math.inf) * 2**30)
-    sharing = rank.world_size if rank.settings.get("shared_folder", True) else 1
     for file in files[rank.rank :: sharing]:
         _merge(file, work, parts)
     if rank.rank:
@@ -89,6 +91,7 @@ def _trained(rank: Rank, units: Sequence[Unit], config: PreprocessingConfig) -> 
 
     if rank.rank == 0 and not whole():
         rank.progress(0, 1, "training the tokenizer")
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed before its mark
         save_tokenizer(train_tokenizer(units, config), folder)
         write_json(mark, _hashes(folder))
     while not whole():
@@ -232,8 +235,14 @@ def _finish(
         about["files"] = {split: [f.name for f in files if work.outputs[f.index][0] == split] for split in splits}
     write_json(tokens / ABOUT, about)
     shutil.rmtree(parts)
-    metrics = {f"{split}_{name}": float(value) for split, counts in splits.items() for name, value in counts.items()}
-    return {"metrics": {"vocab_size": float(tokenizer.vocab_size), **metrics}}
+    return _metrics(about)
+
+
+def _metrics(about: dict[str, Any]) -> dict[str, Any]:
+    counts = {
+        f"{split}_{name}": float(value) for split, each in about["splits"].items() for name, value in each.items()
+    }
+    return {"metrics": {"vocab_size": float(about["vocab_size"]), **counts}}
 
 
 if __name__ == "__main__":

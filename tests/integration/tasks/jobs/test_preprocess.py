@@ -104,6 +104,26 @@ def test_two_ranks_write_the_same_bytes(corpus, whole, tmp_path):
     assert done(job(tmp_path / "job", {"dataset": corpus}), world=2) == whole[0]
 
 
+def test_ranks_that_were_killed_when_all_was_in_place_have_nothing_left_to_do(corpus, whole, tmp_path):
+    folder = job(tmp_path / "job", {"dataset": corpus})
+    assert done(folder, world=2) == whole[0]
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").unlink()
+    (folder / "parts").mkdir()  # not cleared up either
+    written = (folder / "out" / "tokens" / "train_text_document.bin").stat().st_ino
+    assert done(folder, world=2) == whole[0]
+    assert json.loads((folder / "result.json").read_text())["metrics"] == result["metrics"]
+    assert (folder / "out" / "tokens" / "train_text_document.bin").stat().st_ino == written
+    assert not (folder / "parts").exists()
+
+
+def test_a_tokenizer_that_was_saved_before_a_kill_and_not_marked_is_trained_again(corpus, whole, tmp_path):
+    folder = job(tmp_path / "job", {"dataset": corpus})
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text("torn")
+    assert done(folder) == whole[0]
+
+
 def test_a_training_split_of_many_files_is_the_one_file_cut_between_units(corpus, whole, tmp_path):
     """Two ranks write and check the files side by side; what reads them reads one stream, whole documents in each file."""
     config = CONFIG.model_copy(update={"shard_gib": 1.5 / 1024})
