@@ -82,7 +82,7 @@ def test_a_broken_line_is_named_by_shard_and_line(home, done):
     )
     dry = home.retrain("--dataset", "broken", "--set", "validation.min_documents=1", "--dry-run")
     assert (dry.code, dry.statuses()["validate"], dry.statuses()["train"]) == (0, "pending", "pending")
-    assert dry.said["stages"][0]["why"] == "its gate was closed last time", "a run would measure it again"
+    assert dry.stage("validate")["why"] == "its gate was closed last time", "a run would measure it again"
     told = home.run("validate", "broken", "-c", "tiny", "--set", "validation.min_documents=1").said["checks"]
     assert ran.statuses()["validate"] == "gate_closed"
     assert next(each["samples"][0] for each in told if each["name"] == "unreadable").startswith(
