@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import init_empty_weights
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from tasks.formats.model_folder import open_model_folder
 from tasks.jobs.checkpoint.pieces import piece_of
+from tasks.jobs.checkpoint.weights import Weights, empty_network, replace_parameters
 from tasks.jobs.training.parallel import BACKENDS, blocks
 
 PATIENCE = timedelta(days=7)
@@ -60,12 +55,7 @@ def load_sharded(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) 
 
     Raises ValueError for an architecture without blocks, and for weights under other names than the network's.
     """
-    config = AutoConfig.from_pretrained(str(checkpoint), local_files_only=True, trust_remote_code=False)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    if (checkpoint / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(checkpoint), local_files_only=True)
-    model.requires_grad_(False).eval()
+    model = empty_network(checkpoint, dtype)
     if not (parts := blocks(model)):
         raise ValueError(
             f"{type(model).__name__} has no blocks that transformers names, so it cannot be divided over ranks: set "
@@ -74,42 +64,21 @@ def load_sharded(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in parts:
         fully_shard(block, mesh=mesh)
-    _take_memory(model, device)
-    with _weights(checkpoint) as files, torch.no_grad():
+    replace_parameters(model, lambda parameter: torch.empty_like(parameter, device=device))
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    weights = Weights(checkpoint, model)
+    with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _read(parameter, files, names=(name, name.removeprefix(f"{model.base_model_prefix}.")), checkpoint=checkpoint)
+            _read(parameter, name, weights)
     return model
 
 
-def _take_memory(model: nn.Module, device: torch.device) -> None:
-    """Memory for what has none, tied weights still tied; buffers, which have their values, go to the device."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
-            setattr(module, name, made[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-
-
-@contextmanager
-def _weights(checkpoint: Path) -> Iterator[Mapping[str, Any]]:
-    """The open file that each tensor lies in, by its name."""
-    files = [safe_open(str(checkpoint / shard), "pt") for shard in open_model_folder(checkpoint).shards]
-    yield {name: file for file in files for name in file.keys()}  # noqa: SIM118
-
-
-def _read(parameter: Tensor, files: Mapping[str, Any], *, names: tuple[str, ...], checkpoint: Path) -> None:
+def _read(parameter: Tensor, name: str, weights: Weights) -> None:
     """Copy this rank's part of a tensor out of its file."""
-    name = next((each for each in names if each in files), "")
-    saved = files[name].get_slice(name) if name else None
     piece = piece_of(parameter)
-    if saved is None or tuple(saved.get_shape()) != piece.shape:
-        raise ValueError(
-            f"{checkpoint} has no tensor {names[0]} of shape {list(piece.shape)}, so its weights cannot be read in parts: save "
-            "the model with `save_pretrained`, or set cluster.evaluation.shard: never"
-        )
+    saved = weights.slices(name, piece.shape)
     if piece.tensor.numel():
         rows = [slice(start, start + size) for start, size in zip(piece.offset, piece.tensor.shape, strict=True)]
         piece.tensor.copy_(saved[tuple(rows)])
@@ -120,7 +89,11 @@ class Lockstep:
 
     def __init__(self, model: Any) -> None:
         self._model, self._empty = model, False
-        model.base_model.register_forward_pre_hook(lambda *_: None if self._empty else self._agree(working=True))
+        model.base_model.register_forward_pre_hook(self._before)
+
+    def _before(self, *_: Any) -> None:
+        if not self._empty:
+            self._agree(working=True)
 
     def idle(self) -> None:
         """While this rank waits for another one's results: take part in whatever the others compute."""
