@@ -1,9 +1,9 @@
 """The program that measures a checkpoint: bits per byte, accuracy and calibration on held-out text, by slice; and suites.
 
 Ranks divide the work by batches, and rank 0 puts it together: the figures have the same bits for any number of them
-(tasks/jobs/evaluation/division.py). Any Hugging Face causal language model can be measured: where its tokenizer differs from the tokens' own,
-the same text is encoded again, and only per-byte numbers are compared. Its parts are tasks/jobs/evaluation/, the baselines
-tasks/jobs/evaluation/ngram.py, intervals tasks/evaluation/scores.py; verdicts are the stages'. See docs/evaluation.md.
+(tasks/jobs/evaluation/division.py). Any Hugging Face causal language model can be measured: where its tokenizer differs from the
+tokens' own, the same text is encoded again, and only per-byte numbers are compared. Its parts are tasks/jobs/evaluation/, the
+baselines tasks/jobs/evaluation/ngram.py, intervals tasks/evaluation/scores.py; verdicts are the stages'. See docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ def run(rank: Rank) -> dict[str, Any]:
         measured = trained if rows else reached
         lengths = {"declared": measured if bench.context == trained else bench.context, "measured": measured}
         of_rows = rows().positions if rows else None
-        evaluation |= {"context": lengths, "positions": by_position(scored().positions, of_rows, config, reached=reached)}
+        evaluation |= {
+            "context": lengths,
+            "positions": by_position(scored().positions, of_rows, config, reached=reached),
+        }
         evaluation["heldout"] = {
             "documents": len(heldout.texts),
             "available": heldout.available,

@@ -18,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from tasks.jobs.evaluation.division import Division, OnRankZero
 from tasks.jobs.evaluation.lm_eval_batches import Tokenized, batches_of_contexts, batches_of_prompts
 
+
 class DividedModel(HFLM):  # type: ignore[misc]
     """A causal language model of Hugging Face, of which this process computes the share of one rank."""
 

@@ -1,7 +1,7 @@
 """A network that is too large for one GPU, measured by ranks that each hold a share of every block (FSDP2).
 
-A block is gathered while it computes, so its products are those of the whole network, bit for bit; embedding, last norm and output
-matrix are whole on every rank. Nobody ever holds all blocks: the network is made without memory, and each rank reads its own rows
+A block is gathered while it computes, so its products are those of the whole network, bit for bit; embedding, last norm and
+output matrix are whole on every rank. Nobody ever holds all blocks: the network is made without memory, and each rank reads its own rows
 out of the safetensors. Ranks gather together, though each has its own batches: before every pass through the network's body they
 agree that one is made, and who has nothing to compute makes an empty one. How training divides a network is
 tasks/jobs/training/parallel.py.
@@ -26,8 +26,8 @@ from tasks.jobs.checkpoint.weights import Weights, empty_network, replace_parame
 from tasks.jobs.training.parallel import BACKENDS, blocks
 
 PATIENCE = timedelta(days=7)
-"""Longest time that ranks wait for each other: while rank 0 runs what a model wrote, the others wait. A rank that is lost ends all
-of them sooner, by the launcher."""
+"""Longest time that ranks wait for each other: while rank 0 runs what a model wrote, the others wait. When a rank is lost, the
+launcher ends all of them sooner."""
 POLL_SECONDS = 0.05
 
 
@@ -124,4 +124,3 @@ class Lockstep:
                 self._model.base_model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=self._model.device))
         finally:
             self._empty = False
-

@@ -58,9 +58,7 @@ def own_gpu(local_rank: int, *, setting: str = "cluster.ranks_per_node") -> str:
     if not count:
         return "gloo"
     if 1 < count <= local_rank:
-        raise ValueError(
-            f"rank {local_rank} of this machine has no GPU: there are {count}. Lower {setting} to {count}"
-        )
+        raise ValueError(f"rank {local_rank} of this machine has no GPU: there are {count}. Lower {setting} to {count}")
     torch.cuda.set_device(0 if count == 1 else local_rank)
     return BACKENDS
 

@@ -59,7 +59,8 @@ def test_the_recipe_reaches_an_endpoint_that_answers(fresh, tmp_path):
     assert [first.statuses()[stage] for stage in STAGES] == ["ran"] * 5 + ["not_run"] * 3
     ran = fresh.ok("retrain", *recipe)
     assert [ran.statuses()[stage] for stage in STAGES] == ["reused"] * 5 + ["ran"] * 3
-    assert len(ran.said["samples"]) == 2 and all(each["completion"] for each in ran.said["samples"])
+    samples = ran.said["samples"]  # of the held-out documents: how many differ depends on the sources of this Python
+    assert 2 <= len(samples) <= 3 and all(each["completion"] for each in samples)
     assert ran.said["endpoint"]["model"].startswith("model/codeparrot-small@")
 
     network = json.loads((files_of(fresh, ran, "train") / "config.json").read_text())

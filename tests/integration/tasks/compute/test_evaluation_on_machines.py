@@ -10,6 +10,7 @@ from waiting import limit
 
 from tasks.config.cluster import ClusterConfig
 
+
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
     return write_material(tmp_path_factory.mktemp("material") / "inputs", documents=2000)

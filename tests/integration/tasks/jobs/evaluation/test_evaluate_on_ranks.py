@@ -12,7 +12,9 @@ def material(tmp_path_factory):
 
 
 def on(ranks, **evaluation):
-    return ClusterConfig.model_validate({"ranks_per_node": ranks, "evaluation": {"ranks_per_node": ranks, **evaluation}})
+    return ClusterConfig.model_validate(
+        {"ranks_per_node": ranks, "evaluation": {"ranks_per_node": ranks, **evaluation}}
+    )
 
 
 def metrics_of(folder):

@@ -28,7 +28,9 @@ def values(parts):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 20])
 def test_any_number_of_ranks_computes_every_unit_once(tmp_path, ranks):
     computed: list[int] = []
-    shares = [Division(tmp_path / "parts", rank, ranks).share("bits", UNITS, times_ten(computed)) for rank in range(ranks)]
+    shares = [
+        Division(tmp_path / "parts", rank, ranks).share("bits", UNITS, times_ten(computed)) for rank in range(ranks)
+    ]
     assert sorted(computed) == UNITS
     assert values(shares[0]) == [unit * 10.0 for unit in UNITS]
     for share in shares[1:]:
@@ -108,7 +110,10 @@ def test_machines_that_measure_take_the_place_of_trainings():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"evaluation": {"nodes": 2}}, r"local has one machine, evaluation\.nodes is 2: use cluster\.evaluation\.ranks"),
+        (
+            {"evaluation": {"nodes": 2}},
+            r"local has one machine, evaluation\.nodes is 2: use cluster\.evaluation\.ranks",
+        ),
         ({"evaluation": {"shard": "always"}}, r"evaluation\.shard is always, and one rank has nobody to share"),
     ],
 )
