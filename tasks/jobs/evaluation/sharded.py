@@ -1,9 +1,9 @@
 """A network that is too large for one GPU, measured by ranks that each hold a share of every block (FSDP2).
 
 A block is gathered while it computes, so its products are those of the whole network, bit for bit; embedding, last norm and
-output matrix are whole on every rank. Nobody ever holds all blocks: the network is made without memory, and each rank reads its own rows
-out of the safetensors. Ranks gather together, though each has its own batches: before every pass through the network's body they
-agree that one is made, and who has nothing to compute makes an empty one. How training divides a network is
+output matrix are whole on every rank. Nobody ever holds all blocks: the network is made without memory, and each rank reads its
+own rows out of the safetensors. Ranks gather together, though each has its own batches: before every pass through the network's
+body they agree that one is made, and who has nothing to compute makes an empty one. How training divides a network is
 tasks/jobs/training/parallel.py.
 """
 
