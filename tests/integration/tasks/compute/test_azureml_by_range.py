@@ -67,6 +67,14 @@ def test_nodes_read_their_samples_where_the_tokens_lie(tmp_path):
         done = run(
             job, backend=backend, folder=stand.home / "jobs" / job.id, journal=StoreJournal(store), watch=Watch()
         )
+        there = training_job(tokens, made.ref, token="b6" * 16, ranks_per_node=NODES)
+        alone = run(
+            there,
+            backend=open_backend(ClusterConfig()),
+            folder=tmp_path / "alone" / there.id,
+            journal=StoreJournal(store),
+            watch=Watch(),
+        )
         reads = [r for r in stand.relay.log[since:] if r.method == "GET" and r.place[1].endswith(".bin")]
         lying = [path for base in (stand.home, stand.service.base) for path in base.rglob("train*.bin")]
     assert not lying, "no file of tokens was brought anywhere"
@@ -75,9 +83,5 @@ def test_nodes_read_their_samples_where_the_tokens_lie(tmp_path):
     # Each sample costs the block that it lies in, or two; read ahead are a few steps more than were used.
     assert used <= read <= 3 * STEPS * CONFIG.global_batch_size * BLOCK < sum(FILES.values()) * 2 / 1.5, (used, read)
 
-    there = training_job(tokens, made.ref, token="b6" * 16, ranks_per_node=NODES)
-    alone = run(
-        there, backend=open_backend(ClusterConfig()), folder=tmp_path / "alone" / there.id, journal=StoreJournal(store)
-    )
     for name in ("model.safetensors", "training_log.jsonl"):
         assert (done.output / name).read_bytes() == (alone.output / name).read_bytes(), "as with the tokens in a folder"
