@@ -73,11 +73,12 @@ def run(rank: Rank) -> dict[str, Any]:
     encoded = encode_for(rank.inputs["checkpoint"], rank.inputs["tokens"], heldout)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     model, sharded = load_measured(rank.inputs["checkpoint"], config, rank=rank, local_rank=local_rank)
-    parts, lockstep = rank.folder / "parts", None
+    parts, idle, together = rank.folder / "parts", dict[str, Any](), dict[str, Any]()
     if sharded:
         from tasks.jobs.evaluation.sharded import Lockstep  # torch's FSDP2 and accelerate take seconds to import
 
         lockstep = Lockstep(model)
+        idle, together = {"idle": lockstep.idle}, {"sharded": True, "meet": lockstep.meet}
     bench = Bench(
         model=model,
         tokenizer=Tokenizer.from_file(str(rank.inputs["checkpoint"] / "tokenizer.json")),
@@ -87,8 +88,8 @@ def run(rank: Rank) -> dict[str, Any]:
         heldout=heldout,
         rank=rank,
         config=config,
-        division=Division(parts, rank.rank, rank.world_size, **({"idle": lockstep.idle} if lockstep else {})),
-        **({"sharded": True, "meet": lockstep.meet} if lockstep else {}),
+        division=Division(parts, rank.rank, rank.world_size, **idle),
+        **together,
     )
     # How long a text the model takes, and its bits by position. Joined rows are as long as those that it was trained
     # on.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,4 +108,4 @@ def part_of(folder: Path, name: str, number: int) -> Path:
 def _write(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(exist_ok=True)
     with whole(path) as file:
-        np.savez(file, **arrays)
+        np.savez(file, **cast(dict[str, Any], arrays))
