@@ -52,13 +52,13 @@ class Weights:
     def slices(self, name: str, shape: tuple[int, ...]) -> Any:
         """A tensor, of which rows can be read. Raises ValueError where there is none of that name and shape."""
         stored = self._stored(name)
-        found = self._files[stored].get_slice(stored) if stored else None
-        if found is None or tuple(found.get_shape()) != shape:
+        tensor = self._files[stored].get_slice(stored) if stored else None
+        if tensor is None or tuple(tensor.get_shape()) != shape:
             raise ValueError(
                 f"{self._checkpoint} has no tensor {name} of shape {list(shape)}, so its weights cannot be read one by one: save "
                 "the model with transformers' `save_pretrained`"
             )
-        return found
+        return tensor
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor as it lies in its file: mapped into memory, not copied. Raises ValueError as `slices` does."""
