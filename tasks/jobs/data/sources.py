@@ -111,9 +111,9 @@ def _open_remote(
 ) -> Cached:
     """The training split of an artifact whose `.bin` were left in the store, by way of a cache of `room` bytes on this machine.
 
-    `share` is the part of the run's samples that are of this artifact. The cache is filled where that moves fewer bytes than
-    reading each sample in the store: where a machine reads most of the corpus, or reads it often. Of a corpus that many machines
-    share, each reads its own samples.
+    `share` is the part of the run's samples that are of this artifact. The cache is filled, as far as there is room, where this
+    machine's samples, each read in the store by itself, would come to more bytes than the corpus has: it reads most of the
+    corpus, or reads it often. Of a corpus that many machines share, each reads its own samples.
     """
     # azure-storage-blob takes half a second to import, which only those who read there should wait for.
     from tasks.storage.blob.ranges import open_remote
@@ -123,7 +123,7 @@ def _open_remote(
     machines = int(environment.get("WORLD_SIZE", "1")) / int(environment.get("LOCAL_WORLD_SIZE", "1"))
     samples = config.steps * config.global_batch_size * share / machines
     one_by_one = samples * (config.sequence_length * dtype.itemsize + BLOCK)
-    fills = min(room, ranges.size) < one_by_one
+    fills = ranges.size < one_by_one
     which = " ".join(f"{known[f'{name}.bin'].blob} {known[f'{name}.bin'].version}" for name in names)
     return Cached(ranges, dtype, _place(which, room if fills else 0, environment))
 

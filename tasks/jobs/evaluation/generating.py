@@ -133,7 +133,10 @@ class Chance:
         self._generator, self._vocab_size, self._drawn = torch.Generator().manual_seed(seed), vocab_size, 0
 
     def behind(self, groups: Sequence[tuple[int, int]]) -> torch.Generator:
-        """The generator behind what these groups draw, each of so many rows and tokens; the caller draws the next group's."""
+        """The generator as one rank by itself would have it after these groups, each of so many rows and tokens.
+
+        Groups are asked for in their order; the caller draws the next one's.
+        """
         for rows, tokens in groups[self._drawn :]:
             even = torch.ones(rows, self._vocab_size)
             for _ in range(tokens):

@@ -49,8 +49,6 @@ class RemoteTokens:
         self._blocks = [Blocks(folder / name, file.size) for name, file in zip(names, self._files, strict=True)]
         self._begins = [0, *accumulate(file.size for file in self._files)]
         self.size = self._begins[-1]
-        self.bytes_read = 0
-        """Asked of the store."""
 
     def read(self, start: int, length: int) -> bytes:
         """These bytes; fewer only at the end. Raises IntegrityError for bytes that are not those that were published, Missing
@@ -77,7 +75,6 @@ class RemoteTokens:
         raise self._damaged(file, how)
 
     def _part(self, file: Remote, start: int, length: int) -> bytes:
-        self.bytes_read += length
         blob = self._container.blob(file.blob, file.version)
         with self._container.told(file.blob):
             try:

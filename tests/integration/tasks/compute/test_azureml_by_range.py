@@ -1,7 +1,6 @@
 """Two nodes of Azure ML that train on tokens in the store: each reads what its samples need there, and the launcher nothing."""
 
 import json
-import re
 
 import elastic_material
 import numpy as np
@@ -50,11 +49,6 @@ def training_job(tokens, ref, **changed):
     return Job(settings=settings, **fields, **inputs, **changed)
 
 
-def asked_of(request):
-    first, last = re.fullmatch(r"bytes=(\d+)-(\d+)", request.header("x-ms-range") or request.header("range")).groups()
-    return int(last) - int(first) + 1
-
-
 @pytest.mark.long
 def test_nodes_read_their_samples_where_the_tokens_lie(tmp_path):
     tokens = write_tokens(tmp_path / "tokens")
@@ -78,7 +72,7 @@ def test_nodes_read_their_samples_where_the_tokens_lie(tmp_path):
         reads = [r for r in stand.relay.log[since:] if r.method == "GET" and r.place[1].endswith(".bin")]
         lying = [path for base in (stand.home, stand.service.base) for path in base.rglob("train*.bin")]
     assert not lying, "no file of tokens was brought anywhere"
-    read = sum(map(asked_of, reads))
+    read = sum(request.asked_bytes for request in reads)
     used = STEPS * CONFIG.global_batch_size * 2 * (CONFIG.sequence_length + 1)
     # Each sample costs the block that it lies in, or two; read ahead are a few steps more than were used.
     assert used <= read <= 3 * STEPS * CONFIG.global_batch_size * BLOCK < sum(FILES.values()) * 2 / 1.5, (used, read)

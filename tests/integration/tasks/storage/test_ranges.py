@@ -1,9 +1,7 @@
 """Tokens that stay in the store: the same samples as from a folder, by reading what they need, and nothing that was changed."""
 
 import json
-import re
 import zlib
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from tasks.common.errors import IntegrityError
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.formats.token_blocks import BLOCK, write_blocks
+from tasks.jobs.data import sources
 from tasks.jobs.data.samples import tokens_identity
 from tasks.jobs.data.sources import open_source
 from tasks.storage.blob.ranges import fetch_but, open_remote
@@ -46,17 +45,9 @@ def fetched(stand, folder, tmp_path):
 
 def bytes_of_tokens(stand, since):
     """What the service was asked for of the files that stayed, in bytes."""
-    asked = 0
-    for request in stand.relay.log[since:]:
-        if request.method == "GET" and request.place[1].endswith(".bin"):
-            first, last = re.fullmatch(
-                r"bytes=(\d+)-(\d+)", request.header("x-ms-range") or request.header("range")
-            ).groups()
-            asked += int(last) - int(first) + 1
-            assert parse_qs(urlsplit(request.target).query).get("versionid"), (
-                "the version that was published, not the newest"
-            )
-    return asked
+    reads = [r for r in stand.relay.log[since:] if r.method == "GET" and r.place[1].endswith(".bin")]
+    assert all("versionid" in request.query for request in reads), "the version that was published, not the newest"
+    return sum(request.asked_bytes for request in reads)
 
 
 def machine(monkeypatch, tmp_path, *, of=1):
@@ -65,13 +56,19 @@ def machine(monkeypatch, tmp_path, *, of=1):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
 
 
-def test_samples_are_those_of_a_folder_and_one_of_many_machines_reads_its_own(stand, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("room", [1 << 30, 4 * BLOCK])
+def test_samples_are_those_of_a_folder_and_one_of_many_machines_reads_its_own(
+    stand, folder, tmp_path, monkeypatch, room
+):
+    monkeypatch.setattr(sources, "PIECE", BLOCK)
     there, _ = fetched(stand, folder, tmp_path)
     machine(monkeypatch, tmp_path, of=50)
     assert sorted(path.name for path in there.glob("train*")) == sorted(f"{name}.blocks" for name in FILES)
     assert tokens_identity(there) == tokens_identity(folder)
-    source, plain = (open_source({"tokens": f}, CONFIG, ExecutionConfig(cache_gib=1)) for f in (there, folder))
-    since = len(stand.relay.log)
+    since, how = len(stand.relay.log), ExecutionConfig(cache_gib=room / 2**30)
+    source, plain = (open_source({"tokens": f}, CONFIG, how) for f in (there, folder))
+    source.tokens.wait()
+    assert source.tokens.held == 0, "its samples are fewer bytes than the corpus"
     assert source.count == plain.count
     assert np.array_equal(source.batch(0, 8), plain.batch(0, 8))
     # A sample of 130 bytes lies in one block, or two; a read of the whole corpus would be 738,000 bytes.

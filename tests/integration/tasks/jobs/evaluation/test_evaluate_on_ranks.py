@@ -1,5 +1,7 @@
 """Several ranks measure what one measures, byte for byte: each the whole model, or all of them together one model."""
 
+import json
+
 import pytest
 from evaluation_material import everything, measure, write_material
 
@@ -18,8 +20,6 @@ def on(ranks, **evaluation):
 
 
 def metrics_of(folder):
-    import json
-
     return json.loads((folder / "result.json").read_text())["metrics"]
 
 
