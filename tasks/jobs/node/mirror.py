@@ -113,8 +113,8 @@ OUTPUT = "out/"
 PARTS = "parts/"
 """What machines that read a corpus together made of its units; the leader puts them together. Up to a million files."""
 SENT_PARTS = "parts.jsonl"
-"""In a machine's part of the folder: which parts it sent or removed, by name and etag. The leader brings them by it, for a listing
-costs by all names that are there."""
+"""In a machine's part of the folder: which parts it sent or removed, by name and etag. The leader brings them by it, because a
+listing costs by all names that are there."""
 PARTS_SHARE = 0.05
 """Most of the time that this machine spends on looking for parts that its own processes made."""
 LISTED = "output.json"
@@ -288,7 +288,9 @@ class Mirror:
 
     def _unannounced(self) -> list[str]:
         """Parts that lie there of which no machine says so: it was killed in between."""
-        announced = {json.loads(line)["name"] for path in self._announcements() for line in path.read_bytes().splitlines()}
+        announced = {
+            json.loads(line)["name"] for path in self._announcements() for line in path.read_bytes().splitlines()
+        }
         known = (path for path in (self.local / PARTS).rglob("*") if path.is_file())
         names = (path.relative_to(self.local).as_posix() for path in known)
         return sorted(name for name in names if name not in announced and self.parts.knows(name))

@@ -172,11 +172,11 @@ class Container:
                 yield item
 
     def listing_but(self, prefix: str, passed_over: str) -> Iterator[BlobProperties]:
-        """The same without a folder right below the prefix, whatever it holds; each of the other folders is asked for by itself."""
+        """The same without a folder right below the prefix, whatever it holds; the others are asked for one by one."""
         start = self.prefix + prefix
         with self.told(prefix):
             for item in self._container.walk_blobs(name_starts_with=start, delimiter="/"):
-                if not item.name.endswith("/"):
+                if isinstance(item, BlobProperties):
                     item.name = item.name.removeprefix(self.prefix)
                     yield item
                 elif item.name != start + passed_over:

@@ -82,8 +82,8 @@ class BlobFolder:
     ) -> None:
         """`theirs`: nothing here is newer than what is there, whatever it looks like. Without a key, files carry no code.
 
-        `only` and `but` are folders right below, with `/`: the one that is kept in step, or one that is passed over on both sides,
-        at a cost that does not grow with what it holds.
+        `only` and `but` are folders right below, with `/`: the one that is kept in step, or one that is passed over on both
+        sides, at a cost that does not grow with what it holds.
         """
         self.container, self.prefix, self.local = container, prefix.rstrip("/") + "/", local
         self._only, self._but, self._much_there = only, but, False
@@ -191,7 +191,7 @@ class BlobFolder:
         require_inside(names, where=f"{self.container.uri}/{self.prefix}")
 
     def _listed(self) -> dict[str, BlobProperties]:
-        """What lies there, by name. Below a folder that is passed over it is listed only until it proves to be more than a page."""
+        """What lies there, by name. A folder that is passed over is listed only until it proves to hold more than a page."""
         if self._much_there:
             blobs = self.container.listing_but(self.prefix, self._but)
             return {blob.name.removeprefix(self.prefix): blob for blob in blobs}
