@@ -21,7 +21,7 @@ import yaml
 from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
-from deployments.services import checks, mlflow_server, prefect_server
+from deployments.services import checks, database, mlflow_server, prefect_server
 from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker
 from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log
 from tasks.common import process
@@ -167,6 +167,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
         take_over(home)
         stopped_mark(home).unlink(missing_ok=True)
+        database.settle(home, config)
         server = prefect_server.prepare(home, port)
         say("Prefect server")
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)

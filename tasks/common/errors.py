@@ -77,6 +77,10 @@ class Missing(HeadwayError):
     exit_code = 6
 
 
+class Lost(Missing):
+    """A claim ran out, or somebody broke it, before the work was done: another may be at it now, so nothing is written any more."""
+
+
 class Cancelled(HeadwayError):
     """Somebody stopped the run: Ctrl-C, SIGTERM, or cancel in the Prefect UI."""
 

@@ -271,8 +271,9 @@ def reconcile(home: Path, journal: Journal, *, ask: bool = False, opener: Opener
 
 def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | None) -> Reconciled | None:
     """One job; None when it is settled, or somebody supervises it."""
-    with unsupervised(folder) as mine:
-        generation = newest(job_of(folder).token, journal) if mine else None
+    token = job_of(folder).token
+    with unsupervised(folder, token, journal.claims) as mine:
+        generation = newest(token, journal) if mine else None
         if generation is None:
             return None
         if generation.end:

@@ -163,6 +163,7 @@ class Stage:
         outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
+        run.claim.require()
         last = records.newest(run.store, self.name)
         run.observer.started(self.name, last.seconds if last else None)
         try:
@@ -265,6 +266,7 @@ class Stage:
             run=identity,
             job=outcome.job,
         )
+        run.claim.require()
         records.save(run.store, record)
         clean_up(work)
         _fill(outcome, record)

@@ -284,6 +284,7 @@ def clean_up(work: Work) -> None:
 
 def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], provenance: Provenance) -> Manifest:
     """A job's output is linked into the store, noted, and only then deleted: a kill in between loses nothing."""
+    work.lifecycle.claim.require()
     store = work.lifecycle.store
     if work.job is None or not folder.is_relative_to(work.job.folder):
         return publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance)

@@ -1,0 +1,94 @@
+"""The watches of several hosts that work in one store: which one acts for all, and which host is gone.
+
+Each watch holds the claim to its host, and one of them the claim to act (tasks/common/claims.py). What concerns all hosts, such as
+missed schedules and runs whose host is gone, only that one does; another has its place within half a minute. What concerns one host,
+its own processes above all, each does for itself. A store in a folder gives out no claims: there the one watch acts.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.common.claims import Claim, Claims, host_claim
+from tasks.common.errors import HeadwayError, Lost, Missing
+from tasks.storage import open_store
+
+ACTS = "watch"
+"""Name of the claim to act for all hosts."""
+GONE_SECONDS = 10.0
+"""A claim that nobody holds for so long, while the store answers, is of nobody any more: a holder that lives, and that only the
+store was away from, has it again within some seconds."""
+
+
+class Hosts:
+    """State: our claims, and since when nobody holds those that were asked for."""
+
+    def __init__(self, home: Path, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.home, self._now = home, now
+        self._host: Claim | None = None
+        self._acting: Claim | None = None
+        self._free: dict[str, float] = {}
+
+    def tick(self, now: float) -> None:
+        """Take what is ours, or what became free. Raises Missing while the store does not answer, or another has our name."""
+        claims = self._claims()
+        if claims is None:
+            return
+        if self._acting is None or self._acting.lost:
+            before, self._acting = self._acting, claims.take(ACTS)
+            if self._acting:
+                logging.info("this watch acts for all hosts of the store from now on")
+            elif before:
+                logging.warning("the watch of another host acts for all now")
+        if self._host is None or self._host.lost:
+            name = socket.gethostname()
+            self._host = claims.take(host_claim(name))
+            if self._host is None:
+                raise Missing(
+                    f"another host of this store is called {name}, or its watch has just ended",
+                    remedy="If this goes on, give each host a name of its own: a run tells by it where it is.",
+                )
+
+    def act(self) -> bool:
+        """Whether this watch, and no other, is to do what concerns all hosts; no while the store does not answer."""
+        if self._claims() is None:
+            return True
+        try:
+            if self._acting is not None:
+                self._acting.require()
+        except Lost:
+            return False
+        except Missing:
+            return False
+        return self._acting is not None
+
+    def gone(self, *names: str) -> bool:
+        """Whether nobody holds any of these claims, and for how long enough; no while the store does not answer."""
+        claims = self._claims()
+        if claims is None:
+            return False
+        for name in names:
+            try:
+                held = claims.held(name)
+            except HeadwayError:
+                self._free.clear()
+                return False
+            if held:
+                self._free.pop(name, None)
+                return False
+            self._free.setdefault(name, self._now())
+        return all(self._now() - self._free[name] >= GONE_SECONDS for name in names)
+
+    def end(self) -> None:
+        """Give back what is ours: another watch need not wait."""
+        for claim in (self._acting, self._host):
+            if claim:
+                claim.give_back()
+        self._acting = self._host = None
+
+    def _claims(self) -> Claims | None:
+        return open_store(self.home).claims
