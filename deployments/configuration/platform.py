@@ -192,9 +192,7 @@ class PlatformConfig(Settings):
             return self.database
         name = self.database.removeprefix("env:")
         if not os.environ.get(name):
-            raise Missing(
-                f"{name} is not set, which the setting `database` names", remedy=f"export {name}='{FORM}'"
-            )
+            raise Missing(f"{name} is not set, which the setting `database` names", remedy=f"export {name}='{FORM}'")
         return os.environ[name]
 
 

@@ -1,6 +1,6 @@
-"""The database that `headway up` is given for Prefect and MLflow: looked at before anything starts, and kept for all that follows.
+"""The database that `headway up` is given for Prefect and MLflow: prepared before anything starts, and kept for later starts.
 
-Without one, both have files in the home. What moves between the two is nothing: a new database begins empty.
+Without one, both have files in the home. Nothing is moved between the two: a new database begins empty.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ A run is resumed a limited number of times. Not counted are runs that `headway d
 up when the platform stopped, and runs that were at work before and lost their slot to another run meanwhile: these always go
 on.
 
-Only runs of this platform are touched: those of our work pool whose worker was on this host, or on one of the same store that is
-gone (hosts.py), and those of this home's command line. A run from the command line that dies before it opened its folder (runs/ID) cannot be attributed to a home, and is left
-alone.
+Only runs of this platform are touched: those of our work pool whose worker was on this host, or on a host of the same store that
+is gone (hosts.py), and those of this home's command line. A run from the command line that dies before it opened its folder
+(runs/ID) cannot be attributed to a home, and is left alone.
 """
 
 from __future__ import annotations

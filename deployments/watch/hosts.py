@@ -1,8 +1,8 @@
 """The watches of several hosts that work in one store: which one acts for all, and which host is gone.
 
-Each watch holds the claim to its host, and one of them the claim to act (tasks/common/claims.py). What concerns all hosts, such as
-missed schedules and runs whose host is gone, only that one does; another has its place within half a minute. What concerns one host,
-its own processes above all, each does for itself. A store in a folder gives out no claims: there the one watch acts.
+Each watch holds the claim to its host, and one of them the claim to act (tasks/common/claims.py). What concerns all hosts, such
+as missed schedules and runs whose host is gone, only that one does; another has its place within half a minute. What concerns one
+host, its own processes above all, each does for itself. A store in a folder gives out no claims: there the one watch acts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claims of processes on several hosts to the same thing: who supervises a job, works on a flow run, or acts as the watch.
 
-A store that several hosts share gives them out (tasks/storage/blob/claims.py). A store in a folder gives none: there one host works,
-and locks of files suffice. Whoever holds a claim asks `require` before each step that another must not take at the same time:
-no process knows by its own clock whether it still holds one, for it may have been stopped meanwhile.
+A store that several hosts share gives them out (tasks/storage/blob/claims.py). A store in a folder gives none: there one host
+works, and locks of files suffice. Whoever holds a claim asks `require` before each step that another must not take at the same
+time: no process knows by its own clock whether it still holds one, for it may have been stopped meanwhile.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ALONE = Unclaimed()
 def claimed(
     claims: Claims | None, name: str, *, waiting: Callable[[], None], sleep: Callable[[float], None]
 ) -> Iterator[Claim]:
-    """Hold the claim to a name, or nothing where there are no claims; `waiting` is called while another holds it, and may raise."""
+    """Hold the claim to a name, or nothing where there are none; `waiting` is called while another holds it, and may raise."""
     if claims is None:
         yield ALONE
         return

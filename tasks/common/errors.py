@@ -78,7 +78,7 @@ class Missing(HeadwayError):
 
 
 class Lost(Missing):
-    """A claim ran out, or somebody broke it, before the work was done: another may be at it now, so nothing is written any more."""
+    """A claim ran out, or somebody broke it, before the work was done: another may be at it now, so nothing more is written."""
 
 
 class Cancelled(HeadwayError):

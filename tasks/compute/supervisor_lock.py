@@ -1,7 +1,7 @@
 """Who supervises a job: a lock on its folder, and beside it `supervisor.json`, which says who and what was seen last.
 
-One process supervises a job at a time; the lock is let go when that process dies, however it dies. Where several hosts work in one
-store, each with a home of its own, the supervisor holds the store's claim to the job as well (tasks/common/claims.py).
+One process supervises a job at a time; the lock is let go when that process dies, however it dies. Where several hosts work in
+one store, each with a home of its own, the supervisor holds the store's claim to the job as well (tasks/common/claims.py).
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def tracking_uri() -> str:
 
     A file is named by its absolute path: who publishes works in another directory.
     """
-    named = os.environ.get("MLFLOW_TRACKING_URI") or mlflow_uri(home()) or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    named = (
+        os.environ.get("MLFLOW_TRACKING_URI") or mlflow_uri(home()) or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    )
     scheme, file, path = named.partition("sqlite:///")
     return f"{file}{Path(path).absolute()}" if file and not scheme else named
 

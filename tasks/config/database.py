@@ -45,7 +45,9 @@ def parse(address: str) -> tuple[Database, str]:
         raise ValueError(f"the database's port is no number: write it as {FORM}") from error
     if parts.scheme not in ("postgresql", "postgres"):
         kind = parts.scheme if re.fullmatch(r"[a-z0-9+]{1,20}", parts.scheme) else "something else"
-        raise ValueError(f"the database is {kind}, not PostgreSQL: write it as {FORM}; SQLite is what an empty one means")
+        raise ValueError(
+            f"the database is {kind}, not PostgreSQL: write it as {FORM}; SQLite is what an empty one means"
+        )
     missing = [
         what
         for what, value in (("user", parts.username), ("host", parts.hostname), ("database", parts.path.strip("/")))
@@ -55,7 +57,9 @@ def parse(address: str) -> tuple[Database, str]:
         raise ValueError(f"the database's address has no {' and no '.join(missing)}: write it as {FORM}")
     options = parse_qsl(parts.query, keep_blank_values=True)
     if unknown := sorted({key for key, _ in options} - OPTIONS.keys()):
-        raise ValueError(f"the database's address has {', '.join(unknown)} behind the ?: it may have {', '.join(OPTIONS)}")
+        raise ValueError(
+            f"the database's address has {', '.join(unknown)} behind the ?: it may have {', '.join(OPTIONS)}"
+        )
     name, user, password = unquote(parts.path.strip("/")), unquote(parts.username or ""), unquote(parts.password or "")
     if any(sign in text for sign in ":\\\n" for text in (name, user, password)):
         raise ValueError(
@@ -83,7 +87,9 @@ def keep(home: Path, database: Database | None, password: str) -> None:
 def kept(home: Path) -> Database | None:
     """The database that `headway up` was given; None: files of the home."""
     fields = read_json(_kept(home))
-    return Database(**{**fields, "options": tuple((key, value) for key, value in fields["options"])}) if fields else None
+    return (
+        Database(**{**fields, "options": tuple((key, value) for key, value in fields["options"])}) if fields else None
+    )
 
 
 def mlflow_uri(home: Path) -> str | None:

@@ -1,8 +1,8 @@
 """Claims as leases on small blobs below `claims/`: short ones, renewed by a thread while the process that holds them runs.
 
-Two things fence a holder, and no clock of a host is one of them. The service refuses to renew a lease by the id of another. And each
-holder writes a note into the blob, so that its ETag tells whether anybody held it in between: a lease that merely ran out, because
-the store was away for everybody, is taken again by whoever had it, and the work goes on.
+Two things fence a holder, and no clock of a host is one of them. The service refuses to renew a lease by the id of another. And
+each holder writes a note into the blob, so that its ETag tells whether anybody held it in between: a lease that merely ran out,
+because the store was away for everybody, is taken again by whoever had it, and the work goes on.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ class BlobClaim:
     def _taken_again(self, **how: Any) -> bool:
         """Take a lease that ran out, unless anybody held it since. Raises AzureError while the service gives no answer."""
         try:
-            self._lease.acquire(
-                LEASE_SECONDS, etag=self._etag, match_condition=MatchConditions.IfNotModified, **how
-            )
+            self._lease.acquire(LEASE_SECONDS, etag=self._etag, match_condition=MatchConditions.IfNotModified, **how)
         except HttpResponseError as error:
             if error.status_code not in REFUSED:
                 raise
