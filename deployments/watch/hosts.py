@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.common.claims import Claim, Claims, host_claim
-from tasks.common.errors import HeadwayError, Lost, Missing
+from tasks.common.errors import HeadwayError, Missing
 from tasks.storage import open_store
 
 ACTS = "watch"
@@ -25,12 +25,19 @@ store was away from, has it again within some seconds."""
 
 
 class Hosts:
-    """State: our claims, and since when nobody holds those that were asked for."""
+    """State: our claims, who gives them out, and since when nobody holds those that were asked for."""
 
-    def __init__(self, home: Path, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.home, self._now = home, now
+    def __init__(
+        self,
+        home: Path,
+        *,
+        claims: Callable[[Path], Claims | None] = lambda home: open_store(home).claims,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.home, self._now, self._given = home, now, claims
         self._host: Claim | None = None
         self._acting: Claim | None = None
+        self._known: Claims | None = None
         self._free: dict[str, float] = {}
 
     def tick(self, now: float) -> None:
@@ -60,9 +67,7 @@ class Hosts:
         try:
             if self._acting is not None:
                 self._acting.require()
-        except Lost:
-            return False
-        except Missing:
+        except Missing:  # Lost among it
             return False
         return self._acting is not None
 
@@ -91,4 +96,8 @@ class Hosts:
         self._acting = self._host = None
 
     def _claims(self) -> Claims | None:
-        return open_store(self.home).claims
+        try:
+            self._known = self._given(self.home)
+        except (HeadwayError, ValueError) as error:  # somebody breaks stores.yaml: what was known of the store is so still
+            logging.info("hosts: %s", error)
+        return self._known
