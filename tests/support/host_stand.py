@@ -1,7 +1,7 @@
 """Hosts of a platform, all on this machine: each with a network, processes, a host name and a home of its own.
 
-A home lies at the same path on each, as on machines that are set up alike. `headway up` runs in the foreground as the first process
-of the host, so that whoever kills it kills all that runs there, as when a machine loses its power. Needs root.
+A home lies at the same path on each, as on machines that are set up alike. `headway up` runs in the foreground as the first
+process of the host, so that whoever kills it kills all that runs there, as when a machine loses its power. Needs root.
 """
 
 import json
@@ -39,7 +39,7 @@ class Host:
     def start(self) -> None:
         """Switch it on, and return when its platform is up."""
         self.disk.mkdir(parents=True, exist_ok=True)
-        words = f"hostname {self.name} && mount --bind {self.disk} {self.home} && exec {sys.executable} -m deployments.cli.main"
+        words = f"hostname {self.name} && mount --bind {self.disk} {self.home} && exec {Path(sys.executable).parent}/headway"
         apart = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         log = self.disk.parent / f"{self.name}.log"
         with open(log, "wb") as out:
@@ -82,7 +82,7 @@ class Host:
         first = next(iter(children(self.process.pid)), None)
         if first is None:
             return []
-        mine = os.readlink(f"/proc/{first}/ns/pid")
+        mine = _namespace(first)
         return [first, *(pid for pid in _all() if pid != first and _namespace(pid) == mine)]
 
     def power_off(self) -> None:
@@ -104,7 +104,8 @@ class Host:
 
 
 def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(one) for one in path.read_text().split()] if path.exists() else []
 
 
 def _all() -> list[int]:
@@ -113,6 +114,6 @@ def _all() -> list[int]:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""

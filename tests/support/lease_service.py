@@ -1,7 +1,7 @@
 """The leases of a store that several hosts share, by a clock that a test moves: what tasks/storage/blob/claims.py has of Azure.
 
-A process that lives renews its leases as time passes; one that is stopped, dead or cut off does not. A real Azurite has its say in
-tests/integration/tasks/storage/test_claims.py.
+A process that lives renews its leases as time passes; one that is stopped, dead or cut off does not. What a real Azurite does is
+in tests/integration/tasks/storage/test_claims.py.
 """
 
 from dataclasses import dataclass, field

@@ -1,5 +1,5 @@
-"""Two hosts on one store and one PostgreSQL, each with a home, a network and processes of its own: whatever becomes of one of them,
-the other goes on with its flow run and its job. The job runs on a real Slurm whose node reaches nothing but the store.
+"""Two hosts on one store and one PostgreSQL, each with a home, a network and processes of its own: whatever becomes of one, the
+other goes on with its flow run and its job. The job runs on a real Slurm, and its folder lies in the store.
 """
 
 import json
@@ -271,7 +271,7 @@ def test_the_other_host_adopts_the_run_of_one_that_lost_its_power_and_the_job_is
     require_done_once(stand, name, run, token)
     assert any("is gone" in state[2] for state in stand.states(run))
     events = [json.loads(line) for line in (other.disk / "runs" / run / "events.jsonl").read_text().splitlines()]
-    assert [one["kind"] for one in events if one["event"] == "job"][0] == "adopted"
+    assert next(one["kind"] for one in events if one["event"] == "job") == "adopted"
 
 
 def test_a_host_that_was_paused_and_wakes_up_does_nothing_more_to_a_run_that_another_has(stand, running):
