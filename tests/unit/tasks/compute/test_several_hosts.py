@@ -18,7 +18,8 @@ from tasks.storage import open_folder
 pytestmark = pytest.mark.unit
 
 TOKEN = "5" * 32
-MIRRORED = ClusterConfig.model_validate({"backend": "ssh", "ssh": {"hosts": ["a"]}, "mirror": {}})
+MIRRORED = ClusterConfig.model_validate({"backend": "slurm", "mirror": {}})
+PLAIN_MACHINES = ClusterConfig.model_validate({"backend": "ssh", "ssh": {"hosts": ["a"]}, "mirror": {}})
 SHARED = ClusterConfig.model_validate({"backend": "ssh", "ssh": {"hosts": ["a"]}})
 LOCAL = ClusterConfig()
 WORK = Job(
@@ -231,6 +232,15 @@ def test_a_job_whose_folder_only_its_host_sees_stays_its_hosts(hosts, service):
     with pytest.raises(Conflict, match="only there is the folder") as refused:
         two.supervise(backend, SHARED)
     assert "cluster.mirror" in refused.value.remedy and submissions(backend) == [1]
+
+
+def test_a_job_that_only_its_host_can_find_stays_its_hosts(hosts, service):
+    one, two = hosts
+    backend = killed(one, PLAIN_MACHINES)
+    service.pass_time(16)
+    with pytest.raises(Conflict, match="cannot be taken over: which machines it runs on"):
+        two.supervise(backend, PLAIN_MACHINES)
+    assert submissions(backend) == [1]
 
 
 def test_a_job_that_ran_on_the_host_itself_is_gone_with_it_and_begins_anew(hosts, service):
