@@ -57,7 +57,7 @@ class Hosts:
             if self._host is None:
                 raise Missing(
                     f"another host of this store is called {name}, or its watch has just ended",
-                    remedy="If this goes on, give each host a name of its own: a run tells by it where it is.",
+                    remedy="If this message stays, give each host a name of its own: a run tells by it where it is.",
                 )
 
     def act(self) -> bool:
@@ -98,6 +98,9 @@ class Hosts:
     def _claims(self) -> Claims | None:
         try:
             self._known = self._given(self.home)
-        except (HeadwayError, ValueError) as error:  # somebody breaks stores.yaml: what was known of the store is so still
+        except (
+            HeadwayError,
+            ValueError,
+        ) as error:  # somebody breaks stores.yaml: what was known of the store is so still
             logging.info("hosts: %s", error)
         return self._known

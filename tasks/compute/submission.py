@@ -153,7 +153,9 @@ def require_reachable(
             remedy=f"{end} Hosts take each other's jobs over where cluster.mirror is set, and on Azure ML.",
         )
     elastic = (intent.get("job") or {}).get("elastic")
-    if why := cluster.capabilities.cannot_move or ("an elastic job has its meeting place on the host" if elastic else ""):
+    if why := cluster.capabilities.cannot_move or (
+        "an elastic job has its meeting place on the host" if elastic else ""
+    ):
         raise Conflict(f"{where}, and cannot be taken over: {why}", remedy=end)
     if intent.get("folder_key") != _fingerprint(folder):
         raise Conflict(

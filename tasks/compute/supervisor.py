@@ -335,7 +335,7 @@ class _Supervision:
     def _instead(self, generation: Generation, why: str) -> Submitted:
         """Close what another host's supervisor left, and begin the next submission."""
         settle(self.job.token, self.journal, "failed", folder=self.folder, failure="infrastructure", message=why)
-        text = f"The job of {self.job.name} is submitted anew: {why} ({generation.intent.get('host')})."
+        text = f"The job of {self.job.name} is submitted again: {why} ({generation.intent.get('host')})."
         self.watch.event(Event("retrying", text, generation.number))
         return self._begin(with_lessons(self.job, generation.intent.get("job")), generation, stuck=generation.stuck)
 

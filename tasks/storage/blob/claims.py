@@ -95,7 +95,7 @@ class BlobClaim:
         if self.lost:
             raise Lost(
                 f"{self._container.uri}/{self._path} is another's now: this process was stopped or cut off for too long",
-                remedy="Nothing was written after that. Whoever took it over goes on with the work.",
+                remedy="Nothing was written after that. Whoever took it over continues the work.",
             )
 
     def give_back(self) -> None:
