@@ -87,6 +87,7 @@ def evaluate(
     """
     with files_of(checkpoint, *DESCRIPTION) as folder:
         context = declared_context(folder) or LONGEST
+    on = machines(on)
     job = run_job(program(checkpoint, tokens, config, mixed, files, sequence_length=context, on=on), on=on)
     return publish(job.output, Evaluation, name=checkpoint.name, metrics=job.result["metrics"], subject=checkpoint)
 
@@ -101,18 +102,35 @@ def program(
     sequence_length: int,
     on: Cluster,
 ) -> Program:
-    """What measures, on one machine with all of its threads. `sequence_length` are the tokens that the model is given at once."""
-    threads = on.threads_per_node
+    """What measures. `sequence_length` are the tokens that the model is given at once; `on` are the machines of `machines`.
+
+    Raises ValueError where a machine has GPUs, and fewer than ranks.
+    """
+    gpus = on.config.gpus_per_node
+    if config.device != "cpu" and 0 < gpus < on.ranks_per_node:
+        raise ValueError(
+            f"cluster.evaluation.ranks_per_node is {on.ranks_per_node}, and a machine has {gpus} GPUs: lower it to {gpus}, or "
+            "set evaluation.device: cpu"
+        )
+    threads = on.threads_per_rank
     settings = {
         "evaluation": config.model_dump(mode="json"),
         "sequence_length": sequence_length,
         "threads": threads,
         **({"source": tokens.name} if mixed else {}),
+        **({"shard": shard} if (shard := on.config.evaluation.shard) != "auto" else {}),
     }
     inputs: dict[str, Artifact] = {"checkpoint": checkpoint, "tokens": tokens}
     inputs |= {f"tokens-{other.name}": other for other in mixed}
     inputs |= {f"files-{each.name}": each for each in files}
-    return Program("tasks.jobs.evaluate", settings, inputs, ranks=1, threads=threads)
+    return Program("tasks.jobs.evaluate", settings, inputs)
+
+
+def machines(on: Cluster) -> Cluster:
+    """Those of a cluster that measure a model: of those that proved themselves, as many as `cluster.evaluation` asks for."""
+    config = on.config.for_evaluation
+    taken = {name: getattr(config, name) for name in ("nodes", "ranks_per_node", "threads_per_rank")}
+    return on.model_copy(update={"config": config, **taken})
 
 
 def champion_checkpoint(model: str) -> Checkpoint | None:

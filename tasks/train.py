@@ -109,6 +109,10 @@ def _note(config: TrainingConfig, how: ExecutionConfig, plan: Plan, on: Cluster,
     note(measured_on(on.name), measured(kind, formula_seconds=planned / plan.correction, seconds=took))
 
 
+READ_IN_PARTS = ("train*.bin", "train*.idx")
+"""Files of tokens of which a machine that has its own cache of them (`execution.cache_gib`) reads what its samples need."""
+
+
 def program(
     tokens: Tokens,
     config: TrainingConfig,
@@ -134,7 +138,8 @@ def program(
         **engine.job_settings(config, how),
         **({"continue_from": continue_from} if continue_from else {}),
     }
-    return Program(engine.program, settings, inputs, progress="checkpoints/LATEST")
+    by_range = {name: READ_IN_PARTS for name in inputs if name != "base"} if how.cache_gib is not None else {}
+    return Program(engine.program, settings, inputs, progress="checkpoints/LATEST", by_range=by_range)
 
 
 def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:

@@ -78,6 +78,8 @@ def on_which(stage: str, config: RetrainConfig) -> Cluster:
     """The machines of a stage's job; a qualification takes spares, and no machine twice."""
     if stage == "benchmark":
         return machines(config.cluster, config.benchmark)
+    if stage == "evaluate":
+        return evaluate.machines(unqualified(config.cluster))
     return unqualified(config.cluster.for_data if stage in ("validate", "preprocess") else config.cluster)
 
 
@@ -149,7 +151,7 @@ def _of_train(result: _Found, config: RetrainConfig) -> Program:
 
 def _of_evaluate(result: _Found, config: RetrainConfig) -> Program:
     checkpoint, tokens = _checkpoint(result, config), _tokens(result)
-    length, on = config.training.sequence_length, unqualified(config.cluster)
+    length, on = config.training.sequence_length, on_which("evaluate", config)
     if config.training.base:
         result.pending.append("settings.sequence_length: the base model's own context, where it is longer")
     files = tuple(result.named(Dataset, ref) for ref in config.evaluation.files)

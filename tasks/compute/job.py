@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.common.claims import Claims
 from tasks.common.errors import Missing
@@ -56,6 +56,8 @@ class Job(BaseModel):
     """Verified folders by name."""
     artifacts: dict[str, str] = {}
     """The same inputs as references KIND/NAME@VERSION, for a job that fetches them itself."""
+    by_range: dict[str, tuple[str, ...]] = Field({}, exclude_if=lambda value: not value)
+    """Files that it does not fetch, as patterns by the input's name: it reads parts of them in the store, each part verified."""
     nodes: int = 1
     ranks_per_node: int = 1
     threads_per_rank: int = 1

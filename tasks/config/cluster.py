@@ -164,6 +164,26 @@ class DataConfig(Settings):
     """Slurm partition or Azure ML compute of these machines, so that no GPU waits for them; empty: where training runs."""
 
 
+class EvaluationMachinesConfig(Settings):
+    """Machines of the jobs that measure a model: evaluate. They share its text and suites by batches."""
+
+    nodes: Positive = 1
+    """Machines that share the work; the figures are the same for any number."""
+    ranks_per_node: Positive = 1
+    """Processes a machine, one a GPU where it has GPUs; they share the threads that training has there."""
+    shard: Literal["auto", "always", "never"] = "auto"
+    """Whether all ranks together hold the model, each its share of every block. `auto`: where a GPU has no room for the whole."""
+
+    @model_validator(mode="after")
+    def _has_several(self) -> EvaluationMachinesConfig:
+        if self.shard == "always" and self.nodes * self.ranks_per_node == 1:
+            raise ValueError(
+                "evaluation.shard is always, and one rank has nobody to share the model with: raise "
+                "cluster.evaluation.ranks_per_node or cluster.evaluation.nodes, or leave it auto"
+            )
+        return self
+
+
 class ClusterConfig(Settings):
     """Where jobs run."""
 
@@ -172,7 +192,8 @@ class ClusterConfig(Settings):
     backend: BackendName = "local"
     """What jobs are submitted to."""
     nodes: Positive = 1
-    """Machines of a training job; `data.nodes` are those of jobs that read a corpus, other jobs run on one.
+    """Machines of a training job; `data.nodes` are those of jobs that read a corpus, `evaluation.nodes` of those that measure a
+    model, other jobs run on one.
 
     A range, as `1:8`, is short for `elastic`'s least and most.
     """
@@ -209,6 +230,9 @@ class ClusterConfig(Settings):
     mirror: MirrorConfig | None = Field(None, exclude_if=lambda mirror: mirror is None)
     """Store that job folders lie in, with a mirror on each machine's disk; empty: all machines share the folder."""
     data: DataConfig = Field(DataConfig(), exclude_if=lambda data: data == DataConfig())
+    evaluation: EvaluationMachinesConfig = Field(
+        EvaluationMachinesConfig(), exclude_if=lambda machines: machines == EvaluationMachinesConfig()
+    )
     retry: RetryConfig = RetryConfig()
     watch: WatchConfig = WatchConfig()
     ssh: SshConfig = SshConfig()
@@ -261,6 +285,20 @@ class ClusterConfig(Settings):
                 "launcher": "torchrun",
                 "elastic": None,
                 self.backend: section,
+            }
+        )
+
+    @property
+    def for_evaluation(self) -> ClusterConfig:
+        """The same for jobs that measure a model: `evaluation` in the place of training's machines and ranks."""
+        own = self.evaluation
+        return self.model_copy(
+            update={
+                "nodes": own.nodes,
+                "ranks_per_node": own.ranks_per_node,
+                "threads_per_rank": max(1, self.ranks_per_node * self.threads_per_rank // own.ranks_per_node),
+                "launcher": "torchrun",
+                "elastic": None,
             }
         )
 
@@ -367,6 +405,11 @@ class ClusterConfig(Settings):
 
     def _require_data_machines(self) -> None:
         can = self.capabilities
+        if self.evaluation.nodes > 1 and can.this_machine:
+            raise ValueError(
+                f"backend {self.backend} has one machine, evaluation.nodes is {self.evaluation.nodes}: use "
+                "cluster.evaluation.ranks_per_node, or another backend"
+            )
         if self.data.nodes > 1 and can.this_machine:
             raise ValueError(
                 f"backend {self.backend} has one machine, data.nodes is {self.data.nodes}: use data.threads, or another backend"

@@ -240,7 +240,8 @@ class ExecutionConfig(Settings):
     prefetch_steps: Positive = 2
     """Steps whose samples are read ahead, while others are computed."""
     cache_gib: float | None = Field(None, gt=0)
-    """Room on each machine's own disk for tokens that lie on a shared one, brought while training runs; empty: none is kept."""
+    """Room on each machine's own disk for tokens that lie on a shared one or in a store, brought while training runs; empty: none
+    is kept, and tokens in a store are brought whole before training."""
     max_crossing_share: Fraction = 0.01
     """Share of what a corpus of a mixture holds out that may nearly repeat what training reads of another one, in documents; more
     ends the run before its first step. With 1 nobody looks."""

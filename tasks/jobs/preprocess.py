@@ -25,10 +25,11 @@ from tasks.data.corpus.inputs import Unit, cut, find_shards
 from tasks.data.corpus.reading import documents, read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
-from tasks.data.tokenizing.merging import TokenFile, token_files, write_dataset
+from tasks.data.tokenizing.merging import SHARDED, TokenFile, token_files, write_dataset
 from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.data.tokenizing.units import Counts, Receipt, Work, encode_parallel, read_receipt, unit_bytes
+from tasks.formats.token_blocks import write_blocks
 from tasks.jobs.node.runtime import Rank, main
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -72,7 +73,7 @@ def run(rank: Rank) -> dict[str, Any]:
     _require_documents(receipts, work)
     files = token_files(receipts, work, most_bytes=(config.shard_gib or math.inf) * 2**30)
     for file in files[rank.rank :: sharing]:
-        _merge(file, work, parts)
+        _merge(file, work, parts, blocks=bool(config.shard_gib) and work.outputs[file.index][0] == SHARDED)
     if rank.rank:
         return {}
     while not all(_merged(file, parts).exists() for file in files):
@@ -198,12 +199,17 @@ def _require_documents(receipts: Sequence[Receipt], work: Work) -> None:
             )
 
 
-def _merge(file: TokenFile, work: Work, parts: Path) -> None:
-    """Write one file beside the parts, and check it by reading it back; `_merged` is there once it is sound."""
+def _merge(file: TokenFile, work: Work, parts: Path, *, blocks: bool) -> None:
+    """Write one file beside the parts, and check it by reading it back; `_merged` is there once it is sound.
+
+    With `blocks`, digests of its blocks too: a machine that trains on it may then leave it in the store, and read its part there.
+    """
     if _merged(file, parts).exists():
         return
     write_dataset(parts / file.name, file.index, file.receipts, work, parts)
     require_sound(parts / file.name, work.tokenizer, eod=work.tokenizer.require_eod())
+    if blocks:
+        write_blocks(parts / file.name)
     _merged(file, parts).touch()
 
 
@@ -218,7 +224,7 @@ def _finish(
     tokens.mkdir(exist_ok=True)
     if not rank.inputs.get("tokenizer"):
         shutil.copytree(rank.folder / "tokenizer", rank.output / "tokenizer", dirs_exist_ok=True)
-    for name in (f"{file.name}.{ending}" for file in files for ending in ("bin", "idx")):
+    for name in (f"{file.name}.{ending}" for file in files for ending in ("bin", "idx", "blocks")):
         if (parts / name).exists():  # not moved yet by an attempt before this one
             os.replace(parts / name, tokens / name)
     shutil.copytree(tokenizer.path, tokens / "tokenizer", dirs_exist_ok=True)

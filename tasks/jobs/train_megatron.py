@@ -45,6 +45,8 @@ from tasks.planning.case import Network
 from tasks.planning.counts import parameter_count
 
 POLL_SECONDS = 0.2
+LOOKED_BACK = 4 << 20
+"""Bytes at the end of an earlier attempt's log that are looked at for steps without a record."""
 PATIENT = timedelta(minutes=30)
 """Longest wait while rank 0 verifies checkpoints."""
 
@@ -131,6 +133,12 @@ def _prepare(rank: Rank, config: TrainingConfig, execution: ExecutionConfig) -> 
     micro = max(1, config.micro_batch_size // 2 ** int(rank.settings.get("smaller_batches", 0)))
     while config.global_batch_size // data_parallel % micro:
         micro -= 1
+    if manifest and log.exists():
+        # A kill may come after a checkpoint and before the record of its step, which the log has.
+        metrics = rank.folder / "metrics.jsonl"
+        recorded = max((int(record["step"]) for record in last_records(metrics)), default=0) if metrics.exists() else 0
+        steps = range(recorded + 1, manifest.step + 1)
+        Following(rank, config, offset=max(0, log.stat().st_size - LOOKED_BACK), steps=steps).look()
     resumed = manifest is not None
     deepspeed = execution.megatron.flavour == "megatron-deepspeed"
     places = Places(

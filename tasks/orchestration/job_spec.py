@@ -29,6 +29,8 @@ class Program:
     threads: int | None = None
     """Threads a rank; None: as the cluster says."""
     progress: str = ""
+    by_range: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Files of inputs, by patterns, of which a machine that shares no folder with the launcher reads parts where they lie."""
     restarts: int = 2
     """Restarts on the same machines; 0: nothing is tried again, because its failure is what it measures."""
 
@@ -42,6 +44,7 @@ def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[
         settings=program.settings,
         inputs=folders,
         artifacts={name: artifact.ref for name, artifact in program.inputs.items()},
+        by_range=dict(program.by_range),
         progress=program.progress,
         restarts=program.restarts,
         only_nodes=on.proven,

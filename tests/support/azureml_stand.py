@@ -17,6 +17,7 @@ import azurite
 import yaml
 from azureml_service import TOKEN, AzureMlService, serving
 from azurite import ACCOUNT
+from blob_relay import Relay
 from waiting import limit
 
 from tasks.compute import open_backend
@@ -40,6 +41,8 @@ class Stand:
     home: Path
     service: AzureMlService
     container: str
+    relay: Relay
+    """Before the blobs: it has a log of every request, the nodes' too."""
 
     def log_in(self, token: str = TOKEN) -> None:
         (self.home / "az.token").write_text(token)
@@ -95,14 +98,15 @@ def standing(base: Path) -> Iterator[Stand]:
     home, commands, container = base / "home", base / "bin", f"c{uuid.uuid4().hex[:20]}"
     home.mkdir(parents=True)
     az(commands / "az", home / "az.token")
-    with azurite.running(base / "azurite", in_memory=True) as blobs:
+    with azurite.running(base / "azurite", in_memory=True) as behind, Relay(behind).running() as relay:
+        blobs = relay.endpoint
         secret = {SECRET: blobs.connection_string}
         store = {"uri": f"az://{ACCOUNT}/{container}/some/prefix", "credential": "connection_string"}
         stores = {"use": "cloud", "stores": {"cloud": {**store, "secret": f"env:{SECRET}"}}}
         (home / "stores.yaml").write_text(yaml.safe_dump(stores))
         changed = {**secret, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
         with serving(blobs, base / "nodes", secret) as service, environment(changed):
-            stand = Stand(home, service, container)
+            stand = Stand(home, service, container, relay)
             stand.blobs().create_container()
             stand.log_in()
             yield stand

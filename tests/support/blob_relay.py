@@ -46,6 +46,12 @@ class Request:
         return dict(parse_qsl(urlsplit(self.target).query, keep_blank_values=True))
 
     @property
+    def asked_bytes(self) -> int:
+        """Length of the range of a blob that it asks for; 0 where it names none."""
+        first, _, last = (self.header("x-ms-range") or self.header("range")).removeprefix("bytes=").partition("-")
+        return int(last) - int(first) + 1 if last else 0
+
+    @property
     def place(self) -> tuple[str, str]:
         """Container and blob, decoded; empty where the request is about something larger."""
         _, _, container, blob = [*urlsplit(self.target).path.split("/", 3), "", ""][:4]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from tasks.config.training import TrainingConfig
 from tasks.formats.mmididx import map_tokens, prefixes
+from tasks.formats.token_blocks import remote_files
 
 UNITS = 1 << 22
 """Shares are rounded to so many parts, so that 2^40 places count exactly in 64 bits."""
@@ -290,7 +291,8 @@ def chained(streams: Sequence[Stream]) -> Stream:
 def tokens_identity(folder: Path) -> dict[str, Any]:
     """What a checkpoint remembers of its tokens: the sha256 of `tokens.json`, and the sizes of the split in bytes."""
     files = [Path(f"{prefix}.{ending}") for prefix in prefixes(folder, TRAIN) for ending in ("bin", "idx")]
-    sizes = {file.name: file.stat().st_size for file in files}
+    remote = remote_files(folder)
+    sizes = {file.name: remote[file.name].size if file.name in remote else file.stat().st_size for file in files}
     return {"tokens.json": hashlib.sha256((folder / "tokens.json").read_bytes()).hexdigest(), "bytes": sizes}
 
 

@@ -26,7 +26,8 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.mmididx import map_tokens, prefixes, read_header, token_count
+from tasks.formats.mmididx import map_tokens, prefixes, read_header, token_count, token_dtype
+from tasks.formats.token_blocks import BLOCK, remote_files
 from tasks.jobs.data.samples import (
     TRAIN,
     Chain,
@@ -101,12 +102,37 @@ def open_cached(prefix: Path, *, room: int, environment: Mapping[str, str]) -> C
     ranges, output = FileRanges(path), path.stat()
     if ranges.size != count * dtype.itemsize:
         raise IntegrityError(f"{path} has {ranges.size} bytes, its index says {count * dtype.itemsize}")
-    which = hashlib.sha256(
-        f"{path.resolve()} {output.st_ino} {output.st_size} {output.st_mtime_ns}".encode()
-    ).hexdigest()
+    which = f"{path.resolve()} {output.st_ino} {output.st_size} {output.st_mtime_ns}"
+    return Cached(ranges, dtype, _place(which, room, environment))
+
+
+def _open_remote(
+    folder: Path, config: TrainingConfig, *, share: float, room: int, environment: Mapping[str, str]
+) -> Cached:
+    """The training split of an artifact whose `.bin` were left in the store, by way of a cache of `room` bytes on this machine.
+
+    `share` is the part of the run's samples that are of this artifact. The cache is filled, as far as there is room, where this
+    machine's samples, each read in the store by itself, would come to more bytes than the corpus has: it reads most of the
+    corpus, or reads it often. Of a corpus that many machines share, each reads its own samples.
+    """
+    # azure-storage-blob takes half a second to import, which only those who read there should wait for.
+    from tasks.storage.blob.ranges import open_remote
+
+    names, known = [file.name for file in prefixes(folder, TRAIN)], remote_files(folder)
+    ranges, dtype = open_remote(folder, names), np.dtype(token_dtype(vocabulary(folder)[0]))
+    machines = int(environment.get("WORLD_SIZE", "1")) / int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    samples = config.steps * config.global_batch_size * share / machines
+    one_by_one = samples * (config.sequence_length * dtype.itemsize + BLOCK)
+    fills = ranges.size < one_by_one
+    which = " ".join(f"{known[f'{name}.bin'].blob} {known[f'{name}.bin'].version}" for name in names)
+    return Cached(ranges, dtype, _place(which, room if fills else 0, environment))
+
+
+def _place(which: str, room: int, environment: Mapping[str, str]) -> Place:
     base = Path(environment.get("HEADWAY_SCRATCH") or tempfile.gettempdir())
     first, ranks = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    return Cached(ranges, dtype, Place(base / f"headway-tokens-{os.getuid()}-{which[:16]}", room, first, ranks))
+    name = f"headway-tokens-{os.getuid()}-{hashlib.sha256(which.encode()).hexdigest()[:16]}"
+    return Place(base / name, room, first, ranks)
 
 
 class Cached:
@@ -252,15 +278,21 @@ def open_source(inputs: Mapping[str, Path], config: TrainingConfig, execution: E
     folders = corpora(inputs, config)
     for folder in folders[1:]:
         require_same_tokenizer(folders[0], folder)
-    opened = [open_samples(folder, config, _stream(folder, execution, of=len(folders))) for folder in folders]
-    return Mixture(opened, list(shares_by_name(config).values())) if config.mixture else opened[0]
+    shares = list(shares_by_name(config).values()) if config.mixture else [1.0]
+    opened = [
+        open_samples(folder, config, _stream(folder, config, execution, of=len(folders), share=share / sum(shares)))
+        for folder, share in zip(folders, shares, strict=True)
+    ]
+    return Mixture(opened, shares) if config.mixture else opened[0]
 
 
-def _stream(folder: Path, execution: ExecutionConfig, *, of: int) -> Stream:
+def _stream(folder: Path, config: TrainingConfig, execution: ExecutionConfig, *, of: int, share: float) -> Stream:
     files = prefixes(folder, TRAIN)
     if execution.cache_gib is None:
         return chained([Mapped(map_tokens(file)) for file in files])
     room = int(execution.cache_gib * 2**30 / of)
+    if remote_files(folder):
+        return _open_remote(folder, config, share=share, room=room, environment=os.environ)
     if len(files) == 1:
         return open_cached(files[0], room=room, environment=os.environ)
     # Every file has its part of the room.

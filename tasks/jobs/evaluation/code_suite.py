@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tasks.config.evaluation import SHIPPED, CodeSuiteConfig
 from tasks.evaluation.scores import wilson
-from tasks.jobs.evaluation.generating import before_end, continued
+from tasks.jobs.evaluation.generating import before_end, begin
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
 from tasks.jobs.evaluation.suites import Bench, Line, Suite, digest_of, files_of, lines_of, place_of
 
@@ -50,7 +50,7 @@ def code(bench: Bench) -> Suite | None:
             f"{SETTING}: a prompt has {longest} tokens, and the model takes {bench.context}: leave the longest out, or "
             "measure a model with a longer context"
         )
-    rows = continued(bench, prompts, config.tokens)
+    rows = begin("code", bench, prompts, config.tokens)()
     for problem, row in zip(problems, rows, strict=True):
         bench.check_time()
         results.append(judge(problem, bench.tokenizer.decode(before_end(row, bench.eod_id)), limits))

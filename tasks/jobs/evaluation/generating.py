@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tasks.jobs.evaluation.division import Arrays
 from tasks.jobs.evaluation.suites import Bench
 
 # Logits of a causal language model in parts of so many positions that they take a bounded amount of memory.
@@ -95,17 +97,52 @@ def continued(
     Prompts are neither empty nor longer than the model's context; each has the room that the context leaves to it, whatever the
     others have. The end of a document is a token like any other: who reads what was written cuts there. Raises SuiteTimeout.
     """
+    return begin("continued", bench, prompts, tokens, seed=seed)()
+
+
+def begin(
+    name: str, bench: Bench, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int | None = None
+) -> Callable[[], list[list[int]]]:
+    """Do this rank's share of the same; what is returned waits for the other ranks' and says it, or raises OnRankZero."""
     rooms = [min(tokens, bench.context - len(prompt)) for prompt in prompts]
-    chance = None if seed is None else torch.Generator().manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
-    results: list[list[int]] = [[] for _ in prompts]
-    for start in range(0, len(order), BATCH):
-        group = order[start : start + BATCH]
-        most = max(rooms[number] for number in group)
-        written = _continue(bench, [prompts[number] for number in group], most, chance)
-        for number, row in zip(group, written, strict=True):
-            results[number] = row[: rooms[number]]
-    return results
+    groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    most = [max(rooms[number] for number in group) for group in groups]
+    chance = None if seed is None else Chance(seed, bench.model.config.vocab_size)
+
+    def compute(unit: int) -> Arrays:
+        generator = chance.behind([(len(groups[other]), most[other]) for other in range(unit)]) if chance else None
+        return {"tokens": np.array(_continue(bench, [prompts[n] for n in groups[unit]], most[unit], generator))}
+
+    parts = bench.division.share(name, range(len(groups)), compute)
+
+    def ended() -> list[list[int]]:
+        results: list[list[int]] = [[] for _ in prompts]
+        for group, part in zip(groups, parts.all(bench.check_time), strict=True):
+            for number, row in zip(group, part["tokens"].tolist(), strict=True):
+                results[number] = row[: rooms[number]]
+        return results
+
+    return ended
+
+
+class Chance:
+    """The one sequence of random numbers that all groups of prompts draw from, one behind the other, whoever continues which."""
+
+    def __init__(self, seed: int, vocab_size: int) -> None:
+        self._generator, self._vocab_size, self._drawn = torch.Generator().manual_seed(seed), vocab_size, 0
+
+    def behind(self, groups: Sequence[tuple[int, int]]) -> torch.Generator:
+        """The generator as one rank by itself would have it after these groups, each of so many rows and tokens.
+
+        Groups are asked for in their order; the caller draws the next one's.
+        """
+        for rows, tokens in groups[self._drawn :]:
+            even = torch.ones(rows, self._vocab_size)
+            for _ in range(tokens):
+                torch.multinomial(even, 1, generator=self._generator)  # how much that draws depends on the shape alone
+        self._drawn = len(groups) + 1
+        return self._generator
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ give. Greedy scoring, so the same files give the same figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tasks.config.evaluation import LabelledFile
 from tasks.evaluation.scores import wilson
+from tasks.jobs.evaluation.division import Arrays
 from tasks.jobs.evaluation.generating import logits_in_parts
 from tasks.jobs.evaluation.scoring import batch_positions
 from tasks.jobs.evaluation.suites import Bench, Suite, digest_of, files_of, lines_of, place_of
@@ -50,10 +51,13 @@ def labelled(bench: Bench) -> Suite | None:
         return None
     metrics: dict[str, float] = {}
     samples, details, digests, problems = [], {}, {}, {}
+    begun = []
     for file in files:
         read = read_labelled(bench, file)
         names = sorted(set(read.labels))
-        messages = [names[best] for best in label_scores(bench, file, read.texts, names).argmax(axis=1)]
+        begun.append((file, read, names, begin_scores(bench, file, read.texts, names)))
+    for file, read, names, scores in begun:
+        messages = [names[best] for best in scores().argmax(axis=1)]
         result = figures_of(read.labels, messages, confidence=bench.config.confidence)
         metrics |= {f"{file.name}_{name}": value for name, value in result.items()}
         right = (label == answer for label, answer in zip(read.labels, messages, strict=True))
@@ -99,17 +103,35 @@ def label_scores(bench: Bench, file: LabelledFile, texts: Sequence[str], names: 
     A prompt that does not fit the model's context loses its beginning. Raises SuiteTimeout; ValueError for a label that does not
     fit, and for a model without finite probabilities.
     """
-    scores = np.zeros(len(texts) * len(names))
+    return begin_scores(bench, file, texts, names)()
+
+
+def begin_scores(
+    bench: Bench, file: LabelledFile, texts: Sequence[str], names: Sequence[str]
+) -> Callable[[], NDArray[np.float64]]:
+    """Do this rank's share of the same; what is returned waits for the other ranks' and says it, or raises OnRankZero."""
     rows = sorted(_rows(bench, file, texts, names), key=lambda row: (len(row.tokens), row.place))
-    most = batch_positions(bench.model)
+    most, batches = batch_positions(bench.model), []
     while rows:
-        bench.check_time()
         count = max(1, most // len(rows[-1].tokens))
-        batch, rows = rows[-count:], rows[:-count]
-        scores[[row.place for row in batch]] = _scored(bench, batch)
-    if not np.isfinite(scores).all():
-        raise ValueError("the model gives no finite probability to a label: its weights are broken")
-    return scores.reshape(len(texts), len(names))
+        batches.append(rows[-count:])
+        rows = rows[:-count]
+
+    def compute(batch: Sequence[_Row]) -> Arrays:
+        bench.check_time()
+        return {"scores": np.array(_scored(bench, batch))}
+
+    parts = bench.division.share(f"labelled-{file.name}", batches, compute)
+
+    def ended() -> NDArray[np.float64]:
+        scores = np.zeros(len(texts) * len(names))
+        for batch, part in zip(batches, parts.all(bench.check_time), strict=True):
+            scores[[row.place for row in batch]] = part["scores"]
+        if not np.isfinite(scores).all():
+            raise ValueError("the model gives no finite probability to a label: its weights are broken")
+        return scores.reshape(len(texts), len(names))
+
+    return ended
 
 
 def _rows(bench: Bench, file: LabelledFile, texts: Sequence[str], names: Sequence[str]) -> Iterator[_Row]:

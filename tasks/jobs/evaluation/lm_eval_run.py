@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tasks.jobs.evaluation.division import Division, OnRankZero
+
 BOOTSTRAP = 1000
 """Draws for the standard error of metrics that are no mean; that of a mean is computed."""
 
@@ -21,6 +23,8 @@ def main() -> int:
     order = json.loads(Path("order.json").read_text(encoding="utf-8"))
     try:
         output = _run(order)
+    except OnRankZero:
+        output = {"on_rank_zero": True}
     except Exception as error:  # noqa: BLE001 the end of a process
         output = {"error": f"{type(error).__name__}: {error}"[:2000]}
     Path("said.json.new").write_text(json.dumps(output), encoding="utf-8")
@@ -32,8 +36,9 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     import torch
     from lm_eval import utils
     from lm_eval.evaluator import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
+
+    from tasks.jobs.evaluation.lm_eval_model import DividedModel
 
     torch.set_num_threads(order["threads"])
     # The harness's templates, but in Jinja's sandbox: a template comes from data, and may not reach Python's inside.
@@ -51,8 +56,16 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"no task is called {', '.join(unknown)}; own tasks of the data: {own.all_tasks or 'none'}"
             )
-    model = HFLM(
-        pretrained=order["checkpoint"],
+    network, lockstep = _sharded(order) if order["place"] else (order["checkpoint"], None)
+    division = Division(
+        Path(order["parts"]) if order["parts"] else None,
+        order["rank"],
+        order["world_size"],
+        **({"idle": lockstep.idle} if lockstep else {}),
+    )
+    model = DividedModel(
+        division,
+        pretrained=network,
         tokenizer=order["tokenizer"],
         device=order["device"],
         dtype=order["dtype"],
@@ -62,14 +75,21 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     )
     index = manager.task_index
     tasks = [name if name in own.all_tasks else _with_files(name, index[name].yaml_path) for name in order["tasks"]]
-    result = simple_evaluate(
-        model=model,
-        tasks=tasks,
-        limit=order["limit"] or None,
-        task_manager=manager,
-        bootstrap_iters=BOOTSTRAP,
-        log_samples=False,
-    )
+    try:
+        result = simple_evaluate(
+            model=model,
+            tasks=tasks,
+            limit=order["limit"] or None,
+            task_manager=manager,
+            bootstrap_iters=BOOTSTRAP,
+            log_samples=False,
+        )
+    except OnRankZero:
+        if lockstep:
+            lockstep.meet()
+        raise
+    if lockstep:
+        lockstep.meet()
     assert result is not None, "this process has rank 0"
     # What the suite needs of the harness's results, as plain JSON.
     results = {
@@ -80,6 +100,20 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     better = {task: dict(entry) for task, entry in result.get("higher_is_better", {}).items()}
     versions = {task: str(version) for task, version in result.get("versions", {}).items()}
     return {"results": results, "samples": samples, "higher_is_better": better, "versions": versions}
+
+
+def _sharded(order: dict[str, Any]) -> tuple[Any, Any]:
+    """The network of which the harness's process of each rank holds its share, and what keeps them in step."""
+    import torch
+
+    from tasks.jobs.evaluation.sharded import Lockstep, load_sharded, open_group
+
+    device, name = torch.device(order["device"]), f"lm-eval-{order['attempt']}"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    open_group(device, name=name, rank=order["rank"], world_size=order["world_size"], place=tuple(order["place"]))
+    network = load_sharded(Path(order["checkpoint"]), dtype=getattr(torch, order["dtype"]), device=device)
+    return network, Lockstep(network)
 
 
 def _hold_functions() -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from tasks.common.errors import Missing
+from tasks.jobs.evaluation.division import OnRankZero
 from tasks.jobs.evaluation.heldout import open_documents
 from tasks.jobs.evaluation.suites import Bench, Suite, SuiteTimeout, digest_of, place_of
 
@@ -142,12 +143,15 @@ def lm_eval(bench: Bench) -> Suite | None:
         gather(place, Path(folder))
         sha256 = digest_of(sorted(Path(folder).iterdir()))
         output = _run(bench, Path(folder))
+    if "on_rank_zero" in output:
+        raise OnRankZero
     if "error" in output:
         raise ValueError(f"{SETTING}: lm-evaluation-harness ended with {output['error']}; nothing is loaded from a hub")
     suite = suite_of(output)
     return replace(suite, details={**suite.details, "sha256": sha256})
 
 
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 OURS = ("order.json", "said.json")
 """What lies beside them: what is asked of the harness's process, and what it says."""
 
@@ -198,13 +202,20 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
         "threads": bench.rank.settings["threads"],
         "device": str(bench.model.device),
         "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "parts": str(bench.division.folder.resolve()) if bench.division.folder else "",
+        "rank": bench.division.rank,
+        "world_size": bench.division.world_size,
+        "place": _meeting_place() if bench.sharded else None,
+        "attempt": bench.rank.attempt,
     }
+    bench.meet()  # from here on the harness's processes compute together, and these wait
     (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-    with open(bench.rank.folder / "lm-eval.log", "wb") as log:
+    name = f"lm-eval-{bench.rank.rank}.log" if bench.rank.rank else "lm-eval.log"
+    with open(bench.rank.folder / name, "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.jobs.evaluation.lm_eval_run"],
             cwd=folder,
-            env={**os.environ, **_no_hub(folder)},
+            env={**_of_no_rank(os.environ), **_no_hub(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -235,6 +246,17 @@ def _tokenizer(checkpoint: Path, folder: Path) -> Path:
         shutil.copyfile(path, copy / path.name)
     open_documents(checkpoint, copy)
     return copy
+
+
+def _meeting_place() -> tuple[str, int]:
+    from tasks.jobs.evaluation.sharded import meeting_place  # torch's FSDP2 and accelerate take seconds to import
+
+    return meeting_place()
+
+
+def _of_no_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without torchrun's variables: accelerate, in the harness, would open a process group of its own with them."""
+    return {key: value for key, value in environment.items() if not key.startswith(OF_A_RANK)}
 
 
 def _no_hub(folder: Path) -> dict[str, str]:

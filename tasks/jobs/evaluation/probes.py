@@ -29,7 +29,7 @@ from tasks.data.corpus.reading import documents
 from tasks.data.corpus.secrets import find
 from tasks.evaluation.scores import wilson
 from tasks.formats.mmididx import open_split
-from tasks.jobs.evaluation.generating import before_end, continued
+from tasks.jobs.evaluation.generating import before_end, begin
 from tasks.jobs.evaluation.suites import Bench, Suite
 
 SPLITS = ("train", "heldout")
@@ -54,27 +54,24 @@ def memorisation(bench: Bench) -> Suite | None:
     if not config.probe_samples:
         return None
     metrics: dict[str, float] = {}
-    samples = {}
-    for split in SPLITS:
-        result = passages(bench, split)
-        samples[split] = len(result)
+    prefix, rest = lengths(bench)
+    drawn = {split: passages(bench, split) for split in SPLITS}
+    written = {
+        split: begin(f"memorisation-{split}", bench, [passage.prompt for passage in result], rest)
+        for split, result in drawn.items()
+    }
+    samples = {split: len(result) for split, result in drawn.items()}
+    for split, result in drawn.items():
+        rows = written[split]()
         if result:
-            count = known_by_heart(bench, result)
+            count = sum(row == passage.rest for row, passage in zip(rows, result, strict=True))
             share = wilson(count, len(result), confidence=config.confidence)
             values = {"count": count, "share": share.estimate, "low": share.low, "high": share.high}
             metrics |= {f"{split}_{name}": float(value) for name, value in values.items()}
     if all(samples.values()):
         metrics["excess"] = metrics["train_share"] - metrics["heldout_share"]
-    prefix, rest = lengths(bench)
     details = {"samples": samples, "prefix_tokens": prefix, "tokens": rest}
     return Suite(metrics, min(samples.values()), lower_is_better=tuple(metrics), details=details)
-
-
-def known_by_heart(bench: Bench, results: list[Passage]) -> int:
-    """How many passages the model ends as they end."""
-    _, rest = lengths(bench)
-    written = continued(bench, [passage.prompt for passage in results], rest)
-    return sum(row == passage.rest for row, passage in zip(written, results, strict=True))
 
 
 def lengths(bench: Bench) -> tuple[int, int]:
@@ -202,7 +199,7 @@ def written(bench: Bench) -> tuple[Written, ...]:
             for text in _prompts(bench.heldout.texts, config.probe_samples)
         ]
         opened, tokens = [[*bench.opening, *prompt] for prompt in prompts], TOKENS_FACTOR * config.probe_tokens
-        rows = continued(bench, opened, tokens, seed=config.seed)
+        rows = begin("written", bench, opened, tokens, seed=config.seed)()
         ends = [before_end(row, bench.eod_id) for row in rows]
         bench.shared["written"] = tuple(
             Written(*map(bench.tokenizer.decode, pair)) for pair in zip(prompts, ends, strict=True)

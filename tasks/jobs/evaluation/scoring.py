@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tasks.config.evaluation import EvaluationConfig
 from tasks.evaluation import scores
 from tasks.evaluation.scores import add_certainty, no_certainty
 from tasks.formats.model_folder import open_model_folder
+from tasks.jobs.evaluation.division import Arrays
 from tasks.jobs.evaluation.generating import WHOLE_LOGITS, logits_in_parts
 from tasks.jobs.evaluation.heldout import Encoded
 from tasks.jobs.node.runtime import Rank
@@ -30,11 +31,14 @@ BESIDE_WEIGHTS = 1 << 30
 """Bytes of a GPU that a batch takes beside the weights: logits (256 MiB), activations, keys and values, the libraries' own."""
 
 
-def device_of(config: EvaluationConfig) -> torch.device:
-    """Where is measured: the machine's first GPU where it has one, as a rank of training has it, else the CPU."""
+def device_of(config: EvaluationConfig, *, local_rank: int = 0) -> torch.device:
+    """Where is measured: the GPU of this rank of the machine, as a rank of training has it, else the CPU.
+
+    Raises ValueError where the machine has GPUs, but fewer than ranks.
+    """
     if config.device == "cpu":
         return torch.device("cpu")
-    own_gpu(0)
+    own_gpu(local_rank, setting="cluster.evaluation.ranks_per_node")
     return own_device()
 
 
@@ -46,14 +50,36 @@ def load_model(checkpoint: Path, *, precision: str = "fp32", device: torch.devic
     return model.to(device).eval()
 
 
-def load_measured(checkpoint: Path, config: EvaluationConfig) -> Any:
-    """The same, as the settings say. Raises ValueError, before anything is loaded, where a GPU has no room for it."""
-    device = device_of(config)
+def load_measured(
+    checkpoint: Path, config: EvaluationConfig, *, rank: Rank | None = None, local_rank: int = 0
+) -> tuple[Any, bool]:
+    """The same, as the settings say, and whether the ranks of a job share it: as `cluster.evaluation.shard` says.
+
+    `auto` is by room: they share what does not fit on the GPU of each. Raises ValueError, before anything is loaded, where a GPU
+    has no room for it, or for its share.
+    """
+    device = device_of(config, local_rank=local_rank)
+    several = rank is not None and rank.world_size > 1
+    shard = rank.settings.get("shard", "auto") if rank is not None and several else "never"
+    shares = 1
+    if rank is not None and (shard == "always" or (shard == "auto" and device.type == "cuda")):
+        from tasks.jobs.evaluation import sharded  # torch's FSDP2 and accelerate take seconds to import
+
+        name, place = f"evaluation-{rank.attempt}", sharded.meeting_place()
+        sharded.open_group(device, name=name, rank=rank.rank, world_size=rank.world_size, place=place)
+        shares = rank.world_size
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         copies = 2 if config.lm_eval.tasks else 1  # the harness's process has its own
-        require_room(weight_bytes(checkpoint, config.precision), free, precision=config.precision, copies=copies)
-    return load_model(checkpoint, precision=config.precision, device=device)
+        weights = weight_bytes(checkpoint, config.precision)
+        if shares > 1:
+            free = sharded.fewest(free)
+        if shard == "auto" and copies * (weights + BESIDE_WEIGHTS) <= free:
+            shares = 1
+        require_room(weights // shares, free, precision=config.precision, copies=copies)
+    if shares > 1:
+        return sharded.load_sharded(checkpoint, dtype=PRECISIONS[config.precision], device=device), True
+    return load_model(checkpoint, precision=config.precision, device=device), False
 
 
 def require_room(weights: int, free: int, *, precision: str, copies: int = 1) -> None:
@@ -257,19 +283,40 @@ def score(model: Any, encoded: Encoded, *, context: int, rank: Rank) -> Scored:
 
     Raises ValueError where the model gives no finite probability.
     """
-    extra, count, done = len(encoded.context) - 1, len(encoded.documents), 0
+    units = to_score(model, encoded, context=context)
+
+    def computed() -> Iterator[Arrays]:
+        for done, unit in enumerate(units, start=1):
+            yield scored_unit(model, encoded, unit)
+            rank.progress(done, len(units), f"{done} of {len(units)} batches of windows")
+
+    return add_up(encoded, units, computed(), context=context)
+
+
+def to_score(model: Any, encoded: Encoded, *, context: int) -> list[list[Window]]:
+    """The batches that the documents are scored in, one behind the other: the same, whoever scores which."""
+    lengths = encoded.lengths + len(encoded.context) - 1
+    return list(batches(windows(lengths.tolist(), context), batch_positions(model)))
+
+
+def scored_unit(model: Any, encoded: Encoded, batch: Sequence[Window]) -> Arrays:
+    """What the model makes of one batch, as `_scores` says it."""
+    names = ("scored", "lost", "right", "sure")
+    return {name: part.numpy() for name, part in zip(names, _scores(model, batch, encoded), strict=True)}
+
+
+def add_up(encoded: Encoded, units: Sequence[Sequence[Window]], parts: Iterable[Arrays], *, context: int) -> Scored:
+    """The documents' scores from those of all batches, in their order. Raises ValueError for one that is not finite."""
+    count = len(encoded.documents)
     positions = Positions.none(count, context)
-    result = windows((encoded.lengths + extra).tolist(), context)
     bits, correct, certainty = np.zeros(count), np.zeros(count, np.int64), no_certainty(count)
-    for batch in batches(result, batch_positions(model)):
+    for batch, part in zip(units, parts, strict=True):
         rows = np.array([window.document for window in batch])
-        scored, lost, right, sure = (part.numpy() for part in _scores(model, batch, encoded))
+        scored, lost, right, sure = part["scored"], part["lost"], part["right"], part["sure"]
         np.add.at(bits, rows, lost.sum(axis=1) / math.log(2))
         np.add.at(correct, rows, right.sum(axis=1))
         positions.add(rows, scored, lost)
         add_certainty(certainty, np.repeat(rows, scored.sum(axis=1)), sure[scored], right[scored])
-        done += len(batch)
-        rank.progress(done, len(result), f"{done} of {len(result)} windows")
     if not np.isfinite(bits).all():
         raise ValueError(
             f"the model gives no finite probability to {int((~np.isfinite(bits)).sum())} of {len(bits)} held-out "

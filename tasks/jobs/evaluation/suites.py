@@ -1,6 +1,7 @@
 """Suites: what a model is measured by besides held-out text. Each gives counted metrics, within the time that it is given.
 
-A suite is a function that takes a Bench and returns a Suite, or None where the settings do not ask for it. `evaluation.json` has
+A suite is a function that takes a Bench and returns a Suite, or None where the settings do not ask for it. Where several ranks
+measure, each calls it: it does its share by `bench.division`, and all but rank 0 end with OnRankZero. `evaluation.json` has
 its metrics and the number of samples under its name; a gate's rule names one as `SUITE.METRIC`. Nothing is judged here.
 """
 
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 
 from tasks.artifacts import parse_ref
 from tasks.config.evaluation import EvaluationConfig
+from tasks.jobs.evaluation.division import Division, OnRankZero
 from tasks.jobs.evaluation.heldout import Heldout
 from tasks.jobs.node.runtime import Rank
 
@@ -60,6 +62,12 @@ class Bench:
     heldout: Heldout
     rank: Rank
     config: EvaluationConfig
+    division: Division = field(default_factory=Division)
+    """Through which the ranks share its work."""
+    sharded: bool = False
+    """Whether each rank holds a share of the model only."""
+    meet: Callable[[], None] = lambda: None
+    """Waits for all ranks where they share the model, and computes with those that are not there yet."""
     deadline: float = float("inf")
     shared: dict[str, Any] = field(default_factory=dict)
     """What one suite made and another one of the same job needs too, by a name that says what."""
@@ -76,7 +84,8 @@ Measure = Callable[[Bench], Suite | None]
 def run_suites(bench: Bench, suites: Mapping[str, Measure]) -> tuple[dict[str, Any], dict[str, float]]:
     """The suites that the settings ask for as `evaluation.json` has them, and the seconds that each took.
 
-    Seconds are apart, for what is published holds no times. One that ran out of time has no metrics, and says why.
+    Seconds are apart, for what is published holds no times. One that ran out of time has no metrics, and says why. On other ranks
+    than the first there are none.
     """
     payload: dict[str, Any] = {}
     seconds: dict[str, float] = {}
@@ -87,6 +96,8 @@ def run_suites(bench: Bench, suites: Mapping[str, Measure]) -> tuple[dict[str, A
         try:
             with torch.inference_mode():
                 suite = measure(limited)
+        except OnRankZero:
+            continue
         except SuiteTimeout:
             why = f"did not end within evaluation.suite_seconds = {bench.config.suite_seconds}"
             payload[name] = {"metrics": {}, "samples": 0, "lower_is_better": [], "failed": why}

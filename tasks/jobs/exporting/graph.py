@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tasks.formats.model_folder import declared_positions, require_positions
 from tasks.formats.onnx_data import require_plain_folder
+from tasks.jobs.checkpoint.weights import mapped_network
 from tasks.jobs.evaluation.heldout import open_documents
 
 # GPT-2 as ONNX, which onnxruntime-genai's builder does not know: its own parts, put together in GPT-2's order.
@@ -163,7 +164,8 @@ def build(checkpoint: Path, output: Path, *, precision: str, context: int | None
                 "", str(folder), str(output), precision, "cpu", cache, messages
             )
             try:
-                builder.create_model("", str(folder), str(output), precision, "cpu", cache, **options)
+                with _weights_mapped(builder):
+                    builder.create_model("", str(folder), str(output), precision, "cpu", cache, **options)
             except NotImplementedError as error:
                 raise ValueError(
                     f"the checkpoint's architecture {architecture(folder)} cannot be exported: onnxruntime-genai "
@@ -173,6 +175,29 @@ def build(checkpoint: Path, output: Path, *, precision: str, context: int | None
     settle(checkpoint, output, context)
     forget_where_it_was_built(output / MODEL, genai.__version__)
     require_plain_folder(output)
+
+
+@contextmanager
+def _weights_mapped(builder: Any) -> Iterator[None]:
+    """Have the builder see weights that are mapped into memory: it turns and writes them one by one, and none is kept.
+
+    Only q, k and v, which it joins to one matrix, are copied before that. What is no plain checkpoint it loads itself.
+    """
+    kind, plain = builder.Model, builder.Model.load_weights
+
+    def load(self: Any, path: str) -> Any:
+        if self.quant_type is None and Path(path).is_dir():
+            try:
+                return mapped_network(Path(path))
+            except ValueError as error:
+                print(f"the weights are loaded as a whole: {error}", flush=True)
+        return plain(self, path)
+
+    kind.load_weights = load
+    try:
+        yield
+    finally:
+        kind.load_weights = plain
 
 
 def architecture(checkpoint: Path) -> str | None:

@@ -44,16 +44,18 @@ from tasks.jobs.training.network import build_network
 class Following:
     """State: how far the log was read."""
 
-    def __init__(self, rank: Rank, config: TrainingConfig, *, offset: int) -> None:
+    def __init__(self, rank: Rank, config: TrainingConfig, *, offset: int, steps: range | None = None) -> None:
+        """With `steps`, of those alone: what an earlier attempt printed and did not record."""
+        self._steps = steps
         self._rank, self._config, self._offset = rank, config, offset
         self._log = rank.folder / "logs" / f"rank-{rank.world_size - 1}.log"
         self._peak = rank.settings.get("peak") or {}
-        self._first = True
+        self._first = steps is None
 
     def look(self) -> None:
         """Tell of every step that is new in the log; raises FloatingPointError for a loss that is no number."""
         for one in self._new():
-            if one.loss is None or not one.seconds:
+            if one.loss is None or not one.seconds or (self._steps is not None and one.number not in self._steps):
                 continue
             if not math.isfinite(one.loss):
                 raise FloatingPointError(f"the loss is {one.loss} at step {one.number}: lower training.learning_rate")

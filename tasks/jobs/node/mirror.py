@@ -24,9 +24,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks,
 from tasks.jobs.node.checkpoint_mirror import CheckpointMirror
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
+from tasks.storage.blob.ranges import fetch_but
 from tasks.storage.blob.store import BlobStore
+from tasks.storage.manifest import Manifest
 from tasks.storage.settings import StoreConfig
 from tasks.storage.store import find
 
@@ -178,7 +181,10 @@ class Mirror:
                 print(f"mirror: {error.message}; the job lies in {self.base}", flush=True)
         store = BlobStore(self.inputs_from, self.base)
         for name, ref in (job["artifacts"] if self.needs_inputs else {}).items():
-            self.inputs[name] = str(store.fetch(find(store, *parse_ref(ref))))
+            manifest, patterns = find(store, *parse_ref(ref)), job.get("by_range", {}).get(name, ())
+            stay = _staying(manifest, patterns)
+            into = self.base / "by-range" / manifest.version
+            self.inputs[name] = str(fetch_but(store, manifest, stay, into) if stay else store.fetch(manifest))
         if self.where.rank == 0:
             self.folder.clear(_is_end)
         self.folder.ignore_what_lies_there(_is_of_an_earlier_start)
@@ -287,6 +293,20 @@ def scratch_folder(path: Path, size_gib: float) -> Path:
         remedy = "Set cluster.scratch.size_gib to less, or cluster.scratch.path to another disk."
         raise Missing(f"scratch: {path} has {free:.2f} GiB free, the job needs {size_gib:g} GiB", remedy=remedy)
     return path / "headway"
+
+
+def _staying(manifest: Manifest, patterns: Collection[str]) -> set[str]:
+    """Files of an input that are read in parts where they lie: their blocks have digests (tasks/formats/token_blocks.py)."""
+    paths = {entry.path for entry in manifest.content.files}
+    wanted = {path for path in paths if any(fnmatch(path, pattern) for pattern in patterns)}
+    stay = {path for path in wanted if f"{path.rpartition('.')[0]}.blocks" in paths}
+    if wanted - stay:
+        print(
+            f"mirror: {manifest.ref} is brought whole, for it has no digests of blocks: preprocess with preprocessing.shard_gib, "
+            "and a machine reads its part",
+            flush=True,
+        )
+    return stay
 
 
 def _is_shared(name: str) -> bool:

@@ -49,18 +49,16 @@ KEPT = frozenset(
 """Operations whose results selective recomputation keeps: those that are dear to compute again."""
 
 
-def own_gpu(local_rank: int) -> str:
+def own_gpu(local_rank: int, *, setting: str = "cluster.ranks_per_node") -> str:
     """Take this rank's GPU, if the machine has GPUs; returns the backends of its process group.
 
-    A rank that sees one GPU was given it. Raises ValueError when the machine has fewer GPUs than ranks.
+    A rank that sees one GPU was given it. Raises ValueError when the machine has fewer GPUs than ranks, as `setting` says.
     """
     count = torch.cuda.device_count()
     if not count:
         return "gloo"
     if 1 < count <= local_rank:
-        raise ValueError(
-            f"rank {local_rank} of this machine has no GPU: there are {count}. Lower cluster.ranks_per_node to {count}"
-        )
+        raise ValueError(f"rank {local_rank} of this machine has no GPU: there are {count}. Lower {setting} to {count}")
     torch.cuda.set_device(0 if count == 1 else local_rank)
     return BACKENDS
 

@@ -128,7 +128,7 @@ def test_a_long_window_of_a_large_vocabulary_takes_bounded_memory(tmp_path):
 
 def test_half_precision_measures_another_network_of_half_the_size(tmp_path):
     checkpoint, model = tiny_measured(tmp_path)
-    half = load_measured(checkpoint, EvaluationConfig(precision="bf16", device="cpu"))
+    half, _ = load_measured(checkpoint, EvaluationConfig(precision="bf16", device="cpu"))
     assert half.dtype == torch.bfloat16 and model.dtype == torch.float32
     assert weight_bytes(checkpoint, "fp32") == 2 * weight_bytes(checkpoint, "bf16")
     assert weight_bytes(checkpoint, "fp32") == sum(each.numel() * 4 for each in model.parameters())

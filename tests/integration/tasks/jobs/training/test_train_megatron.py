@@ -172,6 +172,18 @@ def test_a_killed_run_goes_on_from_the_newest_verified_checkpoint(unbroken, laun
     assert content(job / "out") == content(unbroken / "out")
 
 
+def test_a_step_whose_record_a_kill_took_away_is_recorded_by_the_next_attempt(unbroken, launch, written, tmp_path):
+    job = written(tmp_path / "job")
+    assert launch(job, FAKE_DIE_AT="7") == [1, 1]
+    metrics = job / "metrics.jsonl"
+    lines = [line for line in metrics.read_text().splitlines(True) if int(json.loads(line)["step"]) < 4]
+    metrics.write_text("".join(lines))  # as when the process ends after the checkpoint of step 4 and before its record
+    assert launch(job, attempt=2) == [0, 0], said_by(job)
+    assert result(job)["resumed_from_step"] == 4
+    losses = [{step: line["loss"] for step, line in last_lines(each).items()} for each in (job, unbroken)]
+    assert losses[0] == losses[1] and sorted(losses[0]) == list(range(1, 11))
+
+
 @pytest.fixture
 def half_done(unbroken, tmp_path):
     """A job whose last two checkpoints are of step 8 and 10, to be started again."""
