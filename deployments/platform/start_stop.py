@@ -22,7 +22,7 @@ from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
 from deployments.services import checks, database, mlflow_server, prefect_server
-from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker
+from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker, worker_name
 from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log
 from tasks.common import process
 from tasks.common.errors import HeadwayError, Missing
@@ -190,7 +190,9 @@ def _wait_for_the_worker(home: Path, say: Say) -> None:
     log = home / "platform" / "worker" / "worker.log"
     began = last = time.monotonic()
     with prefect_server.client() as client:
-        while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
+        while not any(
+            item.status == "ONLINE" and item.name == worker_name() for item in client.read_workers_for_work_pool(POOL)
+        ):
             now = time.monotonic()
             if worker.status(home) is None:
                 raise Missing(

@@ -48,15 +48,11 @@ from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed,
 from deployments.catalogue.flows import POOL, REFUSED
 from deployments.configuration.platform import PlatformConfig
 from deployments.services.flow_runs import AT_WORK, KEPT, at, claim, flow_runs, history
-from deployments.services.parts import LAST_LOOK
+from deployments.services.parts import LAST_LOOK, WORKER
 from deployments.watch.hosts import Hosts
 from flows.support.prefect_run import STOPPED
 from tasks.common import process
-from tasks.common.claims import host_claim, run_claim
 from tasks.orchestration.run_log import LoggedRun, read_run
-
-WORKER = "headway-"
-"""Our workers are called so, and the host's name follows."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +233,7 @@ class DeadRuns:
         seen = look(self.home, run, lambda: taken_up(history(client, run.id)))
         if seen.verdict != "elsewhere" or seen.host is None or not self._hosts.act():
             return seen
-        if self._hosts.gone(host_claim(seen.host), run_claim(str(run.id))):
+        if self._hosts.gone(seen.host, str(run.id)):
             return Sighting("gone", f"its host {seen.host} is gone", host=seen.host)
         return seen
 

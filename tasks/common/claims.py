@@ -15,9 +15,17 @@ WAIT_SECONDS = 2.0
 """Between two questions for a claim that another holds."""
 
 
-def host_claim(host: str) -> str:
-    """Name of the claim that the watch of a host holds while it runs: who wants to know whether the host is there asks for it."""
-    return f"hosts/{host}"
+def host_claim(platform: str, host: str) -> str:
+    """Name of the claim that the watch of a host holds while it runs: who wants to know whether the host is there asks for it.
+
+    `platform` tells the hosts that share a database from others that only share the store (tasks/config/database.py).
+    """
+    return f"hosts/{platform}/{host}"
+
+
+def watch_claim(platform: str) -> str:
+    """Name of the claim to act as the watch of all hosts of a platform."""
+    return f"watch/{platform}"
 
 
 def run_claim(flow_run: str) -> str:

@@ -25,6 +25,7 @@ from tasks.compute.job import Job, Journal
 from tasks.compute.job_folder import key_of as folder_key
 from tasks.compute.metrics import newest_step
 from tasks.config.cluster import ClusterConfig
+from tasks.config.database import platform_of
 
 MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "size", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
@@ -110,6 +111,7 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
         "home": home_of(folder),
         "host": socket.gethostname(),
         **({"folder_key": _fingerprint(folder)} if cluster and not cluster.shares_folder else {}),
+        **({"host_claim": host_claim(platform, socket.gethostname())} if (platform := platform_of(_home(folder))) else {}),
     }
     if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
         return None
@@ -128,6 +130,11 @@ def home_of(folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _home(folder: Path) -> Path:
+    """The home that a job's folder lies in."""
+    return folder.parents[1]
+
+
 def require_reachable(
     generation: Generation, folder: Path, cluster: ClusterConfig | None, claims: Claims | None
 ) -> Literal["ours", "another's", "gone"]:
@@ -140,11 +147,11 @@ def require_reachable(
         return "ours"
     where = f"the same work is open in another home of this store, on {intent.get('host')}"
     end = "Wait for its end, or end it there: headway job cancel. The same command then takes its result."
-    host = str(intent.get("host"))
     if claims is None or cluster is None:
         raise Conflict(where, remedy=end)
     if cluster.capabilities.this_machine:
-        if host == socket.gethostname() or claims.held(host_claim(host)):
+        watched = intent.get("host_claim")  # of a host that no watch stands for, nobody can tell that it is gone
+        if not watched or intent.get("host") == socket.gethostname() or claims.held(watched):
             raise Conflict(where, remedy=end)
         return "gone"
     if cluster.shares_folder:

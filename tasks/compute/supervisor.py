@@ -193,9 +193,12 @@ class Submitter:
     def _stop_unnoted(self, job: Job) -> None:
         """Interrupted while the scheduler was told: it may have taken the job."""
         try:
+            self.claim.require()
             handle = self.backend.find(job, self.folder)
             if handle:
                 self.backend.cancel(handle, self.folder)
+        except Lost:
+            raise
         except Missing as away:
             end = f"End it when the scheduler answers: headway job cancel {job.id}"
             self.watch.event(Event("silent", f"{away.message}: {job.submission_id} may run. {end}", job.submission))

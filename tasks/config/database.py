@@ -7,6 +7,7 @@ have a schema each. Nothing is connected to here.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,6 +91,14 @@ def kept(home: Path) -> Database | None:
     return (
         Database(**{**fields, "options": tuple((key, value) for key, value in fields["options"])}) if fields else None
     )
+
+
+def platform_of(home: Path) -> str:
+    """What the hosts that share the database of a home have in common, as a part of a name; empty where no other can share it."""
+    database = kept(home)
+    if database is None:
+        return ""
+    return hashlib.sha256(f"{database.host}:{database.port}/{database.name}".encode()).hexdigest()[:12]
 
 
 def mlflow_uri(home: Path) -> str | None:

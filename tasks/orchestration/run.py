@@ -84,6 +84,8 @@ class Lifecycle:
     """What a person said yes to in this run, by its place."""
     claim: Claim = ALONE
     """To this flow run, against the workers of other hosts."""
+    place_claim: Claim = ALONE
+    """To the flow and subject, while the run is at work."""
     place: ExitStack = field(default_factory=ExitStack)
     """Holds the lock of the flow and subject while the run is at work."""
     suspended: bool = False
@@ -127,7 +129,15 @@ class Lifecycle:
         name = f"{self.flow}-{self.subject}"
         self.place.enter_context(locked(self.home / "locks" / f"run-{name}", waiting=waiting))
         place = claimed(self.store.claims, f"places/{name}", waiting=waiting, sleep=time.sleep)
-        self.place.enter_context(place)
+        self.place_claim = self.place.enter_context(place)
+
+    def require_ours(self) -> None:
+        """Return while this process is the one that works on the run, and the run the one of its flow and subject that is at work.
+
+        Asked before whatever another must not do at the same time. Raises Lost; Missing while the store does not answer.
+        """
+        self.claim.require()
+        self.place_claim.require()
 
     @contextmanager
     def standing_aside(self) -> Iterator[None]:
@@ -136,6 +146,7 @@ class Lifecycle:
         They may move what this one stands on: whoever goes on compares again (promotion.py, refs).
         """
         self.place.close()
+        self.place_claim = ALONE
         yield
         self.take_place()
 

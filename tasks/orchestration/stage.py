@@ -163,7 +163,7 @@ class Stage:
         outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
-        run.claim.require()
+        run.require_ours()
         last = records.newest(run.store, self.name)
         run.observer.started(self.name, last.seconds if last else None)
         try:
@@ -266,7 +266,7 @@ class Stage:
             run=identity,
             job=outcome.job,
         )
-        run.claim.require()
+        run.require_ours()
         records.save(run.store, record)
         clean_up(work)
         _fill(outcome, record)

@@ -61,10 +61,10 @@ class Host:
     def answers(self) -> bool:
         """Whether the worker is known to the server of this host."""
         try:
-            told = self.ask("POST", "/work_pools/headway/workers/filter", {})
+            workers = self.ask("POST", "/work_pools/headway/workers/filter", {})
         except (subprocess.SubprocessError, OSError, ValueError):
             return False
-        return any(one["status"] == "ONLINE" and one["name"].endswith(self.name) for one in told)
+        return any(one["status"] == "ONLINE" and one["name"].endswith(self.name) for one in workers)
 
     def ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
         """What the Prefect server of this host answers, which only hears its own loopback."""

@@ -18,9 +18,9 @@ from waiting import limit
 
 def postgres_programs():
     """The folder of PostgreSQL's own programs: the newest that Debian's package brought, or where initdb is."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
+    return installed[-1].parent if installed else Path(on_path).parent if on_path else None
 
 
 def postgres_user():

@@ -83,7 +83,7 @@ class BlobClaim:
         with suppress(ValueError):
             self.before = dict(json.loads(small.data)) if small else {}
         me = {"host": socket.gethostname(), "pid": os.getpid(), "boot_id": boot_id(), "time": time.time()}
-        self._write(json.dumps(me).encode())
+        self._container.ask(lambda: self._write(json.dumps(me).encode()), self._path)
         threading.Thread(target=self._keep, daemon=True, name=f"claim {self._path}").start()
 
     def require(self) -> None:
@@ -103,11 +103,12 @@ class BlobClaim:
         self._ended.set()
         with self._one, suppress(AzureError):  # a lease that stays runs out by itself
             if not self.lost:
-                self._write(NOBODY)
+                self._write(NOBODY, **ONE_TRY)
                 self._lease.release(**ONE_TRY)
 
-    def _write(self, note: bytes) -> None:
-        done = self._container.ask(lambda: self._blob.upload_blob(note, overwrite=True, lease=self._lease), self._path)
+    def _write(self, note: bytes, **how: Any) -> None:
+        """Write a note while the lease is ours. Raises AzureError."""
+        done = self._blob.upload_blob(note, overwrite=True, lease=self._lease, **how)
         self._etag = str(done["etag"])
 
     def _keep(self) -> None:

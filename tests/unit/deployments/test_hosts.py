@@ -3,8 +3,10 @@
 import pytest
 from lease_service import LeaseService
 
-from deployments.watch.hosts import ACTS, GONE_SECONDS, Hosts
+from deployments.watch.hosts import GONE_SECONDS, Hosts
+from tasks.common.claims import host_claim, run_claim, watch_claim
 from tasks.common.errors import Missing
+from tasks.config.database import keep, parse, platform_of
 
 pytestmark = pytest.mark.unit
 
@@ -19,6 +21,7 @@ def service():
 
 def watch(service, tmp_path, monkeypatch, host):
     process = service.process(host)
+    keep(tmp_path, *parse("postgresql://me@db/plat"))
     made = Hosts(tmp_path, claims=lambda home: process, now=lambda: service.now)
     made.process = process
 
@@ -36,11 +39,30 @@ def two(service, tmp_path, monkeypatch):
     return [watch(service, tmp_path, monkeypatch, host) for host in ("one", "two")]
 
 
-def test_the_only_watch_of_a_store_in_a_folder_acts(tmp_path):
+def test_the_only_watch_of_a_platform_in_files_acts_and_claims_nothing(tmp_path, service):
+    """Other homes may work in the same store, each with a database, schedules and flow runs of its own."""
+    for host in ("one", "two"):
+        process = service.process(host)
+        alone = Hosts(tmp_path, claims=lambda home, process=process: process)
+        alone.tick(0.0)
+        assert alone.act() and not alone.gone("other", "r")
+    assert service.leases == {} and not list(tmp_path.iterdir())
+
+
+def test_a_database_with_a_store_in_a_folder_is_of_one_host(tmp_path):
+    keep(tmp_path, *parse("postgresql://me@db/plat"))
     alone = Hosts(tmp_path)
     alone.tick(0.0)
-    assert alone.act() and not alone.gone("hosts/other")
-    assert not list(tmp_path.iterdir()), "and asks nobody"
+    assert alone.act() and not alone.gone("other", "r")
+
+
+def test_platforms_of_two_databases_do_not_wait_for_each_other(two, service, tmp_path):
+    assert two[0].turn()
+    keep(tmp_path, *parse("postgresql://me@db/other"))
+    process = service.process("three")
+    third = Hosts(tmp_path, claims=lambda home: process)
+    third.tick(0.0)
+    assert third.act() and two[0].act()
 
 
 def test_one_of_two_acts_and_the_other_has_its_place_within_half_a_minute(two, service):
@@ -80,8 +102,8 @@ def test_while_the_store_is_away_nobody_acts_for_all_and_then_the_same_one_does(
 def test_a_host_is_gone_when_nobody_has_held_its_claims_for_a_while(two, service):
     one, other = two
     one.turn(), other.turn()
-    run = one.process.take("runs/r")
-    names = ("hosts/one", "runs/r")
+    run = one.process.take(run_claim("r"))
+    names = ("one", "r")
     one.process.dead = True
     service.pass_time(14)
     assert not other.gone(*names), "the leases may still be renewed"
@@ -95,11 +117,11 @@ def test_a_host_is_gone_when_nobody_has_held_its_claims_for_a_while(two, service
 def test_a_run_that_is_at_work_is_not_gone_though_the_watch_of_its_host_is(two, service):
     one, other = two
     one.turn(), other.turn()
-    run = service.process("one").take("runs/r")
+    service.process("one").take(run_claim("r"))
     one.process.dead = True
     for _ in range(12):
         service.pass_time(TICK)
-        assert not other.gone("hosts/one", run.name)
+        assert not other.gone("one", "r")
 
 
 def test_a_store_that_is_away_makes_nobody_gone(two, service):
@@ -108,19 +130,20 @@ def test_a_store_that_is_away_makes_nobody_gone(two, service):
     one.turn(), other.turn()
     service.away = True
     service.pass_time(100)
-    assert not other.gone("hosts/one")
+    assert not other.gone("one", "r")
     service.away = False
-    assert not other.gone("hosts/one")
+    assert not other.gone("one", "r")
     service.pass_time(GONE_SECONDS + 1)
-    assert not other.gone("hosts/one"), "it lives, and renewed"
+    assert not other.gone("one", "r"), "it lives, and renewed"
 
 
 def test_two_hosts_of_one_name_are_told_so(service, tmp_path, monkeypatch):
     one, other = (watch(service, tmp_path, monkeypatch, "same") for _ in range(2))
     one.turn()
-    with pytest.raises(Missing, match="another host of this store is called same"):
+    with pytest.raises(Missing, match="another host of this platform is called same"):
         other.turn()
-    assert service.leases[ACTS].note == {"host": "same"}
+    platform = platform_of(one.home)
+    assert service.leases[watch_claim(platform)].note == service.leases[host_claim(platform, "same")].note == {"host": "same"}
 
 
 def test_a_watch_that_ends_in_order_gives_its_place_at_once(two, service):

@@ -23,10 +23,10 @@ def test_an_address_is_read_and_its_password_kept_apart(tmp_path):
     secret = tmp_path / "platform" / "database.pgpass"
     assert secret.read_text() == "db.example:6432:plat:head@way:p%w;\n"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    told = prefect_environment(tmp_path)
-    assert told["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://head%40way@db.example:6432/plat"
-    assert (told["PGSSLMODE"], told["PGPASSFILE"]) == ("verify-full", str(secret))
-    assert "p%w;" not in f"{told}{mlflow_uri(tmp_path)}{(tmp_path / 'platform' / 'database.json').read_text()}"
+    environment = prefect_environment(tmp_path)
+    assert environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://head%40way@db.example:6432/plat"
+    assert (environment["PGSSLMODE"], environment["PGPASSFILE"]) == ("verify-full", str(secret))
+    assert "p%w;" not in f"{environment}{mlflow_uri(tmp_path)}{(tmp_path / 'platform' / 'database.json').read_text()}"
 
 
 def test_runs_are_published_in_it_and_without_it_in_a_file(tmp_path, monkeypatch):

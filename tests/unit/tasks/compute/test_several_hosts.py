@@ -4,7 +4,8 @@ import pytest
 from lease_service import LeaseService
 from scripted_backend import RUNNING, ScriptedBackend, done
 
-from tasks.common.errors import Conflict, Lost, Missing
+from tasks.common.claims import host_claim
+from tasks.common.errors import Cancelled, Conflict, Lost, Missing
 from tasks.common.process import write_json
 from tasks.compute.job import Job, JobState
 from tasks.compute.jobs_book import reconcile
@@ -12,6 +13,7 @@ from tasks.compute.polling import Poller, Watch
 from tasks.compute.submission import newest
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig
+from tasks.config.database import keep, parse, platform_of
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_folder
 
@@ -54,13 +56,13 @@ class Host:
     def supervise(self, backend, cluster=MIRRORED, job=WORK, **watch):
         self._patches.setattr("tasks.compute.submission.socket.gethostname", lambda: self.name)
         self._patches.setattr("tasks.compute.submission.folder_key", lambda folder: self.key)
-        told = Watch(event=self.events.append, stop_on_interrupt=lambda: False, **watch)
+        watching = Watch(event=self.events.append, stop_on_interrupt=lambda: False, **watch)
         return run(
             job,
             backend=backend,
             folder=self.home / "jobs" / job.id,
             journal=self.journal,
-            watch=told,
+            watch=watching,
             cluster=cluster,
             poller=Poller(backend),
         )
@@ -245,8 +247,10 @@ def test_a_job_that_only_its_host_can_find_stays_its_hosts(hosts, service):
 
 def test_a_job_that_ran_on_the_host_itself_is_gone_with_it_and_begins_anew(hosts, service):
     one, two = hosts
+    for host in hosts:
+        keep(host.home, *parse("postgresql://me@db/plat"))
     backend = killed(one, LOCAL)
-    watch = service.process("one").take("hosts/one")
+    watch = service.process("one").take(host_claim(platform_of(one.home), "one"))
     service.pass_time(16)
     with pytest.raises(Conflict):
         two.supervise(backend, LOCAL)
@@ -254,6 +258,36 @@ def test_a_job_that_ran_on_the_host_itself_is_gone_with_it_and_begins_anew(hosts
     service.pass_time(16)
     two.supervise(backend, LOCAL)
     assert submissions(backend) == [1, 2]
+
+
+def test_a_job_on_a_host_that_no_watch_stands_for_is_never_taken_for_gone(hosts, service):
+    """A home of its own in the same store: nobody but its user knows whether the job is still at work there."""
+    one, two = hosts
+    backend = killed(one, LOCAL)
+    service.pass_time(16)
+    with pytest.raises(Conflict, match="open in another home of this store, on one"):
+        two.supervise(backend, LOCAL)
+    assert submissions(backend) == [1] and newest(TOKEN, two.journal).outcome == "open"
+
+
+def test_a_supervisor_that_lost_its_job_while_it_was_handed_over_cancels_nothing(hosts, service):
+    """It is interrupted after a stop in which another host took the job, and perhaps adopted it."""
+    one, two = hosts
+
+    class Interrupted(ScriptedBackend):
+        def submit(self, job, folder):
+            super().submit(job, folder)
+            one.process.stopped = True
+            service.pass_time(16)
+            assert two.process.take(f"jobs/{TOKEN}")
+            one.process.stopped = False
+            raise Cancelled("the flow run was cancelled")
+
+    backend = Interrupted(done)
+    with pytest.raises(Lost):
+        one.supervise(backend)
+    assert submissions(backend) == [1] and backend.cancelled == []
+    assert newest(TOKEN, one.journal).outcome == "open"
 
 
 def test_reconcile_settles_nothing_of_a_job_that_another_host_supervises(hosts, service):
