@@ -102,7 +102,9 @@ def _require_one_store(cursor: Any, store: Store) -> None:
 
     The store is noted in the database by whoever starts while no other host works with it.
     """
-    cursor.execute("SELECT to_regclass(%s), obj_description(%s::regnamespace, 'pg_namespace')", (f"{PREFECT}.worker", MLFLOW))
+    cursor.execute(
+        "SELECT to_regclass(%s), obj_description(%s::regnamespace, 'pg_namespace')", (f"{PREFECT}.worker", MLFLOW)
+    )
     tables, noted = cursor.fetchone()
     others: list[str] = []
     if tables:

@@ -73,7 +73,7 @@ class Hosts:
         return self._acting is not None
 
     def gone(self, host: str, flow_run: str) -> bool:
-        """Whether nobody has held the claims to a host and to a flow run there for a while; no while the store does not answer."""
+        """Whether nobody has held the claims to a host and to a flow run of it for a while; no while no store answers."""
         claims = self._claims()
         if claims is None:
             return False
@@ -102,6 +102,9 @@ class Hosts:
             return None
         try:
             self._known = self._given(self.home)
-        except (HeadwayError, ValueError) as error:  # stores.yaml is broken for now: the store is the one that was known
+        except (
+            HeadwayError,
+            ValueError,
+        ) as error:  # stores.yaml is broken for now: the store is the one that was known
             logging.info("hosts: %s", error)
         return self._known

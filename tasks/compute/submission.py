@@ -111,7 +111,11 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
         "home": home_of(folder),
         "host": socket.gethostname(),
         **({"folder_key": _fingerprint(folder)} if cluster and not cluster.shares_folder else {}),
-        **({"host_claim": host_claim(platform, socket.gethostname())} if (platform := platform_of(_home(folder))) else {}),
+        **(
+            {"host_claim": host_claim(platform, socket.gethostname())}
+            if (platform := platform_of(_home(folder)))
+            else {}
+        ),
     }
     if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
         return None

@@ -132,7 +132,7 @@ class Lifecycle:
         self.place_claim = self.place.enter_context(place)
 
     def require_ours(self) -> None:
-        """Return while this process is the one that works on the run, and the run the one of its flow and subject that is at work.
+        """Return while this process, and no other, works on the run, and no other run on its flow and subject.
 
         Asked before whatever another must not do at the same time. Raises Lost; Missing while the store does not answer.
         """

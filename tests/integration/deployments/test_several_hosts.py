@@ -306,9 +306,13 @@ def test_a_host_with_a_store_of_its_own_is_not_let_in(stand):
     third = Host("third", first.network, stand.folder / "third", first.home, first.environment)
     third.disk.mkdir()
     (third.disk / "asked.yaml").write_text(yaml.safe_dump({"database": f"env:{DATABASE}"}))
-    with pytest.raises(AssertionError, match=r"other hosts \(first, second\) work with this database already") as refused:
+    with pytest.raises(
+        AssertionError, match=r"other hosts \(first, second\) work with this database already"
+    ) as refused:
         third.start()
-    assert "the store of this home is a folder" in str(refused.value) and "use the same stores.yaml" in str(refused.value)
+    assert "the store of this home is a folder" in str(refused.value) and "use the same stores.yaml" in str(
+        refused.value
+    )
     assert not (third.disk / "prefect" / "server.json").exists(), "nothing was started"
 
 

@@ -143,7 +143,11 @@ def test_two_hosts_of_one_name_are_told_so(service, tmp_path, monkeypatch):
     with pytest.raises(Missing, match="another host of this platform is called same"):
         other.turn()
     platform = platform_of(one.home)
-    assert service.leases[watch_claim(platform)].note == service.leases[host_claim(platform, "same")].note == {"host": "same"}
+    assert (
+        service.leases[watch_claim(platform)].note
+        == service.leases[host_claim(platform, "same")].note
+        == {"host": "same"}
+    )
 
 
 def test_a_watch_that_ends_in_order_gives_its_place_at_once(two, service):

@@ -24,7 +24,9 @@ def test_an_address_is_read_and_its_password_kept_apart(tmp_path):
     assert secret.read_text() == "db.example:6432:plat:head@way:p%w;\n"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     environment = prefect_environment(tmp_path)
-    assert environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://head%40way@db.example:6432/plat"
+    assert (
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://head%40way@db.example:6432/plat"
+    )
     assert (environment["PGSSLMODE"], environment["PGPASSFILE"]) == ("verify-full", str(secret))
     assert "p%w;" not in f"{environment}{mlflow_uri(tmp_path)}{(tmp_path / 'platform' / 'database.json').read_text()}"
 
