@@ -32,6 +32,7 @@ from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
 from tasks.config.files import Loader, load_with_text, validated
+from tasks.orchestration import run_log
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.records import StoreJournal
 from tasks.serving.known import settle_all
@@ -50,7 +51,7 @@ def take_over(home: Path) -> None:
     mark = process.read_json(stopped_mark(home))
     if not mark:
         return
-    for run in logged_runs(home):
+    for run in logged_runs(home, since=mark["time"]):
         closed = run.last("opened", "closed")
         signalled = ((closed or {}).get("error") or {}).get("type") == "TerminationSignal"
         if closed and run.status == "cancelled" and signalled and closed["time"] >= mark["time"]:
@@ -66,7 +67,7 @@ def running(home: Path) -> list[str]:
 
 def runs_at_work(home: Path) -> list[LoggedRun]:
     """Flow runs whose process lives on this machine."""
-    return [run for run in logged_runs(home) if run.here and run.alive]
+    return [run for run in run_log.runs_at_work(home) if run.here and run.alive]
 
 
 def down(home: Path) -> list[str]:
@@ -89,7 +90,7 @@ def down(home: Path) -> list[str]:
 def going_on(home: Path) -> list[str]:
     """Jobs elsewhere that are not over, each as `ID on BACKEND`. No scheduler is asked."""
     try:
-        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
+        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home)), settled=False) if not job.over]
     except HeadwayError as error:  # the platform stops, also while its store is away
         return [f"jobs are not known: {error.message}"]
     return [f"{job.id} on {job.backend}" for job in open_ones if job.backend and not on_this_machine(job.backend)]
