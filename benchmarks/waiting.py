@@ -1,9 +1,9 @@
 """What a flow run's process holds while it waits for its training: memory, where `validate` judged in that process, and as it is.
 
-`python -m benchmarks.waiting`. Two times `headway retrain --to train` of the shipped configuration `tiny`, which runs each stage up
-to the training, in two homes. In the first one Great Expectations judges in the process of the flow, as in earlier releases; in the
-second one in a process of its own (tasks/data/judging.py). Told is the process's proportional set size, MiB, as each stage begins,
-and while the training runs. Run by `make bench`.
+`python -m benchmarks.waiting`. Two times `headway retrain --to train` of the shipped configuration `tiny`, which runs each stage
+up to the training, in two homes. In the first one Great Expectations judges in the process of the flow, as in earlier releases;
+in the second one in a process of its own (tasks/data/judging.py). Told is the proportional set size of the flow's process, MiB,
+at the end of each stage, and of a training that runs. Run by `make bench`.
 """
 
 import json
@@ -22,8 +22,8 @@ judging.judge_apart = lambda *values, folder, **named: judging.judge(*values, **
 RUN = """
 import sys
 sys.argv = ["headway", "retrain", "-c", "tiny", "--dataset", "corpus", "--to", "train"]
-from deployments.cli.main import main
-main()
+from deployments.cli.main import run
+run()
 """
 LOOK_SECONDS = 0.1
 
