@@ -68,7 +68,7 @@ class Hosts:
         try:
             if self._acting is not None:
                 self._acting.require()
-        except Missing:  # Lost among it
+        except Missing:  # Superseded among it
             return False
         return self._acting is not None
 

@@ -24,7 +24,7 @@ from prefect.states import AwaitingRetry, Cancelled
 from flows.support.pause import withdraw
 from tasks.artifacts import parse_ref
 from tasks.common import process
-from tasks.common.errors import Lost, Suspended, Unknown
+from tasks.common.errors import Superseded, Suspended, Unknown
 from tasks.common.home import home, require_known
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import Away, ask
@@ -154,9 +154,9 @@ def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
             yield
         except Suspended as waits:
             waits.suspend()
-        except Lost as lost:
+        except Superseded as superseded:
             if deployment.get_id():  # a worker of another host works on it: what becomes of it is that one's to say
-                raise Abort(str(lost)) from lost
+                raise Abort(str(superseded)) from superseded
             raise
         except Exception:
             _withdraw()

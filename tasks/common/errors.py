@@ -77,8 +77,8 @@ class Missing(HeadwayError):
     exit_code = 6
 
 
-class Lost(Missing):
-    """A claim ran out, or somebody broke it, before the work was done: another may be at it now, so nothing more is written."""
+class Superseded(Missing):
+    """Another process, on whatever host, has the flow run or the job by now: this one does nothing more to it."""
 
 
 class Cancelled(HeadwayError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.claims import ALONE, Claim
-from tasks.common.errors import Cancelled, JobFailed, Lost, Missing
+from tasks.common.errors import Cancelled, JobFailed, Missing, Superseded
 from tasks.compute import metrics
 from tasks.compute.job import Backend, Job, JobState
 from tasks.compute.metrics import is_step
@@ -202,11 +202,11 @@ class Attendance:
             self._pause()
 
     def cancel(self) -> bool:
-        """Have the backend end the job; False when it gives no answer now, or refuses. Raises Lost for a job of another's."""
+        """Have the backend end the job; False when it gives no answer now, or refuses. Raises Superseded for a job of another's."""
         try:
             self.claim.require()
             self.backend.cancel(self.watched.handle, self.folder)
-        except Lost:
+        except Superseded:
             raise
         except (Missing, JobFailed):
             return False

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.common.claims import ALONE, Claim
-from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Lost, Missing
+from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing, Superseded
 from tasks.common.process import read_json, write_json
 from tasks.compute.failures import Decision, Failed, close_failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, NotAccepted, require_enough, write_folder
@@ -165,7 +165,7 @@ class Submitter:
             write_json(self.folder / "cluster.json", self.cluster.model_dump(mode="json"))
 
     def _handed_over(self, job: Job, patient: bool) -> dict[str, Any]:
-        """The handle. A scheduler that was away is asked for the job before it is told again. Raises Lost."""
+        """The handle. A scheduler that was away is asked for the job before it is told again. Raises Superseded."""
         require_enough(job)
         deadline, away = self.clock.now() + job.watch.silent_minutes * 60, False
         while True:
@@ -173,7 +173,7 @@ class Submitter:
                 result = self.backend.find(job, self.folder) if away else None
                 self.claim.require()
                 return result or self.backend.submit(job, self.folder)
-            except Lost:
+            except Superseded:
                 raise
             except Missing as error:
                 final = isinstance(error, NotAccepted) and error.final
@@ -197,7 +197,7 @@ class Submitter:
             handle = self.backend.find(job, self.folder)
             if handle:
                 self.backend.cancel(handle, self.folder)
-        except Lost:
+        except Superseded:
             raise
         except Missing as away:
             end = f"End it when the scheduler answers: headway job cancel {job.id}"

@@ -64,7 +64,7 @@ class Fenced:
         self.claims = journal.claims
 
     def put(self, key: str, value: dict[str, Any]) -> bool:
-        """Create-only, as the journal's own. Raises Lost."""
+        """Create-only, as the journal's own. Raises Superseded."""
         self._claim.require()
         return self._journal.put(key, value)
 

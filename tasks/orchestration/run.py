@@ -19,7 +19,7 @@ from typing import Literal
 from tasks.artifacts import parse_ref
 from tasks.azure.arm_client import use_files
 from tasks.common.claims import ALONE, Claim, claimed, run_claim
-from tasks.common.errors import Cancelled, GateFailed, Lost, Suspended
+from tasks.common.errors import Cancelled, GateFailed, Superseded, Suspended
 from tasks.common.home import home, stopped_mark
 from tasks.common.process import locked
 from tasks.common.redaction import clean_logs, redacted, require_no_secrets
@@ -134,7 +134,7 @@ class Lifecycle:
     def require_ours(self) -> None:
         """Return while this process, and no other, works on the run, and no other run on its flow and subject.
 
-        Asked before whatever another must not do at the same time. Raises Lost; Missing while the store does not answer.
+        Asked before whatever another must not do at the same time. Raises Superseded; Missing while the store does not answer.
         """
         self.claim.require()
         self.place_claim.require()
@@ -306,7 +306,7 @@ def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
     if run.spool is None:
         return
     try:
-        if not isinstance(run.error, Lost):  # what the run leaves for people is written by whoever took it over
+        if not isinstance(run.error, Superseded):  # what the run leaves for people is written by whoever took it over
             at_end(run)
     finally:
         run.observer.closed(run)

@@ -195,7 +195,7 @@ def home_folder(name: str) -> Path:
 
 
 def note(prefix: str, value: dict[str, Any]) -> None:
-    """Append to a journal in the store what is about to be done. Raises Lost where another host has the run."""
+    """Append to a journal in the store what is about to be done. Raises Superseded where another host has the run."""
     lifecycle = _work.get().lifecycle
     lifecycle.require_ours()
     lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})

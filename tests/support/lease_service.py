@@ -6,7 +6,7 @@ in tests/integration/tasks/storage/test_claims.py.
 
 from dataclasses import dataclass, field
 
-from tasks.common.errors import Lost, Missing
+from tasks.common.errors import Missing, Superseded
 
 LASTS = 15.0
 
@@ -98,7 +98,7 @@ class Held:
             self.process.service.ask()
             self.renew()
         if self.lost:
-            raise Lost(f"{self.name} is another's now")
+            raise Superseded(f"{self.name} is another's now")
 
     def give_back(self):
         if not self.process.dead and self in self.process.claims:

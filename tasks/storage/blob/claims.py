@@ -19,7 +19,7 @@ from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob import BlobLeaseClient
 
-from tasks.common.errors import Lost
+from tasks.common.errors import Superseded
 from tasks.common.process import boot_id
 from tasks.storage.blob.client import Container
 from tasks.storage.blob.lease import FRESH_SECONDS
@@ -87,13 +87,13 @@ class BlobClaim:
         threading.Thread(target=self._keep, daemon=True, name=f"claim {self._path}").start()
 
     def require(self) -> None:
-        """Return when it is still ours. Raises Lost; Missing while the service does not answer."""
+        """Return when it is still ours. Raises Superseded; Missing while the service does not answer."""
         if not self.lost and time.monotonic() - self._asked < FRESH_SECONDS:
             return
         if not self.lost:
             self._container.ask(self._renew, self._path)
         if self.lost:
-            raise Lost(
+            raise Superseded(
                 f"{self._container.uri}/{self._path} is another's now: this process was stopped or cut off for too long",
                 remedy="Nothing was written after that. Whoever took it over continues the work.",
             )

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from azure.core.exceptions import AzureError, ResourceExistsError
 from azure.storage.blob import BlobLeaseClient
 
-from tasks.common.errors import Lost, Missing
+from tasks.common.errors import Missing
 from tasks.storage.blob.client import Container
 
 LEASE_SECONDS = 30
@@ -24,6 +24,10 @@ FRESH_SECONDS = 0.5
 """For so long after the service was last asked, and said that the lease is ours, it is not asked again."""
 PATIENCE_SECONDS = 180.0
 POLL_SECONDS = 0.5
+
+
+class Lost(Missing):
+    """The lease ran out, or somebody broke it, before the work was done."""
 
 
 @contextmanager

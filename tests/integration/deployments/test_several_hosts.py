@@ -294,7 +294,7 @@ def test_a_host_that_was_paused_and_wakes_up_does_nothing_more_to_a_run_that_ano
     print(f"\nadopted after {seconds:.1f} s")
     log = supervisor.disk / "runs" / run / "events.jsonl"
     closed = until(lambda: [e for e in map(json.loads, log.read_text().splitlines()) if e["event"] == "closed"], 300)
-    assert closed[-1]["error"]["type"] == "Lost"
+    assert closed[-1]["error"]["type"] == "Superseded"
     assert stand.state(run) == "Running" and stand.holder(f"jobs/{token}") is other
     stand.go.touch()
     require_done_once(stand, name, run, token)

@@ -14,7 +14,7 @@ from azure.storage.blob import BlobServiceClient
 from azurite import ACCOUNT
 from waiting import limit, until
 
-from tasks.common.errors import Lost
+from tasks.common.errors import Superseded
 from tasks.storage.blob import claims
 from tasks.storage.blob.claims import LEASE_SECONDS, BlobClaims
 from tasks.storage.blob.client import open_container
@@ -25,7 +25,7 @@ SECRET = "HEADWAY_TEST_CONNECTION"
 OUT = LEASE_SECONDS + 2.0
 HOLDER = """
 import sys, time
-from tasks.common.errors import Lost
+from tasks.common.errors import Superseded
 from tasks.storage.blob.claims import BlobClaims
 from tasks.storage.blob.client import open_container
 from tasks.storage.settings import StoreConfig
@@ -35,7 +35,7 @@ while not claim.lost:
     time.sleep(0.1)
 try:
     claim.require()
-except Lost as lost:
+except Superseded as lost:
     print("lost", lost, flush=True)
 """
 
@@ -80,15 +80,15 @@ def test_a_lease_that_ran_out_is_had_again_unless_somebody_had_it_meanwhile(give
     time.sleep(OUT)
     second = given.take("jobs/out")
     assert second.before["pid"] == os.getpid(), "it was not given back"
-    with pytest.raises(Lost, match="is another's now"):
+    with pytest.raises(Superseded, match="is another's now"):
         first.require()
     second.give_back()
-    with pytest.raises(Lost):
+    with pytest.raises(Superseded):
         first.require()
     third = given.take("jobs/out")
     time.sleep(OUT)
     given.take("jobs/out").give_back()
-    with pytest.raises(Lost):  # it is free, and was another's: what happened then is not known
+    with pytest.raises(Superseded):  # it is free, and was another's: what happened then is not known
         third.require()
 
 

@@ -5,7 +5,7 @@ from lease_service import LeaseService
 from scripted_backend import RUNNING, ScriptedBackend, done
 
 from tasks.common.claims import host_claim
-from tasks.common.errors import Cancelled, Conflict, Lost, Missing
+from tasks.common.errors import Cancelled, Conflict, Missing, Superseded
 from tasks.common.process import write_json
 from tasks.compute.job import Job, JobState
 from tasks.compute.jobs_book import reconcile
@@ -155,7 +155,7 @@ def test_an_intent_that_its_host_may_yet_submit_is_closed_and_the_next_number_su
 
 
 def test_a_supervisor_that_was_stopped_while_another_took_over_does_nothing_more(hosts, service):
-    """It wakes up in the middle of its job's life: it cancels nothing, writes nothing, and ends with Lost."""
+    """It wakes up in the middle of its job's life: it cancels nothing, writes nothing, and ends with Superseded."""
     one, two = hosts
     scheduler = {}
 
@@ -170,7 +170,7 @@ def test_a_supervisor_that_was_stopped_while_another_took_over_does_nothing_more
         return RUNNING
 
     backend = ScriptedBackend(play, done)
-    with pytest.raises(Lost):
+    with pytest.raises(Superseded):
         one.supervise(backend)
     assert submissions(backend) == [1] and backend.cancelled == []
     assert one.journal.get(f"jobs/{TOKEN}/0001/end") is None, "what it saw of the end is the other's to write down"
@@ -197,7 +197,7 @@ def test_one_that_is_stopped_between_intent_and_submission_does_not_submit(hosts
 
     one.journal = Journal(one.journal._store)
     one.journal.claims = one.process
-    with pytest.raises(Lost):
+    with pytest.raises(Superseded):
         one.supervise(Stops(done))
     assert one.journal.get(f"jobs/{TOKEN}/0001/intent") and not one.journal.get(f"jobs/{TOKEN}/0001/end")
 
@@ -284,7 +284,7 @@ def test_a_supervisor_that_lost_its_job_while_it_was_handed_over_cancels_nothing
             raise Cancelled("the flow run was cancelled")
 
     backend = Interrupted(done)
-    with pytest.raises(Lost):
+    with pytest.raises(Superseded):
         one.supervise(backend)
     assert submissions(backend) == [1] and backend.cancelled == []
     assert newest(TOKEN, one.journal).outcome == "open"
