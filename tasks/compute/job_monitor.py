@@ -202,7 +202,7 @@ class Attendance:
             self._pause()
 
     def cancel(self) -> bool:
-        """Have the backend end the job; False when it gives no answer now, or refuses. Raises Superseded for a job of another's."""
+        """Have the backend end the job; False when it gives no answer now, or refuses. Raises Superseded."""
         try:
             self.claim.require()
             self.backend.cancel(self.watched.handle, self.folder)
