@@ -128,7 +128,7 @@ def inside() -> None:
 
     home, answers = Path(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)
-    todo = None
+    todo: dict[str, Callable[[float], object]] = {}
     for line in sys.stdin:
         began = time.perf_counter()
         match json.loads(line):

@@ -76,7 +76,8 @@ def main(home: Path) -> None:
     use_files(partial(open_files, home))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     clean_logs()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for requests in ("httpx", "azure"):  # each of them says every request that it sends
+        logging.getLogger(requests).setLevel(logging.WARNING)
     prefect_server.prepare(home)
     config, hosts = load_settings(home), Hosts(home)
     todo = duties(home, config, hosts)
