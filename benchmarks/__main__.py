@@ -19,6 +19,8 @@ QUICK = {
     "lineage": "100",
     "drift": "--megabytes 10",
     "events": "--events 100 --times 2",
+    "growth": "--runs 1000 --jobs 300 --times 3",
+    "waiting": "",
     "polling": "--jobs 100 --seconds 10",
     "loader": "--tokens 5000000 --steps 20 --rounds 2",
     "checkpoint": "--gigabytes 0.1 --rounds 2",

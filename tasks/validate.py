@@ -1,4 +1,4 @@
-"""Dataset -> Validation: is this corpus fit to be trained on? Great Expectations judges, in tasks/data/gx.py.
+"""Dataset -> Validation: is this corpus fit to be trained on? Great Expectations judges: tasks/data/judging.py.
 
 The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suites run on the profile,
 in batches: what is expected of documents and of the corpus, and what a user expects of documents beside it. Documents that break
@@ -17,32 +17,21 @@ there is one. None holds a time: the same verdict is the same version.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasks.artifacts import Artifact, Check, Cluster, Dataset, Quarantine, Validation
+from tasks.artifacts import Artifact, Cluster, Dataset, Quarantine, Validation
 from tasks.config.data import ValidationConfig
-from tasks.data import expectations
+from tasks.data import judging
 from tasks.data.admission import refused
-from tasks.data.corpus.quarantine import BORDER, PARTNERS, Columns, Places, Profile, rewrite, samples_of, write
-from tasks.data.drift.histograms import drifts, outliers
-from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
-from tasks.data.suite import FOLDER, PAGES, Suite, title
-from tasks.data.verdict import Bits, Judged, mask_of, shares, verdict
+from tasks.data.corpus.quarantine import Profile, rewrite, write
+from tasks.data.suite import PAGES, Suite
+from tasks.data.verdict import Judged, verdict
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import at_work, attachment, fetch, manifest_of, publish, run_job, scratch
 from tasks.signing.bundle import SIGNATURES
-
-if TYPE_CHECKING:
-    from tasks.data import gx
 
 TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""
@@ -76,9 +65,7 @@ def validate(
     """
     assert (own.digest if own else None) == suite, "a verdict is recorded under the suite that gave it"
     if own:
-        from tasks.data import gx
-
-        gx.own_suite(own.name, own, at_work().lifecycle.home)
+        judging.require_judgeable(own, at_work().lifecycle.home)
     job = run_job(program(dataset, config, heldout_fraction, benchmarks, on=on), on=on)
     names = tuple(benchmark.name for benchmark in benchmarks)
     profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
@@ -87,10 +74,13 @@ def validate(
     work.lifecycle.observer.progress(
         work.stage, 0, 0, "judging: rules for each document, figures of the whole corpus", None
     )
-    place = Place(work.lifecycle.home, dataset.name, work.key[:16])
-    judged = judge(profile, config, before=before, strange=strange, own=own, place=place)
+    place = judging.Place(work.lifecycle.home, dataset.name, work.key[:16])
     refs: dict[str, str | None] = {"dataset": dataset.ref, "reference": reference.ref if reference else None}
     with scratch() as folder:
+        (folder / "judged").mkdir()
+        judged = judging.judge_apart(
+            profile, config, before=before, strange=strange, own=own, place=place, folder=folder / "judged"
+        )
         aside, left = _divide(dataset, judged, folder)
         refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
         _write(folder / "verdict", judged, refs)
@@ -106,157 +96,6 @@ def validate(
             checks=judged.checks,
             subject=left or dataset,
         )
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where Great Expectations keeps what it judged, and under which names."""
-
-    home: Path
-    dataset: str
-    run: str
-    """The name of this run in its results."""
-
-
-def judge(
-    profile: Profile,
-    config: ValidationConfig,
-    *,
-    before: Columns | None,
-    strange: Mapping[str, str],
-    own: Suite | None = None,
-    place: Place | None = None,
-) -> Judged:
-    """Judge a profile by the suites: one check an expectation. Two bytes a document are held, and one batch of rows.
-
-    Without a place nothing is kept.
-    """
-    from tasks.data import gx
-
-    rules = expectations.document_rules(config, benchmarks=bool(profile.benchmarks))
-    name = place.dataset if place else "corpus"
-    documents = gx.Stream(gx.rules_suite(f"{name}-documents", rules, config.only_warn))
-    users = gx.Stream(gx.own_suite(f"{name}-{own.name}", own, place.home)) if own and place else None
-    bits, breaking = examine(profile, rules, documents, users)
-    gone = bits & mask_of(rules, config.quarantine) != 0
-    fewest = config.min_drift_documents
-    drift = drifts(profile.columns, before, fewest=fewest) if before else []
-    apart = outliers(profile.shards, fewest=fewest)
-    left = profile.documents - int(gone.sum())
-    figures = [
-        *expectations.of_size(config, documents=profile.documents, left=left, tokens=profile.columns["tokens"]),
-        _unreadable(profile, config),
-        *_documents(profile, rules, bits),
-        *([_border(profile, gone)] if profile.split else []),
-        *expectations.of_classes(config, shares(profile.columns["classes"])),
-        expectations.of_shards(config, apart),
-        *expectations.of_drift(config, drift),
-        expectations.of_admission(strange),
-    ]
-    corpus = gx.Stream(gx.figures_suite(f"{name}-corpus", figures, config.only_warn), "corpus")
-    list(corpus.add(gx.one_row(figures)))
-    streams = [corpus, documents, *([users] if users else [])]
-    folder = place.home / FOLDER if place else None
-    kept, _, *theirs = gx.checkpoint(name, streams, folder, place.run if place else "run")
-    checks = [_check(f, result.success, f.name in config.only_warn) for f, result in zip(figures, kept, strict=True)]
-    checks += _own_checks(profile, theirs[0], breaking) if theirs else []
-    return Judged(profile, tuple(checks), rules, bits, config.quarantine, drift, apart, strange)
-
-
-def examine(
-    profile: Profile, rules: Sequence[DocumentRule], documents: gx.Stream, users: gx.Stream | None
-) -> tuple[Bits, list[list[int]]]:
-    """Take every document into the streams, batch by batch: the rules that each breaks, and of each expectation of the user's
-    the first rows that break it."""
-    bits: Bits = np.zeros(profile.documents, np.uint16)
-    breaking: list[list[int]] = [[] for _ in users.suite.expectations] if users else []
-    columns = None if users else {rule.column: None for rule in rules}
-    for first, batch in profile.batches(columns):
-        frame = batch.to_pandas()
-        for number, rows in enumerate(documents.add(frame)):
-            bits[rows + first] |= np.uint16(1 << number)
-        for known, rows in zip(breaking, users.add(frame) if users else (), strict=True):
-            known += (rows[: SAMPLES - len(known)] + first).tolist()
-    return bits, breaking
-
-
-def _own_checks(profile: Profile, results: Sequence[Any], breaking: Sequence[list[int]]) -> list[Check]:
-    """A check for each expectation of the user's; its severity says whether it closes the gate."""
-    places = Places(profile, (row for rows in breaking for row in rows))
-    checks = []
-    for result, rows in zip(results, breaking, strict=True):
-        config, outcome = result.expectation_config, result.result
-        closes = config.severity == "critical"
-        share, observed = outcome.get("unexpected_percent"), outcome.get("observed_value")
-        limits = (
-            f"{key} {value:.12g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in config.kwargs.items()
-            if not key.startswith(("column", "batch_id"))
-        )
-        checks.append(
-            Check(
-                name=title(config),
-                measured=float(share or 0) / 100 if "unexpected_percent" in outcome else _plain(observed),
-                limit=", ".join(limits) or "every document",
-                passed=result.success or not closes,
-                warned=(not closes and not result.success) or bool(result.success and outcome.get("unexpected_count")),
-                remedy="Look at these documents, or change the suite that validation.suite names.",
-                count=outcome.get("unexpected_count"),
-                samples=tuple(places[row] for row in rows),
-            )
-        )
-    return checks
-
-
-def _plain(observed: Any) -> float | str:
-    """An observed value as a number, where it is one."""
-    try:
-        value = float(observed)
-    except (TypeError, ValueError):
-        return str(observed)
-    return INSUFFICIENT if np.isnan(value) else value
-
-
-def _check(figure: Figure, kept: bool, only_warn: bool) -> Check:
-    return Check(
-        name=figure.name,
-        measured=INSUFFICIENT if figure.value is None else float(figure.value),
-        limit=figure.limit,
-        passed=kept or only_warn,
-        warned=(kept or only_warn) and (figure.found or not kept),
-        remedy=figure.remedy,
-        count=figure.count,
-        samples=figure.samples,
-    )
-
-
-def _documents(profile: Profile, rules: Sequence[DocumentRule], bits: Bits) -> list[Figure]:
-    """The share of documents that break each rule, with the first few."""
-    broken = {rule.name: np.flatnonzero(bits >> number & 1) for number, rule in enumerate(rules)}
-    payload = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
-    return [expectations.of_rule(r, len(broken[r.name]), profile.documents, payload[r.name]) for r in rules]
-
-
-def _unreadable(profile: Profile, config: ValidationConfig) -> Figure:
-    first = islice(profile.unreadable(), SAMPLES)
-    samples = tuple(f"{profile.names[item['shard']]}:{item['line']}: {item['reason']}" for item in first)
-    return expectations.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
-
-
-def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
-    """Repetitions across the held-out border: a model would be measured on what it has read."""
-    heldout = np.zeros(profile.documents, bool)
-    results: list[int] = []
-    count = left = 0
-    for first, batch in profile.batches(("heldout", *PARTNERS)):
-        column = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
-        rows = np.arange(first, first + batch.num_rows)
-        heldout[rows] = column["heldout"]
-        partners = np.where(column["exact_of"] >= 0, column["exact_of"], column["near_of"])
-        crosses = (partners >= 0) & (heldout[rows] != heldout[partners])
-        count, left = count + int(crosses.sum()), left + int((crosses & ~gone[rows] & ~gone[partners]).sum())
-        results += rows[crosses][: SAMPLES - len(results)].tolist()
-    return expectations.of_border(count, left, samples_of(profile, {BORDER: results})[BORDER])
 
 
 def program(

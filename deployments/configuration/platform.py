@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 from deployments.configuration.events import EventsConfig
 from tasks.common.errors import Missing
 from tasks.config.base import Positive, Settings
+from tasks.config.database import FORM, parse
 from tasks.config.files import load_file
 
 RANDOM = re.compile(r"[HR]($|[(/])", re.IGNORECASE)
@@ -161,6 +162,9 @@ class PlatformConfig(Settings):
     """Where metrics, traces and logs go."""
     events: EventsConfig = EventsConfig()
     """What is watched for, and what starts by itself when it comes."""
+    database: str = ""
+    """PostgreSQL in which Prefect and MLflow keep what they know, as postgresql://USER@HOST:5432/DATABASE, or env:NAME of the
+    variable that holds the address, with its password; empty: files of the home. Several hosts need one."""
     overlap: Literal["queue", "refuse"] = "queue"
     """What becomes of a run of a deployment that is started while another one is running: it waits, or is cancelled."""
     queued_runs: Positive = 20
@@ -172,6 +176,24 @@ class PlatformConfig(Settings):
     """Times that one flow run is resumed after its process died."""
     parallel_runs: Positive = 4
     """Flow runs that may be running at once. One that waits for an approval does not count."""
+
+    @field_validator("database")
+    @classmethod
+    def _without_password(cls, value: str) -> str:
+        if re.fullmatch(r"env:[A-Za-z_]\w*", value) or not value:
+            return value
+        if parse(value)[1]:
+            raise ValueError("it holds a password: name the variable that holds the whole address, as env:NAME")
+        return value
+
+    def database_address(self) -> str:
+        """The address itself; empty: files of the home. Raises Missing when its variable is not set."""
+        if not self.database.startswith("env:"):
+            return self.database
+        name = self.database.removeprefix("env:")
+        if not os.environ.get(name):
+            raise Missing(f"{name} is not set, which the setting `database` names", remedy=f"export {name}='{FORM}'")
+        return os.environ[name]
 
 
 @cache

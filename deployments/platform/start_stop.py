@@ -21,8 +21,8 @@ import yaml
 from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
-from deployments.services import checks, mlflow_server, prefect_server
-from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker
+from deployments.services import checks, database, mlflow_server, prefect_server
+from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker, worker_name
 from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log
 from tasks.common import process
 from tasks.common.errors import HeadwayError, Missing
@@ -32,6 +32,7 @@ from tasks.compute.jobs_book import list_jobs
 from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
 from tasks.config.files import Loader, load_with_text, validated
+from tasks.orchestration import run_log
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
 from tasks.registry.records import StoreJournal
 from tasks.serving.known import settle_all
@@ -50,7 +51,7 @@ def take_over(home: Path) -> None:
     mark = process.read_json(stopped_mark(home))
     if not mark:
         return
-    for run in logged_runs(home):
+    for run in logged_runs(home, since=mark["time"]):
         closed = run.last("opened", "closed")
         signalled = ((closed or {}).get("error") or {}).get("type") == "TerminationSignal"
         if closed and run.status == "cancelled" and signalled and closed["time"] >= mark["time"]:
@@ -66,7 +67,7 @@ def running(home: Path) -> list[str]:
 
 def runs_at_work(home: Path) -> list[LoggedRun]:
     """Flow runs whose process lives on this machine."""
-    return [run for run in logged_runs(home) if run.here and run.alive]
+    return [run for run in run_log.runs_at_work(home) if run.here and run.alive]
 
 
 def down(home: Path) -> list[str]:
@@ -89,7 +90,7 @@ def down(home: Path) -> list[str]:
 def going_on(home: Path) -> list[str]:
     """Jobs elsewhere that are not over, each as `ID on BACKEND`. No scheduler is asked."""
     try:
-        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home))) if not job.over]
+        open_ones = [job for job in list_jobs(home, StoreJournal(open_store(home)), settled=False) if not job.over]
     except HeadwayError as error:  # the platform stops, also while its store is away
         return [f"jobs are not known: {error.message}"]
     return [f"{job.id} on {job.backend}" for job in open_ones if job.backend and not on_this_machine(job.backend)]
@@ -167,6 +168,7 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
         take_over(home)
         stopped_mark(home).unlink(missing_ok=True)
+        database.settle(home, config)
         server = prefect_server.prepare(home, port)
         say("Prefect server")
         tracking = None if os.environ.get("MLFLOW_TRACKING_URI") else mlflow_server.start(home, mlflow_port)
@@ -189,7 +191,9 @@ def _wait_for_the_worker(home: Path, say: Say) -> None:
     log = home / "platform" / "worker" / "worker.log"
     began = last = time.monotonic()
     with prefect_server.client() as client:
-        while not any(item.status == "ONLINE" for item in client.read_workers_for_work_pool(POOL)):
+        while not any(
+            item.status == "ONLINE" and item.name == worker_name() for item in client.read_workers_for_work_pool(POOL)
+        ):
             now = time.monotonic()
             if worker.status(home) is None:
                 raise Missing(

@@ -18,6 +18,7 @@ from deployments.services.checks import choose_port, not_locked, require_same_po
 from deployments.services.prefect_server import ANSWER_SECONDS, password
 from deployments.services.starting import Say, wait_until_it_answers
 from tasks.common import process
+from tasks.config import database
 
 
 def start(home: Path, port: int | None = None) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def start(home: Path, port: int | None = None) -> dict[str, Any]:
         require_same_port(port, result["port"], "MLflow's server")
         return result
     folder = home / "platform" / "mlflow"
-    not_locked(home / "mlflow" / "mlflow.db")
+    if database.kept(home) is None:
+        not_locked(home / "mlflow" / "mlflow.db")
     known = process.read_json(folder / "server.json") or {}
     port = choose_port(port, known.get("port"))
     password(home)  # makes the file that the program reads

@@ -35,11 +35,18 @@ LAST_LOOK = "platform/watch/dead_runs.json"
 """When the watch last looked for runs that died."""
 LOOKED_SECONDS = 15.0
 """In which a bridge that starts has looked at its sources once."""
+WORKER = "headway-"
+"""Our workers are called so, and the host's name follows."""
 PACE = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_WORKER_HEARTBEAT_SECONDS": "10"}
 """A person who presses Run looks at the page: two seconds until it starts, not ten."""
 PREFECT = "import sys, tempfile; tempfile.tempdir = sys.argv.pop(1); from prefect.cli import app; app()"
 """`prefect` with a folder for temporary files of its own: in the shared one `runner_storage` belongs to whoever came first, and
 nobody else's worker starts. Not by TMPDIR, which its flow runs and their jobs would inherit."""
+
+
+def worker_name() -> str:
+    """The name of this host's worker."""
+    return f"{WORKER}{socket.gethostname()}"
 
 
 class Part:
@@ -79,7 +86,7 @@ class Worker(Part):
         """Start the worker, unless it runs. The environment must be that of `prepare`: it hands Prefect's address on."""
         if result := self.status(home):
             return result
-        name = f"headway-{socket.gethostname()}"
+        name = worker_name()
         words = ["worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never", "--name", name]
         argv = [sys.executable, "-c", PREFECT, str(self.temporary(home)), *words]
         return self._launch(home, argv, noted={"name": name}, env={**PACE, "HEADWAY_HOME": str(home)}, grace=10.0)

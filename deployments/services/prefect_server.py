@@ -25,6 +25,7 @@ from deployments.services.library_settings import take_no_files
 from deployments.services.starting import Say, wait_until_it_answers
 from tasks.common import process
 from tasks.common.errors import Missing, Refused
+from tasks.config import database
 from tasks.security.policy import load_or_none
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def _server_environment(folder: Path, port: int) -> dict[str, str]:
     """What the local server is started with."""
     return {
         **_client_environment(folder, port),
+        **database.prefect_environment(folder.parent),
         # Its own, for the tables that a migration copies: the disk of the home has room, another may have none.
         "SQLITE_TMPDIR": str(folder),
         "PREFECT_SERVER_API_AUTH_STRING": password(folder.parent),
@@ -194,7 +196,8 @@ def _server_environment(folder: Path, port: int) -> dict[str, str]:
 
 
 def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
-    not_locked(folder / "prefect.db")
+    if database.kept(folder.parent) is None:
+        not_locked(folder / "prefect.db")
     known = process.read_json(folder / "server.json") or {}
     port = choose_port(wanted, known.get("port"))
     uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]

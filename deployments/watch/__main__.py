@@ -20,6 +20,7 @@ from typing import Any
 from deployments.configuration.platform import PlatformConfig, current_settings, load_settings
 from deployments.services import prefect_server
 from deployments.services.parts import Duty, restart_what_died, take
+from deployments.watch.hosts import Hosts
 from tasks.azure.arm_client import use_files
 from tasks.common.redaction import clean_logs
 from tasks.storage import open_files
@@ -28,7 +29,7 @@ EVERY_SECONDS = 5.0
 SPOOLS_EVERY_SECONDS = 15.0
 
 
-def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
+def duties(home: Path, config: PlatformConfig, hosts: Hosts) -> dict[str, Duty]:
     """What there is to do, by name, in its order. Each takes the time, in seconds since the epoch."""
     from deployments.telemetry.export import Telemetry
     from deployments.watch.alerts import Alerts, platform_sources
@@ -37,7 +38,7 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
     from deployments.watch.schedules import Schedules
     from deployments.watch.waiting import Waiting
 
-    dead, schedules, spools = DeadRuns(home, config), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
+    dead, schedules, spools = DeadRuns(home, config, hosts), Schedules(home, config), Spools(home, SPOOLS_EVERY_SECONDS)
     alerts, telemetry = Alerts(home, config, platform_sources(home, config)), Telemetry(home, config)
 
     def asked(work: Callable[[Any, float], Any]) -> Duty:
@@ -47,20 +48,25 @@ def duties(home: Path, config: PlatformConfig) -> dict[str, Duty]:
 
         return duty
 
+    def for_all(work: Duty) -> Duty:
+        """A duty that one watch has for all hosts of a store."""
+        return lambda now: work(now) if hosts.act() else None
+
     return {
+        "hosts": hosts.tick,
         "parts": lambda now: restart_what_died(home),
         "telemetry": telemetry.tick,
         "dead flow runs": asked(dead.tick),
         "waiting flow runs": asked(Waiting(home).tick),
-        "schedules": asked(schedules.tick),
+        "schedules": for_all(asked(schedules.tick)),
         "spools": spools.tick,
         "integrity": Integrity(home, config.events.integrity_minutes * 60).tick,
         "trusted": Trusted(home).tick,
         "anomalies": Anomalies(home).tick,
-        "periods": Periods(home, config.alerts.champion_revalidated_days).tick,
+        "periods": for_all(Periods(home, config.alerts.champion_revalidated_days).tick),
         "alerts": alerts.tick,
-        "audit copy": AuditCopy(home).tick,
-        "cloud endpoints": CloudEndpoints(home).tick,
+        "audit copy": for_all(AuditCopy(home).tick),
+        "cloud endpoints": for_all(CloudEndpoints(home).tick),
     }
 
 
@@ -70,16 +76,18 @@ def main(home: Path) -> None:
     use_files(partial(open_files, home))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     clean_logs()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for requests in ("httpx", "azure"):  # each of them says every request that it sends
+        logging.getLogger(requests).setLevel(logging.WARNING)
     prefect_server.prepare(home)
-    config = load_settings(home)
-    todo = duties(home, config)
+    config, hosts = load_settings(home), Hosts(home)
+    todo = duties(home, config, hosts)
     failing: dict[str, str] = {}
     while current_settings(home, config) == config:
         for name, duty in todo.items():
             failing[name] = take(name, duty, failing.get(name, ""))
         time.sleep(EVERY_SECONDS)
     logging.info("the settings have changed: restarting")
+    hosts.end()
     os.execv(sys.executable, [sys.executable, "-m", "deployments.watch", str(home)])
 
 

@@ -9,9 +9,9 @@ A run is resumed a limited number of times. Not counted are runs that `headway d
 up when the platform stopped, and runs that were at work before and lost their slot to another run meanwhile: these always go
 on.
 
-Only runs of this platform are touched: those of our work pool whose worker was on this host, and those of this home's command
-line. A run from the command line that dies before it opened its folder (runs/ID) cannot be attributed to a home, and is left
-alone.
+Only runs of this platform are touched: those of our work pool whose worker was on this host, or on a host of the same store that
+is gone (hosts.py), and those of this home's command line. A run from the command line that dies before it opened its folder
+(runs/ID) cannot be attributed to a home, and is left alone.
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed,
 from deployments.catalogue.flows import POOL, REFUSED
 from deployments.configuration.platform import PlatformConfig
 from deployments.services.flow_runs import AT_WORK, KEPT, at, claim, flow_runs, history
-from deployments.services.parts import LAST_LOOK
+from deployments.services.parts import LAST_LOOK, WORKER
+from deployments.watch.hosts import Hosts
 from flows.support.prefect_run import STOPPED
 from tasks.common import process
 from tasks.orchestration.run_log import LoggedRun, read_run
-
-WORKER = "headway-"
-"""Our workers are called so, and the host's name follows."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,8 @@ class Sighting:
     words: str = ""
     log: LoggedRun | None = None
     """What this very attempt wrote down; None when it did not come so far."""
+    host: str | None = None
+    """The other host where it was."""
 
 
 def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
@@ -82,7 +82,7 @@ def look(home: Path, run: FlowRun, began: Callable[[], float]) -> Sighting:
     logged_here = log.handle.get("host") == hostname
     host = worker_host(run) or log.handle.get("host")
     if host not in (None, hostname):
-        return Sighting("elsewhere", f"it ran on {host}")
+        return Sighting("elsewhere", f"it ran on {host}", host=host)
     if logged_here and process.alive(log.handle):
         return Sighting("alive")
     opened = log.last("opened")
@@ -175,8 +175,10 @@ class DeadRuns:
     """State: which deaths were seen at the last look and since when, which ended runs are settled, and when somebody last
     looked, in a file."""
 
-    def __init__(self, home: Path, config: PlatformConfig, *, patience: float = PATIENCE_SECONDS) -> None:
-        self.home, self.config, self.patience = home, config, patience
+    def __init__(
+        self, home: Path, config: PlatformConfig, hosts: Hosts | None = None, *, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self.home, self.config, self.patience, self._hosts = home, config, patience, hosts or Hosts(home)
         self._suspects: dict[UUID, float] = {}
         self._settled: set[UUID] = set()
         self._slots = Slots()
@@ -220,11 +222,20 @@ class DeadRuns:
         ours = run.work_pool_name == POOL or (self.home / "runs" / str(run.id)).exists()
         if not ours or state is None or (state.is_paused() and state.state_details.pause_reschedule):
             return None
-        seen = look(self.home, run, lambda: taken_up(history(client, run.id)))
+        seen = self._look(client, run)
         waited = abs(now - state.timestamp.timestamp())
         if seen.verdict == "gone" or (seen.verdict == "unclear" and waited >= self.patience):
             return seen
         return None
+
+    def _look(self, client: SyncPrefectClient, run: FlowRun) -> Sighting:
+        """What is seen of the run from this host; and of one of a host that is gone, if it is ours to act for all."""
+        seen = look(self.home, run, lambda: taken_up(history(client, run.id)))
+        if seen.verdict != "elsewhere" or seen.host is None or not self._hosts.act():
+            return seen
+        if self._hosts.gone(seen.host, str(run.id)):
+            return Sighting("gone", f"its host {seen.host} is gone", host=seen.host)
+        return seen
 
     def _end(self, client: SyncPrefectClient, run: FlowRun, now: float, seen: Sighting) -> None:
         """Give a dead run its true end: the one that it wrote down, or cancelled, queued again, or crashed."""
@@ -281,7 +292,7 @@ class DeadRuns:
         """Queue a crashed run of a deployment again, as the same flow run, unless that was done often enough."""
         if not _ours(run) or run.state_id is None or run.state_id in self._settled:
             return
-        seen = look(self.home, run, lambda: taken_up(history(client, run.id)))
+        seen = self._look(client, run)
         queued = self._resumes(client, run)
         how = STOPPED if _planned(seen) else f"{RESUMED} ({queued + 1} of {self.config.max_resumes})"
         often_enough = self.config.on_crash == "mark" or queued >= self.config.max_resumes

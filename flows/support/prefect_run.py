@@ -15,7 +15,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound, Pause
+from prefect.exceptions import Abort, ObjectNotFound, Pause
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
@@ -24,7 +24,7 @@ from prefect.states import AwaitingRetry, Cancelled
 from flows.support.pause import withdraw
 from tasks.artifacts import parse_ref
 from tasks.common import process
-from tasks.common.errors import Suspended, Unknown
+from tasks.common.errors import Superseded, Suspended, Unknown
 from tasks.common.home import home, require_known
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import Away, ask
@@ -154,6 +154,10 @@ def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
             yield
         except Suspended as waits:
             waits.suspend()
+        except Superseded as superseded:
+            if deployment.get_id():  # a worker of another host works on it: what becomes of it is that one's to say
+                raise Abort(str(superseded)) from superseded
+            raise
         except Exception:
             _withdraw()
             raise

@@ -77,6 +77,10 @@ class Missing(HeadwayError):
     exit_code = 6
 
 
+class Superseded(Missing):
+    """Another process, on whatever host, has the flow run or the job by now: this one does nothing more to it."""
+
+
 class Cancelled(HeadwayError):
     """Somebody stopped the run: Ctrl-C, SIGTERM, or cancel in the Prefect UI."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.common.claims import Claims
 from tasks.common.errors import Missing
 from tasks.common.process import write_json
 from tasks.config.base import NodeName, digest
@@ -166,6 +167,11 @@ class JobResult(BaseModel):
 
 class Journal(Protocol):
     """Where intents and handles are kept, so that they outlive the orchestrator."""
+
+    @property
+    def claims(self) -> Claims | None:
+        """What several hosts on one store claim from each other; None where only one works."""
+        ...
 
     def put(self, key: str, value: dict[str, Any]) -> bool:
         """Create-only; False when the key exists."""

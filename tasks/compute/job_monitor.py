@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.common.errors import Cancelled, JobFailed, Missing
+from tasks.common.claims import ALONE, Claim
+from tasks.common.errors import Cancelled, JobFailed, Missing, Superseded
 from tasks.compute import metrics
 from tasks.compute.job import Backend, Job, JobState
 from tasks.compute.metrics import is_step
@@ -165,6 +166,7 @@ class Attendance:
     watch: Watch
     forwarding: Forwarding
     clock: Clock = CLOCK
+    claim: Claim = ALONE
     _told: tuple[str, str] = ("", "")
     _silent: float = 0.0
     _lost_at: int = 0
@@ -200,9 +202,12 @@ class Attendance:
             self._pause()
 
     def cancel(self) -> bool:
-        """Have the backend end the job; False when it gives no answer now, or refuses."""
+        """Have the backend end the job; False when it gives no answer now, or refuses. Raises Superseded."""
         try:
+            self.claim.require()
             self.backend.cancel(self.watched.handle, self.folder)
+        except Superseded:
+            raise
         except (Missing, JobFailed):
             return False
         return True
@@ -215,6 +220,8 @@ class Attendance:
         look = min(max(self.backend.poll_seconds / 10, LEAST_SECONDS), MOST_SECONDS)
         waiting = QUEUED_SECONDS if state == "queued" else min(self.backend.poll_seconds, STARTING_SECONDS)
         self.poller.wait(self.watched, look if state in ("running", "lost") else max(look, waiting))
+        if self.claim.lost:
+            self.claim.require()
         if self.watch.cancelled():
             raise Cancelled(f"the flow run was cancelled; the job in {self.folder} was stopped")
 

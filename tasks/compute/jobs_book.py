@@ -81,12 +81,27 @@ class JobEntry(BaseModel):
         return self.state in ("done", "failed", "cancelled")
 
 
-def list_jobs(home: Path, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> list[JobEntry]:
-    """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each cluster."""
-    folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
+def list_jobs(
+    home: Path, journal: Journal, *, settled: bool = True, ask: bool = False, opener: Opener = open_backend
+) -> list[JobEntry]:
+    """All jobs of a home, newest first; with `ask`, the schedulers say the states: one call for each cluster.
+
+    Without `settled`, those whose folder has the mark of an end are passed over unread.
+    """
+    folders = [folder for folder in _folders(home) if settled or not _is_settled(folder)]
     output = _asked(folders, journal, opener) if ask else {}
     entries = [_entry(folder, journal, output.get(folder)) for folder in folders]
     return sorted(entries, key=lambda entry: entry.submitted, reverse=True)
+
+
+def _folders(home: Path) -> list[Path]:
+    """Folders of the jobs of a home."""
+    return [path.parent for path in (home / "jobs").glob("*/job.json")]
+
+
+def _is_settled(folder: Path) -> bool:
+    """Whether the newest submission of a job has an end, by the mark in its folder."""
+    return (folder / "settled.json").exists()
 
 
 def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, opener: Opener = open_backend) -> JobEntry:
@@ -94,7 +109,7 @@ def find_job(home: Path, name: str, journal: Journal, *, ask: bool = False, open
 
     Of several the only one that is not over. Raises Unknown when there is none, ValueError when there are several.
     """
-    folders = [path.parent for path in (home / "jobs").glob("*/job.json")]
+    folders = _folders(home)
     results = [folder for folder in folders if folder.name == name] or [f for f in folders if _means(f, name)]
     if not results:
         raise Unknown(f"no job {name!r} in {home / 'jobs'}", remedy="`headway jobs` lists them.")
@@ -263,16 +278,16 @@ def reconcile(home: Path, journal: Journal, *, ask: bool = False, opener: Opener
 
     With `ask`, schedulers other than this machine are asked. A job that somebody supervises is not touched.
     """
-    folders = sorted(path.parent for path in (home / "jobs").glob("*/job.json"))
-    open_ones = (folder for folder in folders if not (folder / "settled.json").exists())
+    open_ones = (folder for folder in sorted(_folders(home)) if not _is_settled(folder))
     result = (_reconciled(home, folder, journal, opener if ask else None) for folder in open_ones)
     return [one for one in result if one]
 
 
 def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | None) -> Reconciled | None:
     """One job; None when it is settled, or somebody supervises it."""
-    with unsupervised(folder) as mine:
-        generation = newest(job_of(folder).token, journal) if mine else None
+    token = job_of(folder).token
+    with unsupervised(folder, token, journal.claims) as mine:
+        generation = newest(token, journal) if mine else None
         if generation is None:
             return None
         if generation.end:

@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tasks.common.claims import Claims, host_claim
 from tasks.common.errors import Conflict
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.job import Job, Journal
+from tasks.compute.job_folder import key_of as folder_key
 from tasks.compute.metrics import newest_step
 from tasks.config.cluster import ClusterConfig
+from tasks.config.database import platform_of
 
 MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "size", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
@@ -107,6 +110,12 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
         "cluster": cluster.model_dump(mode="json") if cluster else None,
         "home": home_of(folder),
         "host": socket.gethostname(),
+        **({"folder_key": _fingerprint(folder)} if cluster and not cluster.shares_folder else {}),
+        **(
+            {"host_claim": host_claim(platform, socket.gethostname())}
+            if (platform := platform_of(_home(folder)))
+            else {}
+        ),
     }
     if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
         return None
@@ -125,14 +134,51 @@ def home_of(folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def require_ours(generation: Generation, folder: Path) -> None:
-    """Raise Conflict when an open submission is of another home: only there is its folder, and who looks after it."""
-    theirs = generation.intent.get("home")
-    if theirs not in (None, home_of(folder)):
+def _home(folder: Path) -> Path:
+    """The home that a job's folder lies in."""
+    return folder.parents[1]
+
+
+def require_reachable(
+    generation: Generation, folder: Path, cluster: ClusterConfig | None, claims: Claims | None
+) -> Literal["ours", "another's", "gone"]:
+    """Whose an open submission is: this home's, another's whose folder lies in a store, or one of a machine that is gone.
+
+    With `claims`, the caller holds the one to the job. Raises Conflict for one that cannot be taken over.
+    """
+    intent = generation.intent
+    if intent.get("home") in (None, home_of(folder)):
+        return "ours"
+    where = f"the same work is open in another home of this store, on {intent.get('host')}"
+    end = "Wait for its end, or end it there: headway job cancel. The same command then takes its result."
+    if claims is None or cluster is None:
+        raise Conflict(where, remedy=end)
+    if cluster.capabilities.this_machine:
+        watched = intent.get("host_claim")  # of a host that no watch stands for, nobody can tell that it is gone
+        if not watched or intent.get("host") == socket.gethostname() or claims.held(watched):
+            raise Conflict(where, remedy=end)
+        return "gone"
+    if cluster.shares_folder:
         raise Conflict(
-            f"the same work is open in another home of this store, on {generation.intent.get('host')}",
-            remedy="Wait for its end, or end it there: headway job cancel. The same command then takes its result.",
+            f"{where}, and only there is the folder of its job",
+            remedy=f"{end} Hosts take each other's jobs over where cluster.mirror is set, and on Azure ML.",
         )
+    elastic = (intent.get("job") or {}).get("elastic")
+    if why := cluster.capabilities.cannot_move or (
+        "an elastic job has its meeting place on the host" if elastic else ""
+    ):
+        raise Conflict(f"{where}, and cannot be taken over: {why}", remedy=end)
+    if intent.get("folder_key") != _fingerprint(folder):
+        raise Conflict(
+            f"{where}, whose keys/jobs.key is not the one of this home: files of the job could not be read",
+            remedy="Copy keys/jobs.key from that home to this one (docs/platform.md, Several hosts), and run the same again.",
+        )
+    return "another's"
+
+
+def _fingerprint(folder: Path) -> str:
+    """What tells whether two homes have the same key for a job's folder, and nothing of the key."""
+    return hashlib.sha256(folder_key(folder)).hexdigest()[:16]
 
 
 def note_handle(token: str, number: int, handle: dict[str, Any], journal: Journal) -> None:

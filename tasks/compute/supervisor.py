@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing
+from tasks.common.claims import ALONE, Claim
+from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing, Superseded
 from tasks.common.process import read_json, write_json
 from tasks.compute.failures import Decision, Failed, close_failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, NotAccepted, require_enough, write_folder
@@ -31,11 +32,11 @@ from tasks.compute.submission import (
     intend,
     newest,
     note_handle,
-    require_ours,
+    require_reachable,
     set_aside,
     settle,
 )
-from tasks.compute.supervisor_lock import supervising
+from tasks.compute.supervisor_lock import Fenced, supervising
 from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
 
@@ -71,9 +72,12 @@ class Submitter:
     watch: Watch
     cluster: ClusterConfig | None
     clock: Clock = CLOCK
+    claim: Claim = ALONE
+    """To the job, against other hosts: nothing is submitted or ended without it."""
 
     def begin(self, job: Job, last: Generation | None, *, stuck: int, patient: bool = False) -> Submitted | None:
         """The next submission; None when somebody else was first with the intent."""
+        self.claim.require()
         number = last.number if last else 0
         if number:
             set_aside(self.folder, number)
@@ -161,13 +165,16 @@ class Submitter:
             write_json(self.folder / "cluster.json", self.cluster.model_dump(mode="json"))
 
     def _handed_over(self, job: Job, patient: bool) -> dict[str, Any]:
-        """The handle. A scheduler that was away is asked for the job before it is told again."""
+        """The handle. A scheduler that was away is asked for the job before it is told again. Raises Superseded."""
         require_enough(job)
         deadline, away = self.clock.now() + job.watch.silent_minutes * 60, False
         while True:
             try:
                 result = self.backend.find(job, self.folder) if away else None
+                self.claim.require()
                 return result or self.backend.submit(job, self.folder)
+            except Superseded:
+                raise
             except Missing as error:
                 final = isinstance(error, NotAccepted) and error.final
                 if final or not patient or self.clock.now() > deadline:
@@ -186,9 +193,12 @@ class Submitter:
     def _stop_unnoted(self, job: Job) -> None:
         """Interrupted while the scheduler was told: it may have taken the job."""
         try:
+            self.claim.require()
             handle = self.backend.find(job, self.folder)
             if handle:
                 self.backend.cancel(handle, self.folder)
+        except Superseded:
+            raise
         except Missing as away:
             end = f"End it when the scheduler answers: headway job cancel {job.id}"
             self.watch.event(Event("silent", f"{away.message}: {job.submission_id} may run. {end}", job.submission))
@@ -239,9 +249,10 @@ def run(
     open on success, until the stage has published what the job made and calls `settle`.
     """
     once = _Once(watch, job)
-    with supervising(folder, flow_run=watch.flow_run, waiting=once):
+    with supervising(folder, job.token, flow_run=watch.flow_run, claims=journal.claims, waiting=once) as claim:
         poller = poller or poller_of(backend, cluster)
-        return _Supervision(Submitter(job, backend, folder, journal, watch, cluster, clock), poller).run()
+        fenced = journal if claim is ALONE else Fenced(journal, claim)
+        return _Supervision(Submitter(job, backend, folder, fenced, watch, cluster, clock, claim), poller).run()
 
 
 @dataclass
@@ -310,13 +321,26 @@ class _Supervision:
         if generation.end:
             again = generation.end.get("again") or {}
             return self._begin(with_lessons(self.job, again), generation, stuck=again.get("stuck", 0))
-        require_ours(generation, self.folder)
         job = as_intended(self.job, generation)
+        ours = require_reachable(generation, self.folder, self.submitter.cluster, self.journal.claims)
+        if ours == "gone":
+            return self._instead(generation, "the machine that it ran on is gone, and its supervisor with it")
         result = self.submitter.found(job, generation)
         if result is None:
             self._require_same(generation)
+            if ours == "another's":
+                # Its supervisor may only be stopped, and submit it yet. Machines of a submission that is not the newest end
+                # themselves: so this one is over, and the next one is submitted.
+                return self._instead(generation, "its supervisor was lost before its scheduler had it")
             return self.submitter.submit(job, generation)
         return self._adopt(result)
+
+    def _instead(self, generation: Generation, why: str) -> Submitted:
+        """Close what another host's supervisor left, and begin the next submission."""
+        settle(self.job.token, self.journal, "failed", folder=self.folder, failure="infrastructure", message=why)
+        text = f"The job of {self.job.name} is submitted again: {why} ({generation.intent.get('host')})."
+        self.watch.event(Event("retrying", text, generation.number))
+        return self._begin(with_lessons(self.job, generation.intent.get("job")), generation, stuck=generation.stuck)
 
     def _adopt(self, result: Submitted) -> Submitted:
         """Take over a submission; one that ended without a result while nobody looked is closed, and the next one begins."""
@@ -395,6 +419,7 @@ class _Supervision:
                     self.watch,
                     self.forwarding,
                     self.submitter.clock,
+                    self.submitter.claim,
                 )
                 yield eyes
             except BaseException as error:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.common.errors import Refused
 from tasks.common.home import home
+from tasks.config.database import mlflow_uri
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -53,11 +54,13 @@ def config_digest(config: Settings) -> str:
 
 
 def tracking_uri() -> str:
-    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else a database file under home.
+    """Where MLflow's view is published: `MLFLOW_TRACKING_URI`, else the PostgreSQL that `headway up` was given, else a file.
 
     A file is named by its absolute path: who publishes works in another directory.
     """
-    named = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    named = (
+        os.environ.get("MLFLOW_TRACKING_URI") or mlflow_uri(home()) or f"sqlite:///{home() / 'mlflow' / 'mlflow.db'}"
+    )
     scheme, file, path = named.partition("sqlite:///")
     return f"{file}{Path(path).absolute()}" if file and not scheme else named
 

@@ -1,6 +1,6 @@
 """Where each shard of a dataset comes from, and whether the policy lets it in. Pure: provenance and signatures in, reasons out.
 
-A signature counts for the exact bytes that it covers, under whatever name they lie. Who closes the gate: tasks/validate.py.
+A signature counts for the exact bytes that it covers, under whatever name they lie. Who closes the gate: tasks/data/judging.py.
 """
 
 from __future__ import annotations

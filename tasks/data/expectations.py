@@ -1,6 +1,6 @@
 """What is expected of a corpus, as values: rules for one document, and figures of the whole with their limits. Pure.
 
-tasks/validate.py makes Great Expectations' expectations of them.
+tasks/data/judging.py makes Great Expectations' expectations of them.
 """
 
 from __future__ import annotations

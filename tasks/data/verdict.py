@@ -1,6 +1,6 @@
 """What came of judging a profile, and `validation.json`, which tells it to a report page. Pure.
 
-Its keys are listed in tasks/validate.py, which judges.
+Its keys are listed in tasks/validate.py. Who judges: tasks/data/judging.py.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tasks.common import process
 from tasks.config.base import digest
+from tasks.config.database import mlflow_uri
 from tasks.lineage.database import SCHEME
 
 # Where a run can be looked at in MLflow's page: the local server's, or that of the server that the environment named.
@@ -41,7 +42,7 @@ def run_page(home: Path, spool: Path, run: str) -> str | None:
 def _server(home: Path, tracking_uri: str) -> str | None:
     if tracking_uri.startswith(("http://", "https://")):
         return _without_login(tracking_uri).rstrip("/")
-    if tracking_uri != f"{SCHEME}{home / 'mlflow' / 'mlflow.db'}":
+    if tracking_uri not in (f"{SCHEME}{home / 'mlflow' / 'mlflow.db'}", mlflow_uri(home)):
         return None
     folder = home / "platform" / "mlflow"
     server = process.read_json(folder / "server.json")

@@ -59,7 +59,7 @@ class Publisher:
     """Applies events. State on disk: the offset into the events, and MLflow's id of each of our runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.home = folder, folder.parents[1]
         state = process.read_json(folder / "published.json") or {"offset": 0, "runs": {}}
         self.offset: int = state["offset"]
         self.runs: dict[str, dict[str, str]] = state["runs"]
@@ -149,7 +149,7 @@ class Publisher:
     def _on_open(self, event: dict[str, Any]) -> None:
         self.writer, self.tracking_uri = event["writer"], event["tracking_uri"]
         self.experiment = {"name": event.get("experiment", EXPERIMENT), "note": event.get("note", "")}
-        prepare(self.tracking_uri)
+        prepare(self.tracking_uri, self.home)
         self.client = _client(self.tracking_uri)
 
     def _on_start_run(self, event: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ class Publisher:
         name, note = self.experiment["name"], self.experiment["note"]
         result = self.client.get_experiment_by_name(name)
         if result is None:
-            place = artifact_root(self.tracking_uri)
+            place = artifact_root(self.tracking_uri, self.home)
             tags = {NOTE: note, "mlflow.experimentKind": "custom_model_development"} if note else {}
             return str(self.client.create_experiment(name, artifact_location=place, tags=tags))
         if result.lifecycle_stage != "active":

@@ -1,4 +1,4 @@
-"""MLflow's server over the database file of a home, as a program: `python -m tasks.lineage.server HOME PORT CREDENTIALS`.
+"""MLflow's server over the database of a home, as a program: `python -m tasks.lineage.server HOME PORT CREDENTIALS`.
 
 CREDENTIALS is a file with `USER:PASSWORD`, the one login, asked for by MLflow's own basic-auth app. It is one process: MLflow's
 command starts its server as a child, which a kill -9 of the command would leave behind on the port. Who starts it is
@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tasks.common import process
+from tasks.config.database import mlflow_uri
 
 SERVED = "mlflow-artifacts:/"
 """Where files go that people log through the server: through it, to HOME/mlflow/artifacts."""
@@ -34,7 +35,7 @@ def serve(home: Path, port: int, user: str, password: str) -> None:
     os.environ.update(_places(home))
     from tasks.lineage.database import prepare
 
-    prepare(_database(home))
+    prepare(_database(home), home)
     import uvicorn
     from mlflow.server import auth
     from mlflow.server.handlers import initialize_backend_stores
@@ -79,7 +80,7 @@ def _places(home: Path) -> dict[str, str]:
 
 
 def _database(home: Path) -> str:
-    return f"sqlite:///{home / 'mlflow' / 'mlflow.db'}"
+    return mlflow_uri(home) or f"sqlite:///{home / 'mlflow' / 'mlflow.db'}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tasks.common.errors import Cancelled, GateFailed
+from tasks.common.errors import Cancelled, GateFailed, Superseded
 
 Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
 
@@ -185,12 +185,12 @@ def status_of(error: BaseException | None) -> str:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether somebody stopped the run: Ctrl-C, SIGTERM, or a cancelled flow run.
+    """Whether somebody stopped the run, and it did not fail: Ctrl-C, SIGTERM, a cancelled flow run, or another host that has it.
 
     A signal may come while an extension calls Python: it raises an error of its own then, with the signal's as its cause. That of
     pydantic's serializer has it in its words alone.
     """
-    if isinstance(error, Cancelled) or not isinstance(error, Exception):
+    if isinstance(error, Cancelled | Superseded) or not isinstance(error, Exception):
         return True
     if type(error).__name__ == "PydanticSerializationError" and any(f"{name}: " in str(error) for name in SIGNALS):
         return True

@@ -62,6 +62,7 @@ def make_champion(model: Model, *, reason: str) -> None:
     store, name = work.lifecycle.store, model.name
     inputs = stored(model).provenance.inputs
     start = require_same_champion(model)
+    work.lifecycle.require_ours()
     before = move_ref(store, f"{name}/champion", model.ref, inputs=inputs, reason=reason, start=start)
     previous = aliases(store, name).get("previous", "")
     _register(work.lifecycle, work.run, stored(model), alias="champion", before=before or "", previous=previous)
@@ -90,6 +91,7 @@ def challenge(model: Model) -> None:
         return
     manifest = find(run.store, *parse_ref(model.ref))
     signatures.require_signed(run.store, run.home, manifest)
+    run.require_ours()
     move_ref(run.store, name, model.ref, inputs=manifest.provenance.inputs, reason="exported, not promoted")
     _register(run, run.run or "", manifest, alias="challenger", before=now.get("champion", ""))
 

@@ -18,7 +18,8 @@ from typing import Literal
 
 from tasks.artifacts import parse_ref
 from tasks.azure.arm_client import use_files
-from tasks.common.errors import Cancelled, GateFailed, Suspended
+from tasks.common.claims import ALONE, Claim, claimed, run_claim
+from tasks.common.errors import Cancelled, GateFailed, Superseded, Suspended
 from tasks.common.home import home, stopped_mark
 from tasks.common.process import locked
 from tasks.common.redaction import clean_logs, redacted, require_no_secrets
@@ -81,6 +82,10 @@ class Lifecycle:
     """Persons who handed the run to the platform; None where somebody did, and nobody can tell who."""
     approved: dict[str, tuple[Asked, Approval]] = field(default_factory=dict)
     """What a person said yes to in this run, by its place."""
+    claim: Claim = ALONE
+    """To this flow run, against the workers of other hosts."""
+    place_claim: Claim = ALONE
+    """To the flow and subject, while the run is at work."""
     place: ExitStack = field(default_factory=ExitStack)
     """Holds the lock of the flow and subject while the run is at work."""
     suspended: bool = False
@@ -121,7 +126,18 @@ class Lifecycle:
             if self.cancelled():
                 raise Cancelled("the flow run was cancelled while it waited for another run's end")
 
-        self.place.enter_context(locked(self.home / "locks" / f"run-{self.flow}-{self.subject}", waiting=waiting))
+        name = f"{self.flow}-{self.subject}"
+        self.place.enter_context(locked(self.home / "locks" / f"run-{name}", waiting=waiting))
+        place = claimed(self.store.claims, f"places/{name}", waiting=waiting, sleep=time.sleep)
+        self.place_claim = self.place.enter_context(place)
+
+    def require_ours(self) -> None:
+        """Return while this process, and no other, works on the run, and no other run on its flow and subject.
+
+        Asked before whatever another must not do at the same time. Raises Superseded; Missing while the store does not answer.
+        """
+        self.claim.require()
+        self.place_claim.require()
 
     @contextmanager
     def standing_aside(self) -> Iterator[None]:
@@ -130,6 +146,7 @@ class Lifecycle:
         They may move what this one stands on: whoever goes on compares again (promotion.py, refs).
         """
         self.place.close()
+        self.place_claim = ALONE
         yield
         self.take_place()
 
@@ -270,7 +287,14 @@ def _opened(run: Lifecycle, observers: Sequence[Observer]) -> Iterator[None]:
     run.observer = Observers([run.observer, log, *observers])
     run.observer.opened(run)
 
-    with run.place:
+    def waiting() -> None:
+        run.observer.progress(run.flow, 0, 0, "the claim of the host that worked on this run before runs out", None)
+        if run.cancelled():
+            raise Cancelled("the flow run was cancelled while it waited for the end of its process on another host")
+
+    claims = run.store.claims if run.flow_run else None
+    mine = claimed(claims, run_claim((run.flow_run or {}).get("id", "")), waiting=waiting, sleep=time.sleep)
+    with run.place, mine as run.claim:
         run.take_place()
         for item in reconcile(run.home, run.journal):
             run.observer.happened(run.flow, item.verdict, item.text)
@@ -282,7 +306,8 @@ def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
     if run.spool is None:
         return
     try:
-        at_end(run)
+        if not isinstance(run.error, Superseded):  # what the run leaves for people is written by whoever took it over
+            at_end(run)
     finally:
         run.observer.closed(run)
         if run.run:

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tasks.security.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
 START = '{"event": '
-QUESTION = "question.json"
+HANDLE, EVENTS, QUESTION = "handle.json", "events.jsonl", "question.json"
 
 
 class RunLog(Unobserved):
@@ -135,7 +136,7 @@ class LoggedRun:
 
 def suspended(home: Path) -> list[Path]:
     """Folders of the runs of a home that wait for a person without a process, or are about to, or have just gone on."""
-    return [path.parent for path in (home / "runs").glob(f"*/{QUESTION}")]
+    return [home / "runs" / name for name in _with(home, QUESTION)]
 
 
 def read_question(folder: Path) -> dict[str, Any] | None:
@@ -168,16 +169,38 @@ def note_stopped(folder: Path) -> None:
         events.write(json.dumps({"event": "stopped", "time": time.time()}) + "\n")
 
 
-def logged_runs(home: Path) -> Iterator[LoggedRun]:
-    """All runs of a home, newest first by when they were last opened."""
-    handles = sorted((home / "runs").glob("*/handle.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in handles:
-        yield read_run(path.parent)
+def logged_runs(home: Path, *, since: float = 0.0) -> Iterator[LoggedRun]:
+    """All runs of a home, newest first by when they were last opened; with `since`, those in whose log something was written
+    after it, in seconds since the epoch. A folder is read when its turn comes."""
+    opened = _with(home, HANDLE)
+    changed = _with(home, EVENTS) if since else {}
+    for name in sorted(opened, key=lambda name: opened[name], reverse=True):
+        if changed.get(name, 0.0) >= since:
+            yield read_run(home / "runs" / name)
+
+
+def runs_at_work(home: Path) -> Iterator[LoggedRun]:
+    """Runs whose process lives, and those of other hosts, of which nobody can tell. Of ten thousand only these are read."""
+    hostname = socket.gethostname()
+    for name in _with(home, HANDLE):
+        handle = process.read_json(home / "runs" / name / HANDLE) or {}
+        if handle.get("host") != hostname or process.alive(handle):
+            yield read_run(home / "runs" / name)
+
+
+def _with(home: Path, file: str) -> dict[str, float]:
+    """The runs of a home that have a file, each with when it was written last. Paths would take three times as long."""
+    folder, result = f"{home}/runs", {}
+    with suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                result[name] = os.stat(f"{folder}/{name}/{file}").st_mtime  # noqa: PTH116
+    return result
 
 
 def read_run(folder: Path) -> LoggedRun:
     """One run's folder. What a dying process left half written, alone or before a retry's first event, is left out."""
-    path = folder / "events.jsonl"
+    path = folder / EVENTS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     whole = [line[line.rfind(START) :] for line in lines if line.endswith("\n") and START in line]
-    return LoggedRun(folder, process.read_json(folder / "handle.json") or {}, [json.loads(line) for line in whole])
+    return LoggedRun(folder, process.read_json(folder / HANDLE) or {}, [json.loads(line) for line in whole])

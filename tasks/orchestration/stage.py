@@ -163,6 +163,7 @@ class Stage:
         outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
+        run.require_ours()
         last = self._last(run, call)
         run.observer.started(self.name, last.seconds if last else None)
         try:
@@ -265,6 +266,7 @@ class Stage:
             run=identity,
             job=outcome.job,
         )
+        run.require_ours()
         records.save(run.store, record)
         clean_up(work)
         _fill(outcome, record)

@@ -195,8 +195,10 @@ def home_folder(name: str) -> Path:
 
 
 def note(prefix: str, value: dict[str, Any]) -> None:
-    """Append to a journal in the store what is about to be done."""
-    _work.get().lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
+    """Append to a journal in the store what is about to be done. Raises Superseded where another host has the run."""
+    lifecycle = _work.get().lifecycle
+    lifecycle.require_ours()
+    lifecycle.journal.append(prefix, {**value, "who": actor().name, "time": time.time()})
 
 
 def noted(prefix: str, most: int) -> list[dict[str, Any]]:
@@ -284,6 +286,7 @@ def clean_up(work: Work) -> None:
 
 def _publish(work: Work, folder: Path, kind: str, inputs: tuple[str, ...], provenance: Provenance) -> Manifest:
     """A job's output is linked into the store, noted, and only then deleted: a kill in between loses nothing."""
+    work.lifecycle.require_ours()
     store = work.lifecycle.store
     if work.job is None or not folder.is_relative_to(work.job.folder):
         return publish_artifact(store, folder, kind=kind, inputs=inputs, provenance=provenance)

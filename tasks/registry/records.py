@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.common.claims import Claims
 from tasks.storage.store import Store
 
 SCHEMA = "headway/record/1"
@@ -84,6 +85,7 @@ class StoreJournal:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.claims: Claims | None = store.claims
 
     def put(self, key: str, value: dict[str, Any]) -> bool:
         return self._store.create(f"journal/{key}.json", json.dumps(value, indent=1).encode())

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from tasks.common.claims import Claims
 from tasks.common.errors import IntegrityError
 from tasks.common.process import locked
 from tasks.common.seal import sealed
@@ -145,6 +146,7 @@ class LocalStore:
     def __init__(self, root: Path, *, home: Path | None = None) -> None:
         self.root, self.home = root, home
         self.uri = root.absolute().as_uri()
+        self.claims: Claims | None = None
 
     def publish(
         self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False

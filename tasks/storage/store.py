@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tasks.common.claims import Claims
 from tasks.common.errors import Unknown
 from tasks.common.seal import opened
 from tasks.storage.history import current
@@ -45,6 +46,8 @@ class Store(Protocol):
     """Artifacts are immutable and appear with their manifest, which is written last; documents change by etag."""
 
     uri: str
+    claims: Claims | None
+    """What several hosts that work in the store claim from each other; None where only one does."""
 
     def publish(
         self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False

@@ -41,7 +41,11 @@ def jobs(
     """List open jobs: state, machines, attempts, and whether each is supervised."""
     from tasks.compute.jobs_book import list_jobs
 
-    entries = [entry for entry in list_jobs(home(), journal(), ask=ask, opener=opener()) if all_ or not entry.over]
+    entries = [
+        entry
+        for entry in list_jobs(home(), journal(), settled=all_, ask=ask, opener=opener())
+        if all_ or not entry.over
+    ]
     rows = [("job", "stage", "backend", "state", "nodes", "try", "supervised", "age")]
     rows += [
         (

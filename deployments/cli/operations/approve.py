@@ -16,7 +16,7 @@ from deployments.cli.output import in_home, note, say
 from deployments.services import prefect_server
 from tasks.common.errors import Missing
 from tasks.common.home import home
-from tasks.orchestration.run_log import logged_runs
+from tasks.orchestration.run_log import read_run, runs_at_work, suspended
 from tasks.security.audit import account
 from tasks.security.policy import authorise, load_policy
 
@@ -59,7 +59,8 @@ def approve(
 def _waiting(home: Any) -> list[dict[str, Any]]:
     """Runs of this home that wait for an approval, with a process or without."""
     results = []
-    for run in logged_runs(home):
+    at_work = {run.identity: run for run in runs_at_work(home)}
+    for run in (at_work | {folder.name: read_run(folder) for folder in suspended(home)}).values():
         event = run.waits
         if event and event.get("for") == "approval":
             where = run.handle.get("flow_run") or {}
@@ -75,7 +76,7 @@ def _waiting(home: Any) -> list[dict[str, Any]]:
                 "key": event.get("key", ""),
             }
             results.append(payload)
-    return told_apart(results)
+    return told_apart(sorted(results, key=lambda one: one["since"], reverse=True))
 
 
 def told_apart(waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:

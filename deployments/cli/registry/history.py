@@ -19,7 +19,7 @@ from tasks.artifacts import KINDS, parse_ref
 from tasks.common.errors import Missing
 from tasks.common.home import home
 from tasks.data.suite import forget
-from tasks.orchestration.run_log import logged_runs
+from tasks.orchestration.run_log import runs_at_work
 from tasks.registry.versions import Difference, difference
 from tasks.storage import open_store
 from tasks.storage.store import Store, find
@@ -126,7 +126,7 @@ def prune(
     from tasks.serving.known import known_endpoints, models_before, served_model
 
     result: dict[str, str] = {}
-    for run in logged_runs(home()):
+    for run in runs_at_work(home()):
         if run.status == "running" or not (run.here or run.last("closed")):
             ended = [event["outcome"] for event in run.events if event["event"] == "ended"]
             refs = [ref for outcome in ended for ref in (*outcome["inputs"], *outcome["outputs"])]

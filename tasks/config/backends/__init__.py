@@ -51,6 +51,8 @@ class Capabilities:
     """Job folders lie where both sides reach them; without, in a store, and the class takes a function that opens it, too."""
     cannot_mirror: str = "its machines share the job's folder"
     """Why a job's folder cannot lie in a store and on each machine's own disk (`cluster.mirror`)."""
+    cannot_move: str = ""
+    """Why another host cannot take a job over whose folder lies in a store."""
     starts_again: bool = False
     """The scheduler itself starts a job again: the mark of an end in the folder may be of the start before."""
     cannot_choose: str = ""

@@ -18,6 +18,7 @@ class SshConfig(BackendSettings):
         ),
         packages=("asyncssh",),
         cannot_mirror="",
+        cannot_move="which machines it runs on is written down only in the home of the host that started it",
         size_setting="sku",
         cannot_drain="there is no scheduler: take the machine out of ssh.hosts",
     )

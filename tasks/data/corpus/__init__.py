@@ -1,4 +1,4 @@
 """A corpus: finding its files, reading them in pieces, profiling what is read. Pure: files in, values out.
 
-It knows nothing of stages, stores or tokens. Who judges a profile: tasks/validate.py. See docs/data.md.
+It knows nothing of stages, stores or tokens. Who judges a profile: tasks/data/judging.py. See docs/data.md.
 """

@@ -1,7 +1,7 @@
 """The cheap measures of documents, a batch at once: characters by class, bad characters, repeated lines, hashes.
 
 All documents of a batch lie in one buffer of UTF-8 with a line feed between them, and numpy looks at the buffer in windows
-that fit a processor's cache. What a measure means for a corpus is judged in tasks/validate.py.
+that fit a processor's cache. What a measure means for a corpus is judged in tasks/data/judging.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files and trees as the folder of a dataset: containers of documents are copied, other text becomes JSON lines.
 
-What is in them is not judged here: tasks/validate.py does that. Reading them is tasks/data/corpus/reading.py.
+What is in them is not judged here: tasks/data/judging.py does that. Reading them is tasks/data/corpus/reading.py.
 """
 
 from __future__ import annotations

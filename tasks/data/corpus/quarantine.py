@@ -1,6 +1,6 @@
 """The documents of a corpus that break a rule: where they stand, why, and the files of the quarantine.
 
-Which rows break which rule is tasks/validate.py's to say.
+Which rows break which rule is tasks/data/judging.py's to say.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tasks.data.corpus.reading import opened
 # Shards without some of their lines, and those lines by themselves: what a quarantine is made of.
 #
 # A shard is streamed, whatever its size; the bytes of what stays are not touched. Which lines go is
-# tasks/validate.py's.
+# tasks/data/judging.py's.
 
 
 PART_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """New data against reference data: how far two columns lie apart. Pure: histograms in, distances out.
 
-The limits are the configuration's; who judges is tasks/validate.py. See docs/data.md.
+The limits are the configuration's; who judges is tasks/data/judging.py. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def distance(now: Counts, before: Counts) -> float:
     if not n or not m:
         return 0.0 if n == m else 1.0
     result, labels = 0.0, 0
-    for label in now.keys() | before.keys():
+    for label in sorted(now.keys() | before.keys()):  # a sum in another order has another last digit
         p, q = now.get(label, 0) / n, before.get(label, 0) / m
         result += (_bits(p, (p + q) / 2) + _bits(q, (p + q) / 2)) / 2
         labels += p + q > 0

@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from azure.storage.blob import BlobProperties
 
+from tasks.common.claims import Claims
 from tasks.common.errors import IntegrityError
 from tasks.common.seal import sealed
 from tasks.storage import cache
 from tasks.storage.blob import layout, lease, versions
+from tasks.storage.blob.claims import BlobClaims
 from tasks.storage.blob.client import BLOCK, Container, Written
 from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.transfer import check_stored, over_files, upload
@@ -309,6 +311,7 @@ class BlobStore:
     def __init__(self, container: Container, home: Path) -> None:
         self.container, self.home = container, home
         self.uri = container.uri
+        self.claims: Claims | None = BlobClaims(container)
 
     def publish(
         self, folder: Path, *, kind: str, inputs: tuple[str, ...], provenance: Provenance, link: bool = False

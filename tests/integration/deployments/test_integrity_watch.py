@@ -18,6 +18,7 @@ from deployments.telemetry.runs import firing
 from deployments.watch.__main__ import duties
 from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources
 from deployments.watch.duties import ANOMALIES_SECONDS, DAY, LOWEST, Anomalies, Background, Integrity, Periods
+from deployments.watch.hosts import Hosts
 from tasks.common import process
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json, write_json
@@ -107,7 +108,7 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
     model = make_champion(home, exported)
     at = serve(home, model)
     config = PlatformConfig.model_validate({"events": {"integrity_minutes": PERIOD / 60}})
-    duty = duties(home, config)["integrity"]
+    duty = duties(home, config, Hosts(home))["integrity"]
     for _ in range(3):
         assert take("integrity", duty, "") == ""
         time.sleep(PERIOD)

@@ -1,26 +1,16 @@
 """The services of compose.yaml, started once on this machine: PostgreSQL, and on it the servers of Prefect and MLflow."""
 
-import os
-import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 from containers import IMAGES, copied, extras, make_env, rendered, virtual_environment
-from stand import Stand, as_user, free_ports, launch
+from postgres import let_through, make_cluster, postgres_programs, postgres_user
+from stand import Stand, free_ports, launch
 from waiting import limit
 
 from benchmarks.supply import distributions
-
-
-def postgres_programs():
-    """The folder of PostgreSQL's own programs: the newest that Debian's package brought, or where initdb is."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
 
 
 def bins(folder, dockerfile, chosen):
@@ -42,10 +32,7 @@ def installed(tmp_path_factory):
 def stand(tmp_path_factory, installed):
     """The services of compose.yaml, with credentials, ports and folders of this machine. Nothing runs yet."""
     folder = tmp_path_factory.mktemp("services")
-    if postgres_user():  # another user than ours, who must be able to pass through our folders to its own
-        for above in (folder, *folder.parents):
-            if above.is_relative_to(tempfile.gettempdir()) and above.stat().st_uid == os.getuid():
-                above.chmod(above.stat().st_mode | 0o011)
+    let_through(folder)
     make_env(folder / "env")
     ports = free_ports(
         "postgres:5432", "prefect:4200", "mlflow:5000", "azurite:10000", "azurite:10001", "azurite:10002"
@@ -105,24 +92,6 @@ def database(stand):
     finally:
         running.process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown: it does not wait for connections
         running.stop()
-
-
-def postgres_user():
-    """Whom PostgreSQL runs as: it refuses to be root."""
-    known = [one.pw_name for one in pwd.getpwall()]
-    return next(name for name in ("postgres", "nobody") if name in known) if os.getuid() == 0 else ""
-
-
-def make_cluster(programs, folder, user, password):
-    """A data folder, with the password of the superuser."""
-    secret = folder / "superuser"
-    secret.touch(0o600)
-    secret.write_text(password)
-    options = ["--pgdata=data", "--username=postgres", f"--pwfile={secret}", "--auth-host=scram-sha-256", "--no-sync"]
-    if user:
-        shutil.chown(secret, user)
-    argv = [*as_user(user), str(programs / "initdb"), *options]
-    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=limit(60))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import math
 import multiprocessing
 import statistics
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from own_expectation import PLUGIN
@@ -13,9 +15,9 @@ from own_expectation import PLUGIN
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus.profile import profile
 from tasks.data.corpus.quarantine import Profile, write
+from tasks.data.judging import Place, judge, judge_apart, require_judgeable
 from tasks.data.suite import FOLDER, PAGES, PLUGINS, read_suite
 from tasks.data.verdict import verdict
-from tasks.validate import Place, judge
 
 GOOD = [f"def function_{number}():\n\treturn {number} * {number * 7919}\r\n" for number in range(20)]
 NAMES = [
@@ -298,6 +300,33 @@ def test_what_cannot_be_judged_over_a_stream_is_refused_by_name(own, tmp_path, e
 
     with pytest.raises(ValueError, match=words):
         gx.own_suite("own", own(expectation), tmp_path)
+
+
+def test_a_process_of_its_own_judges_the_same_and_leaves_nothing_in_ours(judged, own, tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for shard in "bcd":
+        lines = [json.dumps({"text": f"{shard} is shard {number} of them"}) for number in range(20)]
+        (tmp_path / "corpus" / f"{shard}.jsonl").write_text("\n".join(lines))
+    suite = own(("expect_column_max_to_be_between", {"column": "characters", "max_value": 40}))
+    before = judged(GOOD[:10]).profile.columns
+    lines = [*GOOD, GOOD[0], b"no json", "x"]
+    whole = judged(lines, before=before, strange={"a.jsonl": "nobody signed it"}, own=suite, min_drift_documents=5)
+    config = ValidationConfig(min_drift_documents=5)
+    arguments = {"before": before, "strange": whole.strange, "own": suite, "place": Place(tmp_path, "corpus", "apart")}
+    with tempfile.TemporaryDirectory() as folder:
+        apart = judge_apart(whole.profile, config, **arguments, folder=Path(folder))
+    assert whole.drift and whole.apart and apart.bits.dtype == whole.bits.dtype and apart.bits.any()
+    assert apart.bits.tolist() == whole.bits.tolist()
+    refs = dict.fromkeys(("dataset", "reference", "accepted", "quarantined"))
+    assert apart.checks == whole.checks and apart.apart == whole.apart
+    assert verdict(apart, refs) == verdict(whole, refs)
+    assert len(list(tmp_path.glob(PAGES.format(key="apart")))) == 3, "the pages are those of the home"
+
+
+def test_a_suite_that_cannot_be_judged_is_refused_with_the_same_words_from_there(own, tmp_path):
+    with pytest.raises(ValueError, match=r"needs column\.median of all documents"):
+        require_judgeable(own(("expect_column_median_to_be_between", {"column": "bytes", "max_value": 1})), tmp_path)
+    require_judgeable(own(("expect_column_max_to_be_between", {"column": "bytes", "max_value": 1})), tmp_path)
 
 
 def test_code_of_a_user_is_what_the_suite_was_read_with_and_is_on_no_path(judged, own, tmp_path):

@@ -24,6 +24,8 @@ PATIENCE = 300.0
 class Journal:
     """Intents and handles, in memory."""
 
+    claims = None
+
     def __init__(self):
         self.kept = {}
 

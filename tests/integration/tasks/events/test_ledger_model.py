@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tasks.common.errors import Conflict
 from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job
-from tasks.compute.submission import intend, newest, note_handle, require_ours, set_aside, settle
+from tasks.compute.submission import intend, newest, note_handle, require_reachable, set_aside, settle
 from tasks.events import batches
 from tasks.events.batches import Batch
 from tasks.events.event import Event
@@ -388,9 +388,9 @@ class SubmissionJournal(RuleBasedStateMachine):
         assert (found.number, found.handle) == (len(self.written), last.handle)
         assert found.intent["job"]["excluded_nodes"] == [last.home]
         assert found.outcome == (last.end["outcome"] if last.end else "open")
-        require_ours(found, self.folders[last.home])
+        assert require_reachable(found, self.folders[last.home], None, None) == "ours"
         with pytest.raises(Conflict):
-            require_ours(found, self.folders["two" if last.home == "one" else "one"])
+            require_reachable(found, self.folders["two" if last.home == "one" else "one"], None, None)
 
     @invariant()
     def numbers_have_no_gap_and_only_the_newest_is_open(self):

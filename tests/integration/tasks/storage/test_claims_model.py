@@ -73,7 +73,7 @@ class Claims(RuleBasedStateMachine):
             return locked(self.home / "locks" / place, waiting=waiting)
         if place == "parts":
             return tokenizing._held(self.home / "parts")
-        return supervising(self.home / place, flow_run="f", waiting=waiting)
+        return supervising(self.home / place, place, flow_run="f", claims=None, waiting=waiting)
 
     def busy(self) -> None:
         raise Busy
@@ -152,11 +152,11 @@ class Claims(RuleBasedStateMachine):
     @rule(place=st.sampled_from(("job-1", "job-2")))
     def somebody_keeps_supervisors_away(self, place):
         """As `headway reconcile` does while it looks at a job: never beside a supervisor, and none comes meanwhile."""
-        with unsupervised(self.home / place) as mine:
+        with unsupervised(self.home / place, place, None) as mine:
             assert mine is (place not in self.holders)
             with pytest.raises(Busy):
                 self.take(place)
-            with unsupervised(self.home / place) as theirs:
+            with unsupervised(self.home / place, place, None) as theirs:
                 assert not theirs
 
     @rule(attempt=st.integers(0, 4))

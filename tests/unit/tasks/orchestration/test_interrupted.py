@@ -1,11 +1,15 @@
 """A run that a signal stopped is cancelled, wherever in the run the signal came."""
 
+from types import SimpleNamespace
+
 import pytest
 from pydantic import BaseModel, model_serializer
 
 from deployments.cli.output import describe, exit_code
-from tasks.common.errors import Cancelled, JobFailed
-from tasks.orchestration.observers import status_of
+from tasks.common.claims import ALONE
+from tasks.common.errors import Cancelled, JobFailed, Superseded
+from tasks.orchestration.observers import interrupted, status_of
+from tasks.orchestration.run import Lifecycle
 
 pytestmark = pytest.mark.unit
 
@@ -49,3 +53,22 @@ def test_a_signal_that_comes_while_an_extension_calls_python_still_ends_the_run_
 )
 def test_how_a_run_ended_and_its_exit_code_agree(error, status, code):
     assert (status_of(error), exit_code(error)) == (status, code)
+
+
+def test_a_run_that_another_host_has_did_not_fail():
+    assert interrupted(Superseded("runs/r is another's now")) and status_of(Superseded("so")) == "cancelled"
+
+
+@pytest.mark.parametrize("lost", ["claim", "place_claim"])
+def test_a_run_is_ours_only_while_both_its_claims_are(lost):
+    """Another run may have the flow and subject although nobody took this run over."""
+
+    class Lost:
+        def require(self):
+            raise Superseded("another's")
+
+    run = SimpleNamespace(claim=ALONE, place_claim=ALONE)
+    Lifecycle.require_ours(run)
+    setattr(run, lost, Lost())
+    with pytest.raises(Superseded):
+        Lifecycle.require_ours(run)

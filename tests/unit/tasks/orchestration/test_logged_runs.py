@@ -1,0 +1,62 @@
+"""Which runs of a home are read: those that are asked for, however many others lie there."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from tasks.common import process
+from tasks.orchestration import run_log
+from tasks.orchestration.run_log import logged_runs, runs_at_work, suspended
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Five runs, the newest first: of a living process, of another host, one that waits, one that died, one that was closed."""
+    me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
+    here = {"host": socket.gethostname()}
+    handles = {
+        "lives": {**me, **here},
+        "elsewhere": {**me, "started": 1, "host": "another"},
+        "waits": {**me, "started": 1, **here},
+        "died": {**me, "boot_id": "before", **here},
+        "closed": {**me, "started": 1, **here},
+    }
+    for age, (name, handle) in enumerate(handles.items()):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "handle.json").write_text(json.dumps(handle))
+        (folder / "events.jsonl").write_text(json.dumps({"event": "opened", "time": 1.0}) + "\n")
+        for file in ("handle.json", "events.jsonl"):
+            os.utime(folder / file, (1000.0 - age, 1000.0 - age))
+    (tmp_path / "runs" / "waits" / "question.json").write_text("{}")
+    (tmp_path / "runs" / ".strange").touch()
+    read = []
+    original = run_log.read_run
+    monkeypatch.setattr(run_log, "read_run", lambda folder: read.append(folder.name) or original(folder))
+    return tmp_path, read
+
+
+def test_all_come_newest_first_and_each_is_read_when_its_turn_comes(home):
+    path, read = home
+    runs = logged_runs(path)
+    assert next(runs).identity == "lives" and read == ["lives"]
+    assert [run.identity for run in runs] == ["elsewhere", "waits", "died", "closed"]
+
+
+def test_since_a_time_only_those_with_something_new_are_read(home):
+    path, read = home
+    assert [run.identity for run in logged_runs(path, since=998.5)] == read == ["lives", "elsewhere"]
+
+
+def test_at_work_are_living_processes_and_those_of_other_hosts(home):
+    path, read = home
+    assert {run.identity for run in runs_at_work(path)} == set(read) == {"lives", "elsewhere"}
+    assert [folder.name for folder in suspended(path)] == ["waits"]
+
+
+def test_a_home_without_runs_has_none(tmp_path):
+    assert not list(logged_runs(tmp_path)) and not list(runs_at_work(tmp_path)) and not suspended(tmp_path)
