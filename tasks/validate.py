@@ -271,6 +271,7 @@ def program(
         "heldout_fraction": heldout or 0.0,
         "benchmarks": names,
         "threads": on.threads_per_node,
+        "shared_folder": on.config.shares_folder,
     }
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
     return Program("tasks.jobs.profile", settings, inputs)

@@ -3,7 +3,7 @@
 `documents.parquet`: one row a readable document, in the order of the corpus (columns: SCHEMA below). `findings.jsonl`: secrets
 and personal data, the first 1,000 of each type. `unreadable.jsonl`: every line that is no document. `shards.json` and
 `columns.json`: counts and histograms of each shard and of the corpus. An exact duplicate is not
-looked at again as a near one. Memory: 24 bytes a record of one partition (tasks/data/corpus/duplicates.py) and one row group; the
+looked at again as a near one. Memory: a block of records (tasks/data/corpus/runs.py), one row group, and a byte a document; the
 columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
 """
 
@@ -15,7 +15,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import duplicates, measures, parts
-from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
+from tasks.data.corpus import measures, parts
+from tasks.data.corpus.duplicates import Links
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
+from tasks.data.corpus.linking import STEPS, Linking, Part, Step
 from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
 from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes
@@ -41,7 +42,7 @@ from tasks.data.corpus.pool import on_processes
 
 
 CHEAP = ("read", "cheap", "secrets", "exact duplicates")
-NEAR = ("words", "near", "near duplicates")
+NEAR = ("words", "near", "runs", "near duplicates")
 
 
 class Summary:
@@ -59,12 +60,12 @@ class Summary:
         self._lengths = np.zeros((shards, len(LENGTHS)), np.int64)
         self._marks = {name: np.zeros(shards, np.int64) for name in ("duplicates", "near", "secrets", "personal")}
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Count the processor's time inside to the seconds of `name`."""
-        began = time.process_time()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.process_time() - began
+    def linked(self, linking: Linking, step: Step) -> Iterator[Links]:
+        """The links of a step, range by range; count the time that finding them took."""
+        name = f"{step} duplicates"
+        for links, seconds in linking.read(step):
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            yield links
 
     def add(self, columns: dict[str, NDArray[Any]], heldout: NDArray[np.bool_]) -> None:
         """Count documents, given as columns of documents.parquet; `heldout` reaches up to the last of them."""
@@ -205,6 +206,9 @@ def profile(
     units = cut(work.shards, unit_bytes) if unit_bytes else divide(work.shards)
     folder = out.with_name(out.name + ".parts")
     measure(units, work, folder, workers=workers)
+    linking = linking_of(units, work, folder)
+    for step in STEPS:
+        linking.do(step, linking.ranges(step), workers=workers)
     columns = merge(units, work, folder, out, began=began)
     shutil.rmtree(folder)
     return columns
@@ -226,11 +230,29 @@ def measure(
     on_processes(left, do, workers=workers, already=already, report=report)
 
 
-def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
-    """Put the parts of all units together; `began`: when the work did, by time.perf_counter(). Returns columns.json."""
+def linking_of(units: list[Unit], work: Work, folder: Path) -> Linking:
+    """The search for duplicates among the parts of all units, which must be there."""
+    made = []
+    for unit, receipt in zip(units, _receipts(units, work, folder), strict=True):
+        place = parts.part(folder, unit)
+        made.append(Part(place, receipt["rows"], place / "signatures.bin"))
+    key = digest([work.key, work.threshold])
+    return Linking(tuple(made), folder / f"links-{key[:16]}", work.threshold)
+
+
+def _receipts(units: list[Unit], work: Work, folder: Path) -> list[dict[str, Any]]:
     receipts = [parts.receipt(folder, unit, work) for unit in units]
-    messages = [receipt for receipt in receipts if receipt]
-    assert len(messages) == len(units), "a unit has no part"
+    if None in receipts:
+        raise FileNotFoundError(f"{folder}: a unit of the corpus has no part")
+    return [receipt for receipt in receipts if receipt]
+
+
+def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
+    """Put the parts of all units and all links together; `began`: when the work did, by time.perf_counter().
+
+    Returns columns.json.
+    """
+    messages = _receipts(units, work, folder)
     temporary, scratch = out.with_name(f".{out.name}"), folder / "merge"
     for old in (temporary, scratch):
         shutil.rmtree(old, ignore_errors=True)
@@ -238,17 +260,15 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
     whole = _Whole([parts.part(folder, unit) for unit in units], messages, scratch)
     summary = Summary(work, messages, whole.folders)
     # The columns of documents.parquet that say what repeats what.
-    with summary.timed("exact duplicates"):
-        exact_of = whole.column("exact_of", "<i8", -1)
-        with Spill(whole.scratch / "exact", whole.rows) as spill:
-            for first, rows in whole.chunks():
-                records = np.zeros(len(rows), RECORD)
-                records["key"], records["low"] = rows["high"], rows["low"]
-                records["row"] = np.arange(first, first + len(rows))
-                spill.add(records)
-            mark_exact(spill, exact_of)
-    with summary.timed("near duplicates"):
-        near_of, similarity = _near(whole, exact_of, work.config)
+    linking = linking_of(units, work, folder)
+    exact_of, near_of = (whole.column(name, "<i8", -1) for name in ("exact_of", "near_of"))
+    similarity = whole.column("near_similarity", "<f4", 0.0)
+    for links in summary.linked(linking, "exact"):
+        exact_of[links["row"]] = links["of"]
+    for links in summary.linked(linking, "near"):  # a pair may be met in several ranges: the earliest counts
+        of = near_of[links["row"]]
+        links = links[(of < 0) | (links["of"] < of)]
+        near_of[links["row"]], similarity[links["row"]] = links["of"], links["similarity"]
     _write_documents(
         whole, temporary, summary, {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
     )
@@ -299,30 +319,6 @@ class _Whole:
         made = np.memmap(self.scratch / name, kind, "w+", shape=(self.rows,))
         made[:] = fill
         return made
-
-
-def _near(
-    whole: _Whole, exact_of: NDArray[np.int64], config: ValidationConfig
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    near_of = whole.column("near_of", "<i8", -1)
-    similarity = whole.column("near_similarity", "<f4", 0.0)
-    if not config.near_duplicates:
-        return near_of, similarity
-    with open(whole.scratch / "signatures", "wb") as together:
-        for folder in whole.folders:
-            with open(folder / "signatures.bin", "rb") as file:
-                shutil.copyfileobj(file, together, 1 << 20)
-    values = duplicates.open_signatures(whole.scratch / "signatures", whole.rows)
-    threshold = config.near_duplicate_similarity
-    per_band = duplicates.rows_per_band(threshold)
-    with Spill(whole.scratch / "near", whole.rows * duplicates.HASHES // per_band) as spill:
-        for first, chunk in whole.chunks():
-            wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first
-            for start in range(0, len(wanted), duplicates.CHUNK):
-                rows = wanted[start : start + duplicates.CHUNK]
-                spill.add(duplicates.band_records(rows, values[rows], per_band))
-        duplicates.mark_near(spill, values, threshold, near_of, similarity)
-    return near_of, similarity
 
 
 def _write_documents(whole: _Whole, out: Path, summary: Summary, result: dict[str, NDArray[Any]]) -> None:
