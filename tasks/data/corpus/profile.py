@@ -206,9 +206,7 @@ def profile(
     units = cut(work.shards, unit_bytes) if unit_bytes else divide(work.shards)
     folder = out.with_name(out.name + ".parts")
     measure(units, work, folder, workers=workers)
-    linking = linking_of(units, work, folder)
-    for step in STEPS:
-        linking.do(step, linking.ranges(step), workers=workers)
+    link(units, work, folder, workers=workers)
     columns = merge(units, work, folder, out, began=began)
     shutil.rmtree(folder)
     return columns
@@ -228,6 +226,13 @@ def measure(
         report(unit.bytes)
 
     on_processes(left, do, workers=workers, already=already, report=report)
+
+
+def link(units: list[Unit], work: Work, folder: Path, *, workers: int = 1) -> None:
+    """Look for duplicates in all ranges of hashes; every unit must be measured."""
+    linking = linking_of(units, work, folder)
+    for step in STEPS:
+        linking.do(step, linking.ranges(step), workers=workers)
 
 
 def linking_of(units: list[Unit], work: Work, folder: Path) -> Linking:

@@ -21,7 +21,7 @@ RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("row", "<i8")])
 """`key` and `low` together are the hash, `low` being 0 where a hash has 64 bits; `row` counts in the whole corpus."""
 BLOCK = 1 << 20
 """Records that are sorted at once."""
-RANGE, MOST_RANGES = 1 << 16, 4096
+RANGE, MOST_RANGES = 1 << 15, 4096
 """Records of a range, on average, until there are as many ranges as there may be; from then on ranges grow."""
 NEIGHBOURS = 4
 """Records before it in its bucket that a record is yielded with, beside the bucket's first."""
