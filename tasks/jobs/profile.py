@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tasks.config.data import ValidationConfig
+from tasks.data.corpus.index import open_index, write_part
 from tasks.data.corpus.inputs import Unit, find_shards
 from tasks.data.corpus.linking import STEPS, Step
 from tasks.data.corpus.parts import Work, divide, receipt
-from tasks.data.corpus.profile import linking_of, measure, merge
+from tasks.data.corpus.profile import linking_of, measure, merge, pieces_of
 from tasks.jobs.node.runtime import Rank, main
 
 POLL_SECONDS = 0.1
@@ -55,7 +56,8 @@ def open_work(rank: Rank) -> Work:
     config = ValidationConfig.model_validate(rank.settings["validation"])
     benchmarks = {name: rank.inputs[f"benchmark-{name}"] for name in rank.settings["benchmarks"]}
     shards = tuple(find_shards([rank.inputs["dataset"]]))
-    return Work(shards, config, float(rank.settings["heldout_fraction"]), benchmarks)
+    against = tuple(open_index(name, rank.inputs[f"index-{name}"]) for name in rank.settings.get("against", ()))
+    return Work(shards, config, float(rank.settings["heldout_fraction"]), benchmarks, against)
 
 
 def measure_share(rank: Rank, units: list[Unit], work: Work) -> None:
@@ -79,6 +81,11 @@ def link_share(rank: Rank, units: list[Unit], work: Work) -> None:
     folder = rank.folder / "parts"
     sharing = rank.world_size if rank.settings.get("shared_folder", True) else 1
     if not _all(units, lambda unit: receipt(folder, unit, work) is not None, rank):
+        return
+    pieces = pieces_of(work)
+    for piece in pieces[rank.rank :: sharing]:
+        write_part(piece, folder, work.threshold)
+    if not _all(pieces, lambda piece: piece.part(folder).folder.exists(), rank):
         return
     linking = linking_of(units, work, folder)
     for step in STEPS:

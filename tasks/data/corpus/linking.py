@@ -54,6 +54,10 @@ class Part:
     skipped: int = 0
     """Signatures in the file before the part's first."""
 
+    @property
+    def skipped_bytes(self) -> int:
+        return self.skipped * 2 * duplicates.HASHES
+
 
 @dataclass(frozen=True)
 class Linking:
@@ -135,8 +139,7 @@ class Linking:
         @lru_cache(maxsize=OPEN_FILES)
         def opened(index: int) -> Signatures:
             part = self.parts[index]
-            size = 2 * duplicates.HASHES
-            return np.memmap(part.signatures, np.uint16, "r", part.skipped * size, (part.rows, duplicates.HASHES))
+            return np.memmap(part.signatures, np.uint16, "r", part.skipped_bytes, (part.rows, duplicates.HASHES))
 
         def values(rows: NDArray[np.int64]) -> Signatures:
             result = np.empty((len(rows), duplicates.HASHES), np.uint16)

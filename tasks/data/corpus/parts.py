@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus import duplicates, linking, measures, secrets
+from tasks.data.corpus.index import Index
 from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
 from tasks.data.corpus.measures import CLASSES, Texts
 from tasks.data.corpus.reading import Batch, read_strictly, read_unit
@@ -211,6 +212,8 @@ class Work:
     heldout_fraction: float
     benchmarks: Mapping[str, Path] = field(default_factory=dict)
     """Folders of the named benchmarks, in the order that the column `benchmark` counts."""
+    against: tuple[Index, ...] = ()
+    """Indices of earlier corpora, the first of which counts where several have a document."""
 
     @cached_property
     def key(self) -> str:
