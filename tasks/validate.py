@@ -10,8 +10,9 @@ See docs/data.md.
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
 quarantine{documents, RULE: count}, shards[{name, documents, unreadable, bytes, characters, duplicates, near, secrets, personal,
 divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, dataset, accepted,
-quarantined, reference; known (documents that repeat earlier corpora's) and index, where they are asked for. Beside it lie `columns.json`, for the next version's drift, and `suite.json`, the user's suite, where
-there is one. None holds a time: the same verdict is the same version.
+quarantined, reference; known (documents that repeat earlier corpora's) and index, where they are asked for. Beside it lie
+`columns.json`, for the next version's drift, and `suite.json`, the user's suite, where there is one. None holds a time: the same
+verdict is the same version.
 """
 
 from __future__ import annotations

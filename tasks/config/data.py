@@ -137,7 +137,7 @@ class ValidationConfig(Settings):
     def _an_index_has_signatures(self) -> ValidationConfig:
         if self.index and not self.near_duplicates:
             raise ValueError(
-                "validation.index needs the signatures that validation.near_duplicates=false leaves out: set one of them"
+                "validation.index needs signatures, which near_duplicates=false leaves out: set near_duplicates=true"
             )
         return self
 

@@ -1,8 +1,8 @@
 """The index of a corpus: what later corpora are compared with, without its text. An artifact of a verdict that passed.
 
-`documents.bin`: one DOCUMENT each, in the order of the corpus. `signatures.bin`: the MinHash signature of each, one after the other
-(tasks/data/corpus/duplicates.py). `index.json`: how many, the names of shards, and how signatures were made. About 290 bytes a
-document, which are read in pieces; each piece is a part of its own when duplicates are looked for (tasks/data/corpus/linking.py).
+`documents.bin`: one DOCUMENT each, in the order of the corpus. `signatures.bin`: the MinHash signature of each, in that order
+(tasks/data/corpus/duplicates.py). `index.json`: how many, the names of shards, and how signatures were made. It takes about 290
+bytes a document, and is read in pieces; each is a part of its own when duplicates are looked for (tasks/data/corpus/linking.py).
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ SCHEMA = {
 }
 """Columns of documents.parquet: `shard` counts in shards.json, `line` from 1 (in Parquet the row); `control`, `replacement` and
 `repeated` are shares of characters, `secrets` and `personal` counts; `exact_of` and `near_of` are rows of this file, or beyond
-its end documents of earlier corpora, as known.jsonl has them; `benchmark` counts in the names that columns.json gives; -1: none."""
+its end documents of earlier corpora, as known.jsonl has them; `benchmark` counts in columns.json's names; -1: none."""
 
 
 def profile(

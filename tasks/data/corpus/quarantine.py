@@ -268,7 +268,7 @@ class Places:
     def __getitem__(self, row: int) -> str:
         """`SHARD:LINE` of a row that was asked for; of a document of an earlier corpus `NAME: SHARD:LINE`."""
         if row in self._known:
-            return self._known[row]
+            return str(self._known[row])
         at = int(np.searchsorted(self._rows, row))
         assert at < len(self._rows) and self._rows[at] == row, f"row {row} was not asked for"
         return f"{self._names[self._shards[at]]}:{self._lines[at]}"
