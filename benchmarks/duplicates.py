@@ -1,7 +1,7 @@
 """How fast exact and near duplicates of a corpus are found, by one process and by two, beside what finding them needs on disk.
 
 `python -m benchmarks.duplicates [--documents N] [--rounds R] [--input FILE ...]`. Without input, N documents of 200 words are
-made, of which a tenth repeat another one exactly and a fifth nearly. The corpus is measured once by two processes; then all ranges
+made, of which a tenth repeat another one exactly and a fifth nearly. The corpus is measured once by two processes; then ranges
 of hashes are gone through by one process and by two, in turn, R times: the fastest of each counts, and the ratio is of one run.
 Both must make the same links. `cores` is how many cores' time two processes got: a busy machine gives them less than two.
 """
@@ -95,7 +95,7 @@ def once(units: list, work, folder: Path, links: Path, workers: int) -> tuple[fl
         for each, _ in linking.read(step):
             digest.update(each.tobytes())
             rows[step].update(each["row"].tolist())
-    return seconds, spent, [int(linking.firsts[-1]), *(len(found) for found in rows.values()), digest.hexdigest()]
+    return seconds, spent, [int(linking.firsts[-1]), *(len(each) for each in rows.values()), digest.hexdigest()]
 
 
 def processors() -> float:

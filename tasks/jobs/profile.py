@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus.index import open_index, write_part
+from tasks.data.corpus.index import open_index
 from tasks.data.corpus.inputs import Unit, find_shards
 from tasks.data.corpus.linking import STEPS, Step
 from tasks.data.corpus.parts import Work, divide, receipt
-from tasks.data.corpus.profile import linking_of, measure, merge, pieces_of
+from tasks.data.corpus.profile import linking_of, measure, merge, pieces_of, write_pieces
 from tasks.jobs.node.runtime import Rank, main
 
 POLL_SECONDS = 0.1
@@ -83,19 +83,18 @@ def link_share(rank: Rank, units: list[Unit], work: Work) -> None:
     if not _all(units, lambda unit: receipt(folder, unit, work) is not None, rank):
         return
     pieces = pieces_of(work)
-    for piece in pieces[rank.rank :: sharing]:
-        write_part(piece, folder, work.threshold)
+    write_pieces(pieces[rank.rank :: sharing], work, folder, workers=int(rank.settings["threads"]))
     if not _all(pieces, lambda piece: piece.part(folder).folder.exists(), rank):
         return
     linking = linking_of(units, work, folder)
     for step in STEPS:
-        ranges, found = linking.ranges(step), 0
+        ranges, gone_through = linking.ranges(step), 0
         mine = ranges[rank.rank :: sharing]
 
         def told(more: int, step: Step = step, total: int = len(mine)) -> None:
-            nonlocal found
-            found += more
-            rank.progress(found, total, f"{step} duplicates: {found} of {total} ranges of hashes")
+            nonlocal gone_through
+            gone_through += more
+            rank.progress(gone_through, total, f"{step} duplicates: {gone_through} of {total} ranges of hashes")
 
         linking.do(step, mine, workers=int(rank.settings["threads"]), report=told)
         if not (rank.rank and step == STEPS[-1]) and not _all(ranges, partial(linking.done, step), rank):

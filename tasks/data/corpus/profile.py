@@ -241,8 +241,7 @@ def measure(
 
 def link(units: list[Unit], work: Work, folder: Path, *, workers: int = 1) -> None:
     """Look for duplicates in all ranges of hashes; every unit must be measured."""
-    for piece in pieces_of(work):
-        write_part(piece, folder, work.threshold)
+    write_pieces(pieces_of(work), work, folder, workers=workers)
     linking = linking_of(units, work, folder)
     for step in STEPS:
         linking.do(step, linking.ranges(step), workers=workers)
@@ -263,6 +262,11 @@ def linking_of(units: list[Unit], work: Work, folder: Path) -> Linking:
 def pieces_of(work: Work) -> list[Piece]:
     """The pieces of all indices of earlier corpora, which come before the corpus."""
     return [piece for index in work.against for piece in index.pieces()]
+
+
+def write_pieces(pieces: Sequence[Piece], work: Work, folder: Path, *, workers: int = 1) -> None:
+    """Write the parts of pieces that are not there yet, by processes of their own."""
+    on_processes(pieces, lambda piece, _: write_part(piece, folder, work.threshold), workers=workers)
 
 
 def _receipts(units: list[Unit], work: Work, folder: Path) -> list[dict[str, Any]]:
