@@ -103,6 +103,7 @@ clean:
 	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
 
 .venv/.%: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing Headway and what it needs into .venv: some minutes the first time (docs/install.md)"
 	@if command -v uv >/dev/null; \
 	then install="uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt"; \
 	else install="$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"; fi; \

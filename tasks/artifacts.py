@@ -346,6 +346,10 @@ def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:
     With `kind`, a bare NAME stands for `kind/NAME`.
     """
     match = _REF.fullmatch(text if "/" in text or not kind else f"{kind}/{text}")
+    if not kind and _REF.fullmatch(f"dataset/{text}"):
+        raise ValueError(
+            f"{text!r} is not a reference without its kind: write dataset/{text} or model/{text}, for example"
+        )
     if not match or match["kind"] not in (*KINDS, "endpoint") or (kind and match["kind"] != kind):
         raise ValueError(
             f"{text!r} is not a reference{f' to a {kind}' if kind else ''}: write KIND/NAME or KIND/NAME@VERSION "

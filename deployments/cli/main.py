@@ -87,7 +87,11 @@ def run() -> None:
         code = app(standalone_mode=False)
     except typer.TyperException as error:  # a mistake in the command line
         text = error.format_message() if hasattr(error, "format_message") else str(error)
-        usage = ValueError(f"{text} See `headway --help`, or --help after the command.")
+        if text.startswith("Got unexpected extra argument") and (context := getattr(error, "ctx", None)):
+            named = {"dataset": "a dataset as --dataset NAME", "set_": "a setting as --set A.B=VALUE"}
+            options = [named[one.name] for one in context.command.params if one.opts[0][0] == "-" and one.name in named]
+            text += f": give {', or '.join(options)}" if options else ""
+        usage = ValueError(f"{text.rstrip('.')}. See `headway --help`, or --help after the command.")
         sys.exit(say_error(redacted(usage), as_json=as_json))
     except BaseException as error:
         if isinstance(error, SystemExit):

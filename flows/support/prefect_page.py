@@ -130,9 +130,9 @@ def close(run: Lifecycle) -> None:
     failure = None
     if error is not None:
         failure = {
-            "type": type(error).__name__,
+            "type": "Interrupted" if interrupted(error) else type(error).__name__,
             "stage": run.stopped_at or getattr(error, "stage", ""),
-            "message": str(error) or type(error).__name__,
+            "message": str(error) or ("by Ctrl-C or SIGTERM" if interrupted(error) else type(error).__name__),
             "remedy": error.remedy if isinstance(error, HeadwayError) else "",
         }
     path = write_report(

@@ -51,6 +51,8 @@ def _sentence(problem: Any, model: type[BaseModel], values: bool) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing"
     text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("tuple_type", "list_type"):
+        text = f"must be a list, as {path[-1] if path else 'VALUE'}: [...]"
     given = f", not {problem['input']!r}" if values and problem["type"] != "value_error" else ""
     return f"{key}: {text}{given}" if key else text
 

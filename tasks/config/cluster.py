@@ -340,7 +340,7 @@ class ClusterConfig(Settings):
         if kept := self.placeholders:
             raise ValueError(
                 f"{', '.join(kept)} still {'has the placeholder' if len(kept) == 1 else 'have the placeholders'} of the shipped "
-                f"configuration {self.backend}: set your own, with --set or in a file named after it (-c {self.backend} -c FILE)"
+                "configuration: set your own, with --set or in a file of yours as the last -c of the command"
             )
 
     @model_validator(mode="after")

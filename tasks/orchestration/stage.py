@@ -163,7 +163,7 @@ class Stage:
         outcome = run.outcome_for(self.name, self.shown)
         outcome.key = call.key
         began = time.monotonic()
-        last = records.newest(run.store, self.name)
+        last = self._last(run, call)
         run.observer.started(self.name, last.seconds if last else None)
         try:
             with locked(run.home / "locks" / f"{self.name}-{call.key[:16]}", waiting=lambda: self._wait(run)):
@@ -285,13 +285,18 @@ class Stage:
         for asked, approval in given:
             require_standing(run.home, run.store, asked, approval)
 
+    def _last(self, run: Lifecycle, call: Call) -> Record | None:
+        """The newest record of this stage on artifacts of the same names: another dataset or model tells nothing of this one."""
+        names = [artifact.ref.partition("@")[0] for artifact in call.handed]
+        return records.newest(run.store, self.name, of=lambda one: [i.partition("@")[0] for i in one.inputs] == names)
+
     def _reusable(self, run: Lifecycle, call: Call) -> tuple[Record | None, str]:
         """The record that stands for a run of this call, or None and why there is none."""
         if run.forced(self.name):
             return None, f"--from {run.first}"
         record = records.load(run.store, self.name, call.key)
         if record is None:
-            last = records.newest(run.store, self.name)
+            last = self._last(run, call)
             return None, what_changed(last.arguments, call.arguments) if last else "nothing like it is recorded"
         value = self._value(record)
         if isinstance(value, Gate) and not value.passed:

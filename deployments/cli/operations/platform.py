@@ -87,7 +87,7 @@ def run(
     what = f"{deployment} on the platform, under the key {key}"
     with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
         flow_run, new = submit(deployment, payload, key)
-    started = "Started" if new else "Already started under this key"
+    started = "Asked for; the platform's worker starts it" if new else "Already asked for under this key"
     words = f"{started}: {flow_run['url']}{prefect_server.login_of(home())}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)
 
