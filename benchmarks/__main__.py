@@ -18,6 +18,7 @@ QUICK = {
     "storage": "--megabytes 30 --repeats 1 --files 300 --gigabytes 0.1",
     "lineage": "100",
     "drift": "--megabytes 10",
+    "duplicates": "--documents 30000",
     "events": "--events 100 --times 2",
     "growth": "--runs 1000 --jobs 300 --times 3",
     "waiting": "",

@@ -19,6 +19,7 @@ from tasks.config.cluster import ClusterConfig
 KINDS = (
     "dataset",
     "quarantine",
+    "index",
     "tokenizer",
     "tokens",
     "validation",
@@ -64,6 +65,12 @@ class Quarantine(Artifact):
     """Documents that broke a rule, with the reason; nothing trains on it."""
 
     KIND = "quarantine"
+
+
+class Index(Artifact):
+    """Hashes and signatures of a corpus's documents, with which later corpora are compared; without their text."""
+
+    KIND = "index"
 
 
 class Tokenizer(Artifact):

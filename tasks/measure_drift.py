@@ -34,6 +34,6 @@ def measure_drift(
     inputs: dict[str, Artifact] = {"new": new, "reference": reference}
     if tokenizer:
         inputs["tokenizer"] = tokenizer
-    job = run_job(Program("tasks.jobs.drift", settings, inputs, ranks=1, threads=on.threads_per_node), on=on)
+    job = run_job(Program("tasks.jobs.drift", settings, inputs), on=on)
     output = job.result
     return publish(job.output / "drift", Drift, name=new.name, metrics=output["metrics"], verdict=output["verdict"])

@@ -10,8 +10,9 @@ See docs/data.md.
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
 quarantine{documents, RULE: count}, shards[{name, documents, unreadable, bytes, characters, duplicates, near, secrets, personal,
 divergence, farthest, refused}], drift[{column, distance, moved}], secret_types, personal_types, dataset, accepted,
-quarantined, reference. Beside it lie `columns.json`, for the next version's drift, and `suite.json`, the user's suite, where
-there is one. None holds a time: the same verdict is the same version.
+quarantined, reference; known (documents that repeat earlier corpora's) and index, where they are asked for. Beside it lie
+`columns.json`, for the next version's drift, and `suite.json`, the user's suite, where there is one. None holds a time: the same
+verdict is the same version.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.artifacts import Artifact, Cluster, Dataset, Quarantine, Validation
+from tasks.artifacts import Artifact, Cluster, Dataset, Index, Quarantine, Validation
 from tasks.config.data import ValidationConfig
 from tasks.data import judging
 from tasks.data.admission import refused
+from tasks.data.corpus.index import publishable
 from tasks.data.corpus.quarantine import Profile, rewrite, write
 from tasks.data.suite import PAGES, Suite
 from tasks.data.verdict import Judged, verdict
@@ -54,19 +56,21 @@ def validate(
     heldout_fraction: float | None,
     benchmarks: tuple[Dataset, ...],
     suite: str | None = None,
+    against: tuple[Index, ...] = (),
     *,
     on: Cluster,
     own: Suite | None = None,
 ) -> Validation:
     """Profile a dataset and judge it by the suites; `reference` is the verdict that accepted the version before it.
 
-    `own` is the user's suite, and `suite` its digest, by which a verdict is reused. Raises ValueError for an expectation of it
+    `own` is the user's suite, and `suite` its digest, by which a verdict is reused; `against` are earlier corpora, whose
+    documents must not come again. Raises ValueError for an expectation of it
     that cannot be judged, before anything of the dataset is read.
     """
     assert (own.digest if own else None) == suite, "a verdict is recorded under the suite that gave it"
     if own:
         judging.require_judgeable(own, at_work().lifecycle.home)
-    job = run_job(program(dataset, config, heldout_fraction, benchmarks, on=on), on=on)
+    job = run_job(program(dataset, config, heldout_fraction, benchmarks, against, on=on), on=on)
     names = tuple(benchmark.name for benchmark in benchmarks)
     profile = Profile(job.output / "profile", names, split=heldout_fraction is not None)
     before = json.loads((fetch(reference) / "columns.json").read_text()) if reference else None
@@ -83,10 +87,13 @@ def validate(
         )
         aside, left = _divide(dataset, judged, folder)
         refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
+        index = _publish_index(dataset, judged, folder) if config.index and judged.passed else None
+        refs |= {"index": index.ref} if index else {}
         _write(folder / "verdict", judged, refs)
         if own:
             (folder / "verdict" / "suite.json").write_text(own.text, encoding="utf-8")
         handed = (dataset, *((reference,) if reference else ()), *benchmarks, *((aside,) if aside else ()))
+        handed += (*against, *((index,) if index else ()))
         return publish(
             folder / "verdict",
             Validation,
@@ -99,19 +106,30 @@ def validate(
 
 
 def program(
-    dataset: Dataset, config: ValidationConfig, heldout: float | None, benchmarks: tuple[Dataset, ...], *, on: Cluster
+    dataset: Dataset,
+    config: ValidationConfig,
+    heldout: float | None,
+    benchmarks: tuple[Dataset, ...],
+    against: tuple[Index, ...] = (),
+    *,
+    on: Cluster,
 ) -> Program:
-    """What profiles a corpus: one rank a machine, with its threads. Raises ValueError for a benchmark that is named twice."""
-    names = [benchmark.name for benchmark in benchmarks]
-    if len(set(names)) < len(names):
-        raise ValueError(f"validation.benchmarks names one dataset twice: {', '.join(names)}")
+    """What profiles a corpus: one rank a machine, with its threads. Raises ValueError for a name that comes twice."""
+    names, earlier = [each.name for each in benchmarks], [each.name for each in against]
+    for setting, kind, given in (("benchmarks", "dataset", names), ("against", "index", earlier)):
+        if len(set(given)) < len(given):
+            raise ValueError(f"validation.{setting} names one {kind} twice: {', '.join(given)}")
     settings = {
         "validation": config.model_dump(mode="json", exclude={"suite"}),
         "heldout_fraction": heldout or 0.0,
         "benchmarks": names,
         "threads": on.threads_per_node,
+        "shared_folder": on.config.shares_folder,
     }
+    if earlier:
+        settings["against"] = earlier
     inputs: dict[str, Artifact] = {"dataset": dataset, **{f"benchmark-{each.name}": each for each in benchmarks}}
+    inputs |= {f"index-{each.name}": each for each in against}
     return Program("tasks.jobs.profile", settings, inputs)
 
 
@@ -138,6 +156,13 @@ def _divide(dataset: Dataset, judged: Judged, folder: Path) -> tuple[Quarantine 
     rewrite(corpus, left, gone)
     documents = {"documents": float(profile.documents - judged.gone.sum())}
     return made, publish(left, Dataset, name=dataset.name, metrics=documents, made_from=(dataset,))
+
+
+def _publish_index(dataset: Dataset, judged: Judged, folder: Path) -> Index:
+    """Publish what later corpora are compared with: the documents that are not set aside."""
+    profile, target = judged.profile, folder / "index"
+    documents = publishable(profile.folder / "index", target, gone=judged.gone, shards=profile.names)
+    return publish(target, Index, name=dataset.name, metrics={"documents": float(documents)}, made_from=(dataset,))
 
 
 def _write(folder: Path, judged: Judged, refs: Mapping[str, str | None]) -> None:

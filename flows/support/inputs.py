@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from flows.support.continuing import require_possible
 from flows.support.prefect_run import parameters_of_deployment
-from tasks.artifacts import Check, Checkpoint, Dataset, Tokenizer, Tokens, Validation, parse_ref, unqualified
+from tasks.artifacts import Check, Checkpoint, Dataset, Index, Tokenizer, Tokens, Validation, parse_ref, unqualified
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
@@ -90,11 +90,16 @@ def validated(
     """The verdict on a dataset, judged against the version before it. Raises Unknown for a benchmark or a tokenizer that there is
     not, ValueError for a suite that cannot be read. A suite counts by its content, wherever its file lies."""
     tokenizer_given(current().store, preprocessing)  # used later; missed before anything is spent
-    before, benchmarks = accepted_before(dataset), datasets(config.benchmarks)
+    before, benchmarks, against = (
+        accepted_before(dataset),
+        datasets(config.benchmarks),
+        indices(config.against, dataset),
+    )
     own = read_suite(Path(config.suite), current().home) if config.suite else None
     rules, suite = config.model_copy(update={"suite": ""}), own.digest if own else None
     heldout = preprocessing.heldout_fraction
-    return validate(dataset, rules, before, heldout, benchmarks, suite, on=unqualified(cluster.for_data), own=own)
+    on = unqualified(cluster.for_data)
+    return validate(dataset, rules, before, heldout, benchmarks, suite, against, on=on, own=own)
 
 
 def tokenized(
@@ -337,6 +342,25 @@ def datasets(names: Iterable[str]) -> tuple[Dataset, ...]:
     store = current().store
     result = (pinned(store, name, kind="dataset") for name in names)
     return tuple(Dataset(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in result)
+
+
+def indices(names: Iterable[str], dataset: Dataset) -> tuple[Index, ...]:
+    """The indices of earlier corpora. Raises Unknown for one that there is not, ValueError for one of the dataset itself."""
+    store = current().store
+    made = []
+    for name in names:
+        try:
+            manifest = pinned(store, name, kind="index")
+        except Unknown as error:
+            remedy = "Validate that corpus with validation.index=true, which publishes it, or take it out of validation.against."
+            raise Unknown(f"validation.against: {error.message}", remedy=f"{remedy} {error.remedy}") from error
+        if dataset.ref in manifest.provenance.inputs:
+            raise ValueError(
+                f"validation.against names {manifest.ref}, which was made of {dataset.ref} itself: every document would repeat "
+                "itself; name indices of other corpora"
+            )
+        made.append(Index(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest)))
+    return tuple(made)
 
 
 def accepted_before(dataset: Dataset) -> Validation | None:

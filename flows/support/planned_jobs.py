@@ -13,7 +13,7 @@ from flows.retrain import chain
 from flows.support.inputs import others, resolve, tokenizer_of_base
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
-from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Tokenizer, Tokens, parse_ref, unqualified
+from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Index, Tokenizer, Tokens, parse_ref, unqualified
 from tasks.common.errors import Unknown
 from tasks.common.home import home
 from tasks.compute.job import Job
@@ -178,6 +178,7 @@ PROGRAMS: dict[str, Any] = {
         config.validation,
         config.preprocessing.heldout_fraction,
         tuple(result.named(Dataset, ref) for ref in config.validation.benchmarks),
+        tuple(result.named(Index, ref) for ref in config.validation.against),
         on=on_which("validate", config),
     ),
     "preprocess": _of_preprocess,

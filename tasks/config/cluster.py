@@ -154,7 +154,7 @@ class WatchConfig(Settings):
 
 
 class DataConfig(Settings):
-    """Machines of the jobs that read a corpus: validate, preprocess. They compute on the CPU, one process a machine."""
+    """Machines of the jobs that read a corpus: validate, preprocess, drift. They compute on the CPU, one process a machine."""
 
     nodes: Positive = 1
     """Machines that share the corpus; the result is the same for any number."""

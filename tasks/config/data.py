@@ -104,6 +104,10 @@ class ValidationConfig(Settings):
     """Share of common 5-word shingles (Jaccard) from which two documents are near duplicates."""
     max_near_duplicate_share: Fraction = 0.30
     """Largest share of documents that may nearly repeat an earlier one."""
+    index: bool = Field(False, exclude_if=lambda index: not index)
+    """Whether accepted documents get an index (an artifact, 290 bytes a document) that later corpora can be compared with."""
+    against: tuple[str, ...] = Field((), exclude_if=lambda names: not names)
+    """Indices of earlier corpora, as NAME or index/NAME@VERSION: what repeats a document of theirs is a duplicate."""
     benchmarks: tuple[str, ...] = ()
     """Datasets that training must not see, as NAME or dataset/NAME@VERSION: a document that holds one of theirs contaminates."""
     max_contaminated_share: Fraction = 0.001
@@ -128,6 +132,14 @@ class ValidationConfig(Settings):
     """File of a suite of Great Expectations, in JSON, that documents must keep beside these rules: see docs/data.md."""
     admission: AdmissionConfig = AdmissionConfig()
     """Where data may come from."""
+
+    @model_validator(mode="after")
+    def _an_index_has_signatures(self) -> ValidationConfig:
+        if self.index and not self.near_duplicates:
+            raise ValueError(
+                "validation.index needs signatures, which near_duplicates=false leaves out: set near_duplicates=true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_is_accepted_can_be_read(self) -> ValidationConfig:

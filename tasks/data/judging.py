@@ -185,8 +185,10 @@ def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:
         rows = np.arange(first, first + batch.num_rows)
         heldout[rows] = column["heldout"]
         partners = np.where(column["exact_of"] >= 0, column["exact_of"], column["near_of"])
-        crosses = (partners >= 0) & (heldout[rows] != heldout[partners])
-        count, left = count + int(crosses.sum()), left + int((crosses & ~gone[rows] & ~gone[partners]).sum())
+        crosses = (partners >= 0) & (partners < len(heldout))  # a document of an earlier corpus is on no side
+        crosses[crosses] = heldout[rows[crosses]] != heldout[partners[crosses]]
+        stay = ~gone[rows[crosses]] & ~gone[partners[crosses]]
+        count, left = count + int(crosses.sum()), left + int(stay.sum())
         results += rows[crosses][: SAMPLES - len(results)].tolist()
     return expectations.of_border(count, left, samples_of(profile, {BORDER: results})[BORDER])
 

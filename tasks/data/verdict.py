@@ -87,6 +87,7 @@ def verdict(judged: Judged, refs: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         **{key: columns[key] for key in (*TOTALS, *TYPES)},
         "duplicates": columns["exact"],
+        **({"known": columns["known"]} if "known" in columns else {}),
         "lengths": _shown(columns["histograms"]["characters"]),
         "classes": shares(columns["classes"]),
         "passed": judged.passed,

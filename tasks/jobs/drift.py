@@ -1,6 +1,7 @@
-"""Dataset against dataset, as a program: `out/drift/drift.json`. One rank; its processes share the reading and the measuring.
+"""Dataset against dataset, as a program: `out/drift/drift.json`. Ranks share the units that are read; rank 0 compares samples.
 
-What is measured and how it is judged: tasks/drift. See docs/drift.md.
+The parts of units that were read lie in the job's folder (`parts/`), where rank 0 waits for those of others, and a restart finds
+them. What is measured and how it is judged: tasks/drift. See docs/drift.md.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ import shutil
 import sys
 from typing import Any
 
+from tasks.common.process import write_text
 from tasks.config.revalidation import DriftConfig
 from tasks.data.corpus.inputs import find_shards
-from tasks.data.drift.comparison import Corpus, drift_of
+from tasks.data.drift.comparison import PARTS, Corpus, drift_of, read_share
 from tasks.jobs.node.runtime import Rank, main
 
+FILE = "drift.json"
 METRICS = {"token_divergence": "tokens", "domain_auc": "domain"}
 
 
-def run(rank: Rank) -> dict[str, Any]:
+def run(rank: Rank) -> dict[str, Any] | None:
     """Compare the inputs `new` and `reference`; an input `tokenizer` is a folder with one, or with one in `tokenizer/`."""
-    work, out = rank.folder / "work", rank.output / "drift"
-    shutil.rmtree(work, ignore_errors=True)
+    out = rank.output / "drift"
+    if (out / FILE).exists():  # an attempt before this one was killed after it
+        return _result(json.loads((out / FILE).read_text(encoding="utf-8"))) if rank.rank == 0 else None
     reference, new = (
         Corpus(rank.settings[name], tuple(find_shards([rank.inputs[name]]))) for name in ("reference", "new")
     )
-    total, read = sum(shard.size for corpus in (reference, new) for shard in corpus.shards), 0
+    config, share = DriftConfig.model_validate(rank.settings["drift"]), slice(rank.rank, None, rank.world_size)
+    field, workers = rank.settings["text_field"], int(rank.settings["threads"])
+    if rank.rank:
+        read_share(reference, new, config, rank.folder, text_field=field, workers=workers, share=share)
+        return None
+    total, read = sum(shard.size for corpus in (reference, new) for shard in corpus.shards) / rank.world_size, 0
 
     def told(more: int, doing: str) -> None:
         nonlocal read
@@ -36,16 +45,21 @@ def run(rank: Rank) -> dict[str, Any]:
     made = drift_of(
         reference,
         new,
-        DriftConfig.model_validate(rank.settings["drift"]),
-        work,
+        config,
+        rank.folder,
         tokenizer=rank.inputs.get("tokenizer"),
-        text_field=rank.settings["text_field"],
-        workers=int(rank.settings["threads"]),
+        text_field=field,
+        workers=workers,
         report=told,
+        share=share,
     )
-    shutil.rmtree(work)
-    out.mkdir(exist_ok=True)
-    (out / "drift.json").write_text(json.dumps(made, indent=1, allow_nan=False), encoding="utf-8")
+    write_text(out / FILE, json.dumps(made, indent=1, allow_nan=False))
+    for name in (PARTS, "work"):
+        shutil.rmtree(rank.folder / name, ignore_errors=True)
+    return _result(made)
+
+
+def _result(made: dict[str, Any]) -> dict[str, Any]:
     return {"verdict": made["verdict"], "metrics": metrics(made)}
 
 

@@ -30,7 +30,7 @@ SMALLEST = 0.55
 """Share of its size that the drawing shrinks to before it scrolls: a whole lifecycle then fits the width of a page."""
 NAME_CHARACTERS, KIND_CHARACTERS = 14, 16
 FAMILIES = {
-    "data": ("dataset", "quarantine", "validation", "tokenizer", "tokens"),
+    "data": ("dataset", "quarantine", "index", "validation", "tokenizer", "tokens"),
     "cluster": ("qualification", "plan"),
     "model": ("checkpoint", "evaluation", "model"),
 }

@@ -24,17 +24,38 @@ PARTS = {"validate": "parts/unit-*/receipt.json", "preprocess": "parts/*.json"}
 
 
 def write_corpus(folder):
-    """About 13 MB, of a dozen units; every 10th document is a copy of another one, often of another shard."""
+    """About 13 MB, of a dozen units; of ten documents one is a copy of another, often of another shard, and one nearly so."""
     drawn = random.Random(1)
     folder.mkdir()
     words = [f"word{number}" for number in range(5000)]
     documents: list[str] = []
     for number in range(SHARDS * DOCUMENTS):
         fresh = " ".join(drawn.choices(words, k=230))
-        documents.append(drawn.choice(documents) if number % 10 == 9 else fresh)
+        match number % 10:
+            case 4:
+                fresh = f"{drawn.choice(documents)} {fresh.partition(' ')[0]}"
+            case 9:
+                fresh = drawn.choice(documents)
+        documents.append(fresh)
     for shard in range(SHARDS):
         texts = documents[shard * DOCUMENTS : (shard + 1) * DOCUMENTS]
         (folder / f"{shard}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def write_short_documents(folder):
+    """About 20 MB of 300,000 documents, a quarter of which nearly repeat another: finding those takes seconds."""
+    drawn = random.Random(2)
+    folder.mkdir()
+    words = [f"w{number}" for number in range(3000)]
+    documents: list[list[str]] = []
+    for number in range(300_000):
+        near = number % 4 == 3
+        documents.append([*drawn.choice(documents), "again"] if near else drawn.choices(words, k=14))
+    for shard in range(SHARDS):
+        texts = documents[shard::SHARDS]
+        lines = (json.dumps({"text": " ".join(text)}) + "\n" for text in texts)
+        (folder / f"{shard}.jsonl").write_text("".join(lines))
     return folder
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import duplicates, measures, secrets
+from tasks.data.corpus import duplicates, linking, measures, secrets
+from tasks.data.corpus.index import Index
 from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
 from tasks.data.corpus.measures import CLASSES, Texts
 from tasks.data.corpus.reading import Batch, read_strictly, read_unit
@@ -193,6 +194,8 @@ MOST_FINDINGS = 1000
 """Findings of one type that are written down; all are counted."""
 LARGEST = 16 << 20
 """Bytes of a document that its words are read from at once; only the first part makes its signature."""
+FORM = 2
+"""Of a unit's part; one that a job of an earlier release began is made again."""
 ROW = np.dtype(
     [
         ("shard", "<i4"), ("line", "<i8"), ("characters", "<i8"), ("bytes", "<i8"), ("control", "<f4"),
@@ -211,14 +214,22 @@ class Work:
     heldout_fraction: float
     benchmarks: Mapping[str, Path] = field(default_factory=dict)
     """Folders of the named benchmarks, in the order that the column `benchmark` counts."""
+    against: tuple[Index, ...] = ()
+    """Indices of earlier corpora, the first of which counts where several have a document."""
 
     @cached_property
     def key(self) -> str:
         """Digest of all that a unit's part depends on; a part under another key is made again."""
         shards = [(shard.name, shard.kind, shard.size) for shard in self.shards]
         sets = [(name, [(s.name, s.size) for s in find_shards([path])]) for name, path in self.benchmarks.items()]
-        looks = [self.config.text_field, self.config.near_duplicates, self.heldout_fraction]
-        return digest([shards, sets, looks])
+        config = self.config
+        bands = duplicates.rows_per_band(config.near_duplicate_similarity) if config.near_duplicates else 0
+        return digest([FORM, shards, sets, [config.text_field, bands, self.heldout_fraction]])
+
+    @property
+    def threshold(self) -> float | None:
+        """Similarity from which documents are near duplicates; None: they are not looked for."""
+        return self.config.near_duplicate_similarity if self.config.near_duplicates else None
 
     @cached_property
     def numbers(self) -> dict[Path, int]:
@@ -292,12 +303,24 @@ def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
         secrets.load()
     with _opened(temporary) as files:
         _measure(unit, work, counts, files)
+    with counts.timed("runs"):
+        _write_runs(temporary, work, counts.rows)
     counts.words.tofile(temporary / "words.bin")
     too_short = work.learnt.too_short if work.learnt else 0
     sizes = {path.name: path.stat().st_size for path in temporary.iterdir()}
     output = {"key": _unit_key(unit, work), "files": sizes, "too_short": too_short, **counts.plain()}
     (temporary / "receipt.json").write_text(json.dumps(output), encoding="utf-8")
     os.replace(temporary, part(folder, unit))
+
+
+def _write_runs(folder: Path, work: Work, documents: int) -> None:
+    """The unit's hashes and bands, sorted: what the ranges of tasks/data/corpus/linking.py are read from."""
+    if documents:
+        rows = np.memmap(folder / "rows.bin", ROW, "r")
+        values = None
+        if work.threshold:
+            values = np.memmap(folder / "signatures.bin", np.uint16, "r", shape=(documents, duplicates.HASHES))
+        linking.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)
 
 
 @contextmanager

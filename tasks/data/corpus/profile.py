@@ -2,8 +2,9 @@
 
 `documents.parquet`: one row a readable document, in the order of the corpus (columns: SCHEMA below). `findings.jsonl`: secrets
 and personal data, the first 1,000 of each type. `unreadable.jsonl`: every line that is no document. `shards.json` and
-`columns.json`: counts and histograms of each shard and of the corpus. An exact duplicate is not
-looked at again as a near one. Memory: 24 bytes a record of one partition (tasks/data/corpus/duplicates.py) and one row group; the
+`columns.json`: counts and histograms of each shard and of the corpus. `known.jsonl`: the documents of earlier corpora that some
+repeat. `index/`: what later corpora are compared with (tasks/data/corpus/index.py). An exact duplicate is not
+looked at again as a near one. Memory: a block of records (tasks/data/corpus/runs.py), one row group, and a byte a document; the
 columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
 """
 
@@ -14,8 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
-from tasks.data.corpus import duplicates, measures, parts
-from tasks.data.corpus.duplicates import RECORD, Spill, mark_exact
+from tasks.data.corpus import measures, parts
+from tasks.data.corpus.duplicates import Links
+from tasks.data.corpus.index import Index, Piece, open_index, write_part
+from tasks.data.corpus.index import write as write_index
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
+from tasks.data.corpus.linking import STEPS, Linking, Part, Step
 from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
 from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes
@@ -41,7 +45,7 @@ from tasks.data.corpus.pool import on_processes
 
 
 CHEAP = ("read", "cheap", "secrets", "exact duplicates")
-NEAR = ("words", "near", "near duplicates")
+NEAR = ("words", "near", "runs", "near duplicates")
 
 
 class Summary:
@@ -52,6 +56,7 @@ class Summary:
         self._receipts = receipts
         self._folders = folders
         names = {name for receipt in receipts for name in receipt["seconds"]}
+        self._documents = sum(receipt["rows"] for receipt in receipts)
         self._seconds = {name: sum(receipt["seconds"].get(name, 0.0) for receipt in receipts) for name in sorted(names)}
         self._counts: Counter[str] = Counter()
         self._histograms = {name: np.zeros(len(edges), np.int64) for name, edges in EDGES.items()}
@@ -59,18 +64,20 @@ class Summary:
         self._lengths = np.zeros((shards, len(LENGTHS)), np.int64)
         self._marks = {name: np.zeros(shards, np.int64) for name in ("duplicates", "near", "secrets", "personal")}
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Count the processor's time inside to the seconds of `name`."""
-        began = time.process_time()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.process_time() - began
+    def linked(self, linking: Linking, step: Step) -> Iterator[Links]:
+        """The links of a step, range by range, of rows of the corpus to rows of all; count the time that finding them took."""
+        name = f"{step} duplicates"
+        for links, seconds in linking.read(step):
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+            links = links[links["row"] >= linking.since]
+            links["row"] -= linking.since
+            yield links
 
     def add(self, columns: dict[str, NDArray[Any]], heldout: NDArray[np.bool_]) -> None:
         """Count documents, given as columns of documents.parquet; `heldout` reaches up to the last of them."""
         near = columns["near_of"] >= 0
-        crosses = near.copy()
-        crosses[near] = columns["heldout"][near] != heldout[columns["near_of"][near]]
+        crosses = near & (columns["near_of"] < len(heldout))  # not a document of an earlier corpus
+        crosses[crosses] = columns["heldout"][crosses] != heldout[columns["near_of"][crosses]]
         marks = {
             "duplicates": columns["exact_of"] >= 0,
             "near": near,
@@ -80,6 +87,7 @@ class Summary:
         for name, mark in marks.items():
             self._counts[name] += int(mark.sum())
             self._marks[name] += np.bincount(columns["shard"][mark], minlength=len(self._marks[name]))
+        self._counts["known"] += int((np.maximum(columns["exact_of"], columns["near_of"]) >= self._documents).sum())
         self._counts["contaminated"] += int((columns["benchmark"] >= 0).sum())
         self._counts["heldout"] += int(columns["heldout"].sum())
         self._counts["heldout_contaminated"] += int(crosses.sum())
@@ -135,6 +143,7 @@ class Summary:
             "words": words.tolist(),
             "exact": self._counts["duplicates"],
             "near": self._counts["near"],
+            **({"known": self._counts["known"]} if self._work.against else {}),
             **{name: self._counts[name] for name in ("contaminated", "heldout", "heldout_contaminated")},
             "with_secrets": self._counts["secrets"],
             "with_personal": self._counts["personal"],
@@ -163,6 +172,7 @@ class Summary:
         return columns
 
 
+KNOWN, INDEX = "known.jsonl", "index"
 CHUNK = 100_000
 """Rows of a row group, and rows that are in memory at once."""
 SCHEMA = {
@@ -182,8 +192,8 @@ SCHEMA = {
     "benchmark": "int16",
 }
 """Columns of documents.parquet: `shard` counts in shards.json, `line` from 1 (in Parquet the row); `control`, `replacement` and
-`repeated` are shares of characters, `secrets` and `personal` counts; `exact_of` and `near_of` are rows of this file, and
-`benchmark` counts in the names that columns.json gives; -1: none."""
+`repeated` are shares of characters, `secrets` and `personal` counts; `exact_of` and `near_of` are rows of this file, or beyond
+its end documents of earlier corpora, as known.jsonl has them; `benchmark` counts in columns.json's names; -1: none."""
 
 
 def profile(
@@ -193,6 +203,7 @@ def profile(
     *,
     heldout_fraction: float,
     benchmarks: Mapping[str, Path] | None = None,
+    against: Mapping[str, Path] | None = None,
     workers: int = 1,
     unit_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -201,10 +212,12 @@ def profile(
     Raises ValueError when a file cannot be read on, and when benchmarks are too large.
     """
     began = time.perf_counter()
-    work = Work(tuple(find_shards(inputs)), config, heldout_fraction, dict(benchmarks or {}))
+    indices = tuple(open_index(name, path) for name, path in (against or {}).items())
+    work = Work(tuple(find_shards(inputs)), config, heldout_fraction, dict(benchmarks or {}), indices)
     units = cut(work.shards, unit_bytes) if unit_bytes else divide(work.shards)
     folder = out.with_name(out.name + ".parts")
     measure(units, work, folder, workers=workers)
+    link(units, work, folder, workers=workers)
     columns = merge(units, work, folder, out, began=began)
     shutil.rmtree(folder)
     return columns
@@ -226,11 +239,49 @@ def measure(
     on_processes(left, do, workers=workers, already=already, report=report)
 
 
-def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
-    """Put the parts of all units together; `began`: when the work did, by time.perf_counter(). Returns columns.json."""
+def link(units: list[Unit], work: Work, folder: Path, *, workers: int = 1) -> None:
+    """Look for duplicates in all ranges of hashes; every unit must be measured."""
+    write_pieces(pieces_of(work), work, folder, workers=workers)
+    linking = linking_of(units, work, folder)
+    for step in STEPS:
+        linking.do(step, linking.ranges(step), workers=workers)
+
+
+def linking_of(units: list[Unit], work: Work, folder: Path) -> Linking:
+    """The search for duplicates among the parts of all units, which must be there."""
+    made = [piece.part(folder) for piece in pieces_of(work)]
+    since = sum(part.rows for part in made)
+    for unit, receipt in zip(units, _receipts(units, work, folder), strict=True):
+        place = parts.part(folder, unit)
+        made.append(Part(place, receipt["rows"], place / "signatures.bin"))
+    against = [(index.name, index.documents) for index in work.against]
+    key = digest([work.key, work.threshold, against])
+    return Linking(tuple(made), folder / f"links-{key[:16]}", work.threshold, since)
+
+
+def pieces_of(work: Work) -> list[Piece]:
+    """The pieces of all indices of earlier corpora, which come before the corpus."""
+    return [piece for index in work.against for piece in index.pieces()]
+
+
+def write_pieces(pieces: Sequence[Piece], work: Work, folder: Path, *, workers: int = 1) -> None:
+    """Write the parts of pieces that are not there yet, by processes of their own."""
+    on_processes(pieces, lambda piece, _: write_part(piece, folder, work.threshold), workers=workers)
+
+
+def _receipts(units: list[Unit], work: Work, folder: Path) -> list[dict[str, Any]]:
     receipts = [parts.receipt(folder, unit, work) for unit in units]
-    messages = [receipt for receipt in receipts if receipt]
-    assert len(messages) == len(units), "a unit has no part"
+    if None in receipts:
+        raise FileNotFoundError(f"{folder}: a unit of the corpus has no part")
+    return [receipt for receipt in receipts if receipt]
+
+
+def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: float) -> dict[str, Any]:
+    """Put the parts of all units and all links together; `began`: when the work did, by time.perf_counter().
+
+    Returns columns.json.
+    """
+    messages = _receipts(units, work, folder)
     temporary, scratch = out.with_name(f".{out.name}"), folder / "merge"
     for old in (temporary, scratch):
         shutil.rmtree(old, ignore_errors=True)
@@ -238,22 +289,25 @@ def merge(units: list[Unit], work: Work, folder: Path, out: Path, *, began: floa
     whole = _Whole([parts.part(folder, unit) for unit in units], messages, scratch)
     summary = Summary(work, messages, whole.folders)
     # The columns of documents.parquet that say what repeats what.
-    with summary.timed("exact duplicates"):
-        exact_of = whole.column("exact_of", "<i8", -1)
-        with Spill(whole.scratch / "exact", whole.rows) as spill:
-            for first, rows in whole.chunks():
-                records = np.zeros(len(rows), RECORD)
-                records["key"], records["low"] = rows["high"], rows["low"]
-                records["row"] = np.arange(first, first + len(rows))
-                spill.add(records)
-            mark_exact(spill, exact_of)
-    with summary.timed("near duplicates"):
-        near_of, similarity = _near(whole, exact_of, work.config)
+    linking = linking_of(units, work, folder)
+    exact_of, near_of = (whole.column(name, "<i8", -1) for name in ("exact_of", "near_of"))
+    similarity = whole.column("near_similarity", "<f4", 0.0)
+    for links in summary.linked(linking, "exact"):
+        exact_of[links["row"]] = links["of"]
+    for links in summary.linked(linking, "near"):  # a row may have links of several ranges: the earliest counts
+        of = near_of[links["row"]]
+        links = links[(of < 0) | (links["of"] < of)]
+        near_of[links["row"]], similarity[links["row"]] = links["of"], links["similarity"]
+    if linking.since:
+        _write_known(whole, work.against, linking.since, (exact_of, near_of), temporary)
     _write_documents(
         whole, temporary, summary, {"exact_of": exact_of, "near_of": near_of, "near_similarity": similarity}
     )
     _write_findings(whole, work.shards, temporary)
     _write_unreadable(whole, work.shards, temporary)
+    if work.config.index:
+        signatures = [folder / "signatures.bin" for folder in whole.folders]
+        write_index(temporary / INDEX, (rows for _, rows in whole.chunks()), signatures)
     columns = summary.write(temporary, seconds=time.perf_counter() - began)
     shutil.rmtree(scratch)
     shutil.rmtree(out, ignore_errors=True)
@@ -301,30 +355,6 @@ class _Whole:
         return made
 
 
-def _near(
-    whole: _Whole, exact_of: NDArray[np.int64], config: ValidationConfig
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    near_of = whole.column("near_of", "<i8", -1)
-    similarity = whole.column("near_similarity", "<f4", 0.0)
-    if not config.near_duplicates:
-        return near_of, similarity
-    with open(whole.scratch / "signatures", "wb") as together:
-        for folder in whole.folders:
-            with open(folder / "signatures.bin", "rb") as file:
-                shutil.copyfileobj(file, together, 1 << 20)
-    values = duplicates.open_signatures(whole.scratch / "signatures", whole.rows)
-    threshold = config.near_duplicate_similarity
-    per_band = duplicates.rows_per_band(threshold)
-    with Spill(whole.scratch / "near", whole.rows * duplicates.HASHES // per_band) as spill:
-        for first, chunk in whole.chunks():
-            wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first
-            for start in range(0, len(wanted), duplicates.CHUNK):
-                rows = wanted[start : start + duplicates.CHUNK]
-                spill.add(duplicates.band_records(rows, values[rows], per_band))
-        duplicates.mark_near(spill, values, threshold, near_of, similarity)
-    return near_of, similarity
-
-
 def _write_documents(whole: _Whole, out: Path, summary: Summary, result: dict[str, NDArray[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -349,6 +379,24 @@ def _write_documents(whole: _Whole, out: Path, summary: Summary, result: dict[st
                 waiting = [table.slice(full)] if full < len(table) else []
         if waiting:
             writer.write_table(pa.concat_tables(waiting))
+
+
+def _write_known(
+    whole: _Whole, against: Sequence[Index], known: int, columns: Sequence[NDArray[np.int64]], out: Path
+) -> None:
+    """Have columns count the rows of the corpus first, those of earlier corpora from there on; write what these documents are."""
+    named: set[int] = set()
+    for column in columns:
+        for start in range(0, whole.rows, CHUNK):
+            of = column[start : start + CHUNK]
+            of[of >= 0] = np.where(of < known, whole.rows + of, of - known)[of >= 0]
+            named.update(of[of >= whole.rows].tolist())
+    firsts = np.cumsum([0, *(index.documents for index in against)])
+    with open(out / KNOWN, "w", encoding="utf-8") as file:
+        for row in sorted(named):
+            number = int(np.searchsorted(firsts, row - whole.rows, "right")) - 1
+            place = against[number].place_of(row - whole.rows - int(firsts[number]))
+            file.write(json.dumps({"row": row, "place": place}, ensure_ascii=False) + "\n")
 
 
 def _write_findings(whole: _Whole, shards: tuple[Shard, ...], out: Path) -> None:

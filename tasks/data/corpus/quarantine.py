@@ -238,6 +238,10 @@ class Profile:
                 result.setdefault((each["row"], each["kind"]), set()).add(each["type"])
         return result
 
+    def known(self) -> Iterator[dict[str, Any]]:
+        """The documents of earlier corpora that some repeat: row (beyond those of this one), place."""
+        return self._lines("known.jsonl")
+
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         with open(self.folder / name, encoding="utf-8") as file:
             yield from map(json.loads, file)
@@ -250,14 +254,21 @@ class Places:
         self._names = profile.names
         self._rows = np.unique(np.fromiter(rows, np.int64))
         self._shards, self._lines = np.zeros(len(self._rows), np.int32), np.zeros(len(self._rows), np.int64)
-        for first, batch in profile.batches(("shard", "line")) if len(self._rows) else ():
+        own = int(np.searchsorted(self._rows, profile.documents))
+        wanted = set(self._rows[own:].tolist())
+        self._known = (
+            {each["row"]: each["place"] for each in profile.known() if each["row"] in wanted} if wanted else {}
+        )
+        for first, batch in profile.batches(("shard", "line")) if own else ():
             start, stop = np.searchsorted(self._rows, [first, first + batch.num_rows])
             local = self._rows[start:stop] - first
             self._shards[start:stop] = batch.column("shard").to_numpy()[local]
             self._lines[start:stop] = batch.column("line").to_numpy()[local]
 
     def __getitem__(self, row: int) -> str:
-        """`SHARD:LINE` of a row that was asked for."""
+        """`SHARD:LINE` of a row that was asked for; of a document of an earlier corpus `NAME: SHARD:LINE`."""
+        if row in self._known:
+            return str(self._known[row])
         at = int(np.searchsorted(self._rows, row))
         assert at < len(self._rows) and self._rows[at] == row, f"row {row} was not asked for"
         return f"{self._names[self._shards[at]]}:{self._lines[at]}"

@@ -26,7 +26,7 @@ from tasks.data.corpus.pool import on_processes
 from tasks.data.corpus.tokens import read_words
 from tasks.data.drift.columns import Column, Histogram, Kept, frequencies, measured_columns, moved
 from tasks.data.drift.features import WORD_BITS, Measured, Vocabulary, measure, open_vocabulary, together
-from tasks.data.drift.sampling import Drawn, draw
+from tasks.data.drift.sampling import EVERY, Drawn, draw, read_units
 from tasks.data.drift.splits import SMOOTHING, Splits, Values, area_under_curve, judge, split
 
 # The domain classifier: can a document's words say whether it is new? Trained anew for every split, all at once.
@@ -36,6 +36,8 @@ from tasks.data.drift.splits import SMOOTHING, Splits, Values, area_under_curve,
 # under the curve 0.5: it cannot tell.
 
 
+PARTS = "parts"
+"""Folder of what was read of each unit."""
 FOLDS = 4
 BLOCK = 64
 """Words that are looked at together."""
@@ -432,27 +434,29 @@ def drift_of(
     text_field: str,
     workers: int,
     report: Callable[[int, str], None] = lambda read, doing: None,
+    share: slice = EVERY,
 ) -> dict[str, Any]:
-    """The new corpus against the reference, as drift.json says it; what lies in `folder` meanwhile may be deleted afterwards.
+    """The new corpus against the reference, as drift.json says it; `parts` and `work` in the folder may be deleted afterwards.
 
-    `report` hears the bytes that were read, and what is being done. Raises ValueError when a file cannot be read on, or a folder
-    holds no tokenizer.
+    Others may read the units beside `share` (read_share below). `report` hears the bytes that were read, and what is being done.
+    Raises ValueError when a file cannot be read on, or a folder holds no tokenizer.
     """
     began = time.perf_counter()
     drawn = draw(
         (reference.shards, new.shards),
-        folder / "read",
+        folder / PARTS,
         text_field=text_field,
         most=config.max_documents,
         seed=config.seed,
         workers=workers,
         report=lambda read: report(read, "read"),
+        share=share,
     )
     seconds = {"read": time.perf_counter() - began}
     enough = min(each.documents for each in drawn) >= config.min_documents
     vocabulary = open_vocabulary(tokenizer, drawn[0].heads[:SAMPLE]) if tokenizer else None
     report(0, "measured")
-    measured = _measure(drawn, vocabulary, folder / "measured", workers=workers) if enough else [_none(), _none()]
+    measured = _measure(drawn, vocabulary, folder / "work", workers=workers) if enough else [_none(), _none()]
     seconds["measure"] = time.perf_counter() - began - seconds["read"]
     report(0, "compared")
     old, now = (Side(c.ref, d, m) for c, d, m in zip((reference, new), drawn, measured, strict=True))
@@ -462,9 +466,18 @@ def drift_of(
     return made
 
 
+def read_share(
+    reference: Corpus, new: Corpus, config: DriftConfig, folder: Path, *, text_field: str, workers: int, share: slice
+) -> None:
+    """Read a share of the units for the process that compares them."""
+    corpora, place = (reference.shards, new.shards), folder / PARTS
+    most, seed = config.max_documents, config.seed
+    read_units(corpora, place, text_field=text_field, most=most, seed=seed, workers=workers, share=share)
+
+
 def _measure(drawn: Sequence[Drawn], vocabulary: Vocabulary | None, folder: Path, *, workers: int) -> list[Measured]:
     """What is drawn, measured in slices by processes of their own."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     slices = [(side, start) for side, each in enumerate(drawn) for start in range(0, len(each.heads), SLICE)]
 
     def do(item: tuple[int, int], report: Callable[[int], None]) -> None:

@@ -8,6 +8,9 @@ a document that is there a thousand times is a thousand documents. What is measu
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +29,8 @@ from tasks.data.corpus.tokens import STEP, Hashes, mixed
 HEAD = 4096
 """Characters at the beginning of a document that are looked at; its length is of the whole."""
 UNIT = 8 << 20
+EVERY = slice(None)
+POLL_SECONDS = 0.1
 CHUNK = 1 << 20
 """Hashes that are in memory at once: 8 MB."""
 CANDIDATE = np.dtype(
@@ -79,23 +84,62 @@ def draw(
     seed: int,
     workers: int,
     report: Callable[[int], None] = lambda read: None,
+    share: slice = EVERY,
 ) -> list[Drawn]:
     """Read corpora to their ends and draw `most` documents of each; `report` hears the bytes that were read.
 
+    With a `share` only those units are read: the call comes back once others, who share the folder, have read the rest.
     Raises ValueError when a file cannot be read on. In `folder` lie 8 bytes a document, and the heads of candidates.
     """
+    units = read_units(
+        corpora, folder, text_field=text_field, most=most, seed=seed, workers=workers, report=report, share=share
+    )
+    parts = [[_part(folder, side, unit) for of, unit in units if of == side] for side in range(len(corpora))]
+    for part in (part for each in parts for part in each):
+        while not _whole(part):
+            time.sleep(POLL_SECONDS)
+    return [_gather(each, most) for each in parts]
+
+
+def read_units(
+    corpora: Sequence[Sequence[Shard]],
+    folder: Path,
+    *,
+    text_field: str,
+    most: int,
+    seed: int,
+    workers: int,
+    report: Callable[[int], None] = lambda read: None,
+    share: slice = EVERY,
+) -> list[tuple[int, Unit]]:
+    """Read a share of the units of all corpora, but not those that were read before; returns all units, each with its side."""
     units = [(side, unit) for side, shards in enumerate(corpora) for unit in cut(shards, UNIT)]
     lowest = [_Lowest(most) for _ in corpora]
+    mine = units[share]
+    left = [(side, unit) for side, unit in mine if not _whole(_part(folder, side, unit))]
 
     def do(item: tuple[int, Unit], report: Callable[[int], None]) -> None:
         side, unit = item
         part = _part(folder, side, unit)
-        part.mkdir(parents=True)
-        _read(unit, part, lowest[side], text_field=text_field, seed=seed, report=report)
+        temporary = part.with_name(f".{part.name}")
+        for old in (temporary, part):
+            shutil.rmtree(old, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        _read(unit, temporary, lowest[side], text_field=text_field, seed=seed, report=report)
+        os.replace(temporary, part)
 
-    on_processes(units, do, workers=workers, report=report)
-    parts = [[_part(folder, side, unit) for of, unit in units if of == side] for side in range(len(corpora))]
-    return [_gather(each, most) for each in parts]
+    already = sum(unit.bytes for _, unit in mine) - sum(unit.bytes for _, unit in left)
+    on_processes(left, do, workers=workers, already=already, report=report)
+    return units
+
+
+def _whole(part: Path) -> bool:
+    """Whether a part is there with all of its files: where machines share no folder, they come one by one."""
+    try:
+        files = json.loads((part / "totals.json").read_text(encoding="utf-8"))["files"]
+        return all((part / name).stat().st_size == size for name, size in files.items())
+    except FileNotFoundError:
+        return False
 
 
 def earlier_copies(hashes: Hashes) -> NDArray[np.int64]:
@@ -137,7 +181,14 @@ def _read(
                 documents, size = documents + len(result), size + int(texts.sizes.sum())
                 classes += measures.classes(texts.histogram)
             report(batch.bytes)
-    output = {"documents": documents, "bytes": size, "unreadable": unreadable, "classes": classes.tolist()}
+    files = {path.name: path.stat().st_size for path in part.iterdir()}
+    output = {
+        "documents": documents,
+        "bytes": size,
+        "unreadable": unreadable,
+        "classes": classes.tolist(),
+        "files": files,
+    }
     (part / "totals.json").write_text(json.dumps(output), encoding="utf-8")
 
 

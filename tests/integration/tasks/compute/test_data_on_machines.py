@@ -4,7 +4,7 @@ The jobs are the stages' own. What they make must be what one process makes, bit
 """
 
 import pytest
-from data_material import PARTS, run_stage, write_corpus
+from data_material import PARTS, run_stage, write_corpus, write_short_documents
 from lost_machines import STANDS, losing_a_machine
 from waiting import limit
 
@@ -63,3 +63,20 @@ def test_a_machine_that_is_lost_costs_its_units_only(machines, corpus, alone, tm
     assert result.submissions >= 2 and kept, "the machine was lost while it worked"
     assert not measured_again
     assert made == alone[stage]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_machine_that_is_lost_among_duplicates_costs_its_ranges_only(machines, tmp_path):
+    """Two machines share the ranges of hashes; the second is lost after some of them."""
+    config, take_away, again = machines
+    corpus, folder = write_short_documents(tmp_path / "corpus"), tmp_path / "job"
+    try:
+        with losing_a_machine(folder, "parts/links-*/near-*.npz", take_away) as (kept, done_again):
+            result, made = run_stage("validate", config, corpus, folder)
+    finally:
+        again()
+    assert result.submissions >= 2 and kept, "the machine was lost while it looked for duplicates"
+    assert not done_again
+    _, alone = run_stage("validate", ClusterConfig(), corpus, tmp_path / "alone")
+    assert alone[0]["near"] > 30_000 and made == alone

@@ -1,4 +1,4 @@
-"""Equal and nearly equal documents, spilled to small partitions, beside the same found by comparing everything."""
+"""Equal and nearly equal documents, in runs and blocks of any size, beside the same found by comparing everything."""
 
 import random
 import time
@@ -8,25 +8,23 @@ import pytest
 from waiting import limit
 
 from tasks.data.corpus import duplicates
-from tasks.data.corpus.duplicates import (
-    RECORD,
-    Spill,
-    band_records,
-    groups,
-    mark_exact,
-    mark_near,
-    rows_per_band,
-    signatures,
-)
+from tasks.data.corpus.duplicates import band_records, equal, joined, rows_per_band, signatures, similar
 from tasks.data.corpus.measures import Texts, content_hashes
+from tasks.data.corpus.runs import NEIGHBOURS, RECORD, Run, buckets, ranges, write_run
 from tasks.data.corpus.tokens import ngrams, read_words
 
 
-def spilled(folder, records, partition):
-    with Spill(folder, len(records), partition=partition) as spill:
-        for start in range(0, len(records), 97):
-            spill.add(records[start : start + 97])
-        yield spill
+def written(folder, records, length, *, wide):
+    """Records, whose rows rise, as runs of so many records."""
+    runs = []
+    for start in range(0, len(records), length):
+        part = records[start : start + length]
+        first = int(part["row"][0])
+        run = Run(folder / f"{start:06d}.run", first, wide)
+        write_run(run.path, part["key"], part["row"] - first, part["low"] if wide else None)
+        assert len(run) == len(part)
+        runs.append(run)
+    return runs
 
 
 def first_rows(texts):
@@ -34,34 +32,68 @@ def first_rows(texts):
     return [-1 if first.setdefault(text, row) == row else first[text] for row, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("partition", [7, 100, 10_000])
-def test_every_copy_names_the_first_row_in_any_partitioning(tmp_path, partition):
-    rng = random.Random(partition)
+def column(links, rows):
+    of = np.full(rows, -1)
+    of[links["row"]] = links["of"]
+    return of.tolist()
+
+
+def exact_of(runs, rows, parts=1, block=1 << 20):
+    """By ranges for `parts` processes, whose links are joined in the opposite order."""
+    found = [equal(buckets(runs, each, block=block)) for each in ranges(parts << 15)]
+    assert len(found) == parts
+    return column(joined(found[::-1]), rows)
+
+
+@pytest.mark.parametrize(("length", "parts", "block"), [(7, 1, 100), (100, 64, 30), (10_000, 3, 1 << 20)])
+def test_every_copy_names_the_first_row_however_the_records_are_divided(tmp_path, length, parts, block):
+    rng = random.Random(length)
     texts = ["often"] * 200 + [f"text {rng.randrange(400)}" for _ in range(1000)]
     rng.shuffle(texts)
     hashes = content_hashes(Texts.of(texts))
     records = np.zeros(len(texts), RECORD)
     records["key"], records["low"], records["row"] = hashes[:, 0], hashes[:, 1], np.arange(len(texts))
-    exact_of = np.full(len(texts), -1)
-    for spill in spilled(tmp_path, records, partition):
-        mark_exact(spill, exact_of)
-    assert exact_of.tolist() == first_rows(texts)
-    assert not list(tmp_path.iterdir())
+    assert exact_of(written(tmp_path, records, length, wide=True), len(texts), parts, block) == first_rows(texts)
 
 
-def test_hashes_that_agree_in_one_half_are_not_equal(tmp_path):
+@pytest.mark.parametrize("block", [2, 100])
+def test_hashes_that_agree_in_one_half_are_not_equal(tmp_path, block):
     records = np.array([(5, 1, 0), (5, 2, 1), (6, 1, 2), (5, 1, 3)], RECORD)
-    exact_of = np.full(4, -1)
-    for spill in spilled(tmp_path, records, 100):
-        mark_exact(spill, exact_of)
-    assert exact_of.tolist() == [-1, -1, -1, 0]
+    assert exact_of(written(tmp_path, records, 3, wide=True), 4, block=block) == [-1, -1, -1, 0]
 
 
-def test_a_partition_of_copies_stays_in_its_bound(tmp_path):
+def test_a_hash_of_many_records_is_read_in_blocks_with_the_same_pairs(tmp_path):
+    """Each record stands beside its bucket's first and the four before it, wherever a block ends."""
     records = np.zeros(5000, RECORD)
     records["key"], records["row"] = 42, np.arange(5000)
-    for spill in spilled(tmp_path, records, 500):
-        assert max(len(block) for block, _ in groups(spill)) == 1001
+    runs = written(tmp_path, records, 800, wide=False)
+    pairs = {}
+    for block in (500, 1 << 20):
+        read = list(buckets(runs, ranges(1)[0], block=block))
+        assert max(len(each) for each, _ in read) <= block + 1 + NEIGHBOURS
+        found = pairs[block] = set()
+        for each, firsts in read:
+            for later, earlier in duplicates._candidates(each["row"], firsts):
+                found |= set(zip(each["row"][later].tolist(), each["row"][earlier].tolist(), strict=True))
+    assert pairs[500] == pairs[1 << 20]
+    assert {earlier for later, earlier in pairs[500] if later == 3210} == {0, 3206, 3207, 3208, 3209}
+
+
+def test_rows_that_are_passed_over_are_nobodys_first_and_nobodys_neighbours(tmp_path):
+    records = np.zeros(10, RECORD)
+    records["row"] = np.arange(10)
+    without = np.zeros(10, bool)
+    without[[0, 4, 9]] = True
+    for block in (3, 100):
+        read = list(buckets(written(tmp_path, records, 4, wide=False), ranges(1)[0], without=without, block=block))
+        assert column(joined(equal([each]) for each in read), 10) == [-1, -1, 1, 1, -1, 1, 1, 1, 1, -1]
+
+
+def test_the_highest_and_the_lowest_hash_are_in_a_range(tmp_path):
+    keys = np.array([0, 2**64 - 1, 2**63, 0, 2**64 - 1], np.uint64)
+    records = np.zeros(5, RECORD)
+    records["key"], records["row"] = keys, np.arange(5)
+    assert exact_of(written(tmp_path, records, 2, wide=False), 5, parts=7, block=1) == [-1, -1, -1, 0, 1]
 
 
 def words_of(texts):
@@ -75,15 +107,18 @@ def jaccard(one, other):
     return len(left & right) / len(left | right)
 
 
-def marked(folder, texts, threshold, partition=1 << 20):
+def marked(folder, texts, threshold, block=1 << 20):
     values, has = signatures(words_of(texts))
-    rows = np.flatnonzero(has)
-    near_of, similarity = np.full(len(texts), -1), np.zeros(len(texts), np.float32)
+    return near(folder, values, np.flatnonzero(has), threshold, block)
+
+
+def near(folder, values, rows, threshold, block=1 << 20, since=0):
     records = band_records(rows, values[rows], rows_per_band(threshold))
-    with Spill(folder, len(records), partition=partition) as spill:
-        spill.add(records)
-        mark_near(spill, values, threshold, near_of, similarity)
-    return near_of, similarity
+    runs = written(folder, records, len(records), wide=False)
+    links = similar(buckets(runs, ranges(1)[0], block=block), lambda wanted: values[wanted], threshold, since=since)
+    of, similarity = np.full(len(values), -1), np.zeros(len(values), np.float32)
+    of[links["row"]], similarity[links["row"]] = links["of"], links["similarity"]
+    return of, similarity
 
 
 def original(rng, size=300):
@@ -109,12 +144,12 @@ def test_the_estimate_is_the_jaccard_similarity_of_shingles():
     assert np.std(errors) < 0.045  # sqrt(s (1 - s) / 128) is 0.044 at the most
 
 
-@pytest.mark.parametrize(("threshold", "partition"), [(0.8, 1 << 20), (0.8, 50), (0.5, 1 << 20)])
-def test_edited_copies_are_found_and_different_texts_are_not(tmp_path, threshold, partition):
+@pytest.mark.parametrize(("threshold", "block"), [(0.8, 1 << 20), (0.8, 50), (0.5, 1 << 20)])
+def test_edited_copies_are_found_and_different_texts_are_not(tmp_path, threshold, block):
     rng = random.Random(2)
     originals = [original(rng) for _ in range(60)]
     texts = [" ".join(words) for words in originals] + [" ".join(edited(rng, words, 3)) for words in originals]
-    near_of, similarity = marked(tmp_path, texts, threshold, partition)
+    near_of, similarity = marked(tmp_path, texts, threshold, block)
     assert near_of.tolist() == [-1] * 60 + list(range(60))  # 3 edits of 300 words: a similarity of about 0.9
     real = [jaccard(texts[row], texts[row - 60]) for row in range(60, 120)]
     assert np.abs(similarity[60:] - real).max() < 0.15
@@ -141,14 +176,16 @@ def test_a_cluster_of_thousands_is_linear(tmp_path):
     """Pairs of 20,000 equal signatures would be 2 * 10^8, in each of 16 bands."""
     values, _ = signatures(words_of(["one two three four five six seven"]))
     values = np.repeat(values, 20_000, axis=0)
-    near_of, similarity = np.full(20_000, -1), np.zeros(20_000, np.float32)
     began = time.process_time()
-    records = band_records(np.arange(20_000), values, 8)
-    with Spill(tmp_path, len(records)) as spill:
-        spill.add(records)
-        mark_near(spill, values, 0.8, near_of, similarity)
+    near_of, _ = near(tmp_path, values, np.arange(20_000), 0.8)
     assert near_of.tolist() == [-1] + [0] * 19_999
     assert time.process_time() - began < limit(10)
+
+
+def test_documents_of_earlier_corpora_are_linked_to_and_not_linked_themselves(tmp_path):
+    values, _ = signatures(words_of(["one two three four five six seven"]))
+    of, _ = near(tmp_path, np.repeat(values, 10, axis=0), np.arange(10), 0.8, since=6)
+    assert of.tolist() == [-1] * 6 + [0] * 4
 
 
 def test_signatures_do_not_depend_on_what_else_is_in_the_batch():

@@ -11,7 +11,7 @@ import pytest
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus import parts
 from tasks.data.corpus.inputs import cut, find_shards
-from tasks.data.corpus.profile import SCHEMA, measure, merge, profile
+from tasks.data.corpus.profile import SCHEMA, link, measure, merge, profile
 from tasks.data.tokenizing.splits import split_of
 
 CONFIG = ValidationConfig()
@@ -209,6 +209,7 @@ def test_units_with_a_receipt_are_not_read_again(corpus, whole, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "parts").glob("unit-*/*")}
     measure(units, work, tmp_path / "parts")
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    link(units, work, tmp_path / "parts")
     merge(units, work, tmp_path / "parts", tmp_path / "profile", began=time.perf_counter())
     assert content(tmp_path / "profile") == content(whole)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -35,10 +36,10 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def job(folder, dataset, config=None):
+def job(folder, dataset, **further):
     folder.mkdir()
-    validation = (config or ValidationConfig()).model_dump(mode="json")
-    settings = {"validation": validation, "heldout_fraction": 0.02, "benchmarks": [], "threads": 1}
+    validation = ValidationConfig().model_dump(mode="json")
+    settings = {"validation": validation, "heldout_fraction": 0.02, "benchmarks": [], "threads": 1, **further}
     (folder / "config.json").write_text(json.dumps({"settings": settings, "inputs": {"dataset": str(dataset)}}))
     return folder
 
@@ -110,6 +111,68 @@ def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):
         time.sleep(0.02)
     assert again.returncode == 0
     assert told(folder) == whole
+
+
+@pytest.fixture(scope="module")
+def repetitive(tmp_path_factory):
+    """15,000 short documents, of which a third are copies of others, half of those with another last word."""
+    drawn = random.Random(1)
+    folder = tmp_path_factory.mktemp("repetitive") / "dataset"
+    folder.mkdir()
+    documents: list[list[str]] = []
+    for number in range(15_000):
+        fresh = [f"w{drawn.randrange(5000)}" for _ in range(30)]
+        copied = [*drawn.choice(documents)[:-1], fresh[0]] if number % 6 == 5 else []
+        documents.append(copied or (drawn.choice(documents) if number % 6 == 2 and documents else fresh))
+    for shard in range(6):
+        lines = (json.dumps({"text": " ".join(words)}) + "\n" for words in documents[shard * 2500 : (shard + 1) * 2500])
+        (folder / f"{shard}.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def linked(repetitive, tmp_path_factory):
+    told = finished(job(tmp_path_factory.mktemp("linked") / "job", repetitive))
+    assert told[0]["exact"] > 2000 and told[0]["near"] > 2000
+    return told
+
+
+@pytest.mark.parametrize("world", [2, 3, 9])
+def test_ranks_that_share_the_ranges_of_hashes_find_what_one_finds(repetitive, linked, tmp_path, world):
+    """9 ranks are more than there are ranges."""
+    folder = job(tmp_path / "job", repetitive)
+    assert finished(folder, world=world) == linked
+
+
+def test_where_machines_share_no_folder_the_first_one_goes_through_all_ranges(repetitive, linked, tmp_path):
+    """Its folder is the only one in which links appear; the other rank ends when its units are measured."""
+    folder = job(tmp_path / "job", repetitive, shared_folder=False)
+    other = start(folder, 1, 2)
+    assert other.wait(limit(60)) == 0 and not list(folder.glob("parts/links-*/*"))
+    assert finished(folder, world=2) == linked
+
+
+def test_a_rank_that_is_killed_while_it_links_goes_on_with_the_rest(repetitive, linked, tmp_path):
+    folder = job(tmp_path / "job", repetitive)
+    running = start(folder)
+    deadline = time.monotonic() + limit(60)
+    while not (kept := list(folder.glob("parts/links-*/near-*.npz"))):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    kept = {path: path.stat().st_ino for path in folder.glob("parts/links-*/*.npz")}
+    assert not (folder / "out" / "profile").exists(), "it ended before it could be killed: make the corpus larger"
+    ranks = [start(folder, rank, 2) for rank in range(2)]  # with another number of ranks
+    while any(rank.poll() is None for rank in ranks):
+        for path, identity in kept.items():
+            try:
+                assert path.stat().st_ino == identity, "a range that was done was gone through again"
+            except FileNotFoundError:
+                break  # merged, and cleaned up
+        time.sleep(0.005)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert told(folder) == linked
 
 
 def test_a_profile_that_is_there_is_not_made_again(corpus, whole, tmp_path):

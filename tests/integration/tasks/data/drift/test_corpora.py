@@ -5,8 +5,10 @@ import os
 import random
 import subprocess
 import sys
+import time
 
 import pytest
+from waiting import limit
 
 from tasks.config.revalidation import DriftConfig
 from tasks.data.corpus.inputs import find_shards
@@ -118,6 +120,60 @@ def test_trifles_that_a_classifier_can_see_are_not_told_by_it(compared):
     strict = compared(old, new, min_auc=0.5)
     assert strict["classifier"]["auc"] < 0.6
     assert column(compared(old, new, min_auc=0.9), "domain")["verdict"] == "none"
+
+
+def kept(made):
+    """Evidence without how long it took."""
+    return {name: value for name, value in made.items() if name != "seconds"}
+
+
+@pytest.fixture(scope="module")
+def several_units(tmp_path_factory):
+    """18 MB on either side: three units each."""
+    folder = tmp_path_factory.mktemp("units")
+    for name, seed in (("reference", 1), ("new", 2)):
+        (folder / name).mkdir()
+        texts = prose(seed, 400)
+        with open(folder / name / "a.jsonl", "w") as file:
+            number = 0
+            while file.tell() < 18_000_000:
+                file.write(json.dumps({"text": f"{number} {texts[number % 400]}"}) + "\n")
+                number += 1
+    return folder
+
+
+def drift_job(folder, data, *, threads=1):
+    folder.mkdir()
+    inputs = {name: str(data / name) for name in ("reference", "new")}
+    settings = {"reference": "dataset/a@" + "0" * 64, "new": "dataset/b@" + "1" * 64, "drift": {"splits": 200}}
+    settings |= {"text_field": "text", "threads": threads}
+    (folder / "config.json").write_text(json.dumps({"settings": settings, "inputs": inputs}))
+    return folder
+
+
+def drift_rank(folder, rank, world):
+    environment = {**os.environ, "HEADWAY_JOB": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    return subprocess.Popen([sys.executable, "-m", "tasks.jobs.drift"], env=environment)
+
+
+def test_ranks_that_share_the_reading_say_what_one_says_and_read_no_unit_twice(several_units, tmp_path):
+    alone, shared = drift_job(tmp_path / "alone", several_units), drift_job(tmp_path / "shared", several_units)
+    assert drift_rank(alone, 0, 1).wait(limit(120)) == 0
+    assert drift_rank(shared, 1, 2).wait(limit(120)) == 0, "it waits for nobody"
+    read = {path: path.stat().st_ino for path in shared.glob("parts/*/totals.json")}
+    assert len(read) == 3
+    first = drift_rank(shared, 0, 2)
+    while first.poll() is None:
+        for path, inode in read.items():
+            try:
+                assert path.stat().st_ino == inode, "a unit was read again"
+            except FileNotFoundError:
+                break  # compared, and cleared up
+        time.sleep(0.02)
+    assert first.returncode == 0
+    one, two = (json.loads((job / "out/drift/drift.json").read_text()) for job in (alone, shared))
+    assert kept(one) == kept(two) and one["documents"]["new"] > 10_000
+    assert not (shared / "parts").exists()
 
 
 def test_the_program_of_the_stage_writes_the_evidence(tmp_path):

@@ -1,0 +1,143 @@
+"""Records sorted by a hash, in runs on disk: any range of hashes is read out of all runs, in a stated bound of memory.
+
+A run belongs to the documents of one part of a corpus, in whose order their rows count. Processes and machines that share the
+runs take a range of hashes each: all records of one hash lie in one range. What a range yields depends on the records alone, not
+on how they were divided into runs or blocks. Whoever reads a block holds about 75 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.data.corpus.tokens import Hashes
+
+RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("row", "<i8")])
+"""`key` and `low` together are the hash, `low` being 0 where a hash has 64 bits; `row` counts in the whole corpus."""
+BLOCK = 1 << 20
+"""Records that are sorted at once."""
+RANGE, MOST_RANGES = 1 << 15, 4096
+"""Records of a range, on average, until there are as many ranges as there may be; from then on ranges grow."""
+NEIGHBOURS = 4
+"""Records before it in its bucket that a record is yielded with, beside the bucket's first."""
+KEYS = 1 << 64
+
+
+@dataclass(frozen=True)
+class Range:
+    """The hashes of one unit of work."""
+
+    index: int
+    first: int
+    last: int
+    """Still part of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A file of one run: all keys, all lows where there are any, all rows (32 bits, from the run's first)."""
+
+    path: Path
+    first: int
+    """Row of the corpus that the run's rows count from."""
+    wide: bool
+    """Whether there are lows."""
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size // (20 if self.wide else 12)
+
+    def span(self, low: int, high: int, start: int, stop: int) -> tuple[int, int]:
+        """Where the keys from `low` to `high` stand between two places of the run."""
+        keys = np.memmap(self.path, np.uint64, "r", start * 8, (stop - start,))
+        left = np.searchsorted(keys, np.uint64(low), "left")
+        right = np.searchsorted(keys, np.uint64(high), "right")
+        return start + int(left), start + int(right)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Records between two places."""
+        size, count = len(self), stop - start
+        records = np.zeros(count, RECORD)
+        with open(self.path, "rb") as file:
+            file.seek(8 * start)
+            records["key"] = np.fromfile(file, np.uint64, count)
+            if self.wide:
+                file.seek(8 * (size + start))
+                records["low"] = np.fromfile(file, np.uint64, count)
+            file.seek((16 if self.wide else 8) * size + 4 * start)
+            records["row"] = np.fromfile(file, np.uint32, count)
+        records["row"] += self.first
+        return records
+
+
+def write_run(path: Path, keys: Hashes, rows: NDArray[Any], lows: Hashes | None = None) -> None:
+    """Write records as one run; of equal hashes the rows must rise."""
+    order = np.argsort(keys, kind="stable") if lows is None else np.lexsort((lows, keys))
+    with open(path, "wb") as file:
+        for column in (keys, *(() if lows is None else (lows,)), rows.astype(np.uint32)):
+            column[order].tofile(file)
+
+
+def ranges(records: int) -> list[Range]:
+    """All hashes, in ranges for about so many records; the same whoever shares them."""
+    count = min(MOST_RANGES, max(1, -(-records // RANGE)))
+    bounds = [KEYS * index // count for index in range(count + 1)]
+    return [Range(index, bounds[index], bounds[index + 1] - 1) for index in range(count)]
+
+
+Span = tuple[Run, int, int]
+Bucketed = tuple[NDArray[Any], NDArray[np.int64]]
+
+
+def buckets(
+    runs: Sequence[Run], wanted: Range, *, without: NDArray[np.bool_] | None = None, block: int = BLOCK
+) -> Iterator[Bucketed]:
+    """Records of a range sorted by hash and row, and for each the index of the first with its hash; about a block at a time.
+
+    `runs` are in the order of their rows; rows of `without` are passed over. A hash that has more records than a block comes in
+    several: each begins with the hash's first record and the NEIGHBOURS last ones that came before.
+    """
+
+    def read(run: Run, start: int, stop: int) -> NDArray[Any]:
+        records = run.read(start, stop)
+        return records if without is None else records[~without[records["row"]]]
+
+    def blocks(spans: list[Span], first: int, last: int) -> Iterator[Bucketed]:
+        if sum(stop - start for _, start, stop in spans) <= block:
+            if spans:
+                yield _sorted(np.concatenate([read(*span) for span in spans]))[:2]
+        elif first < last:
+            middle = (first + last) // 2
+            for low, high in ((first, middle), (middle + 1, last)):
+                yield from blocks(_narrowed(spans, low, high), low, high)
+        else:
+            carried = np.zeros(0, RECORD)
+            for run, begin, end in spans:
+                for start in range(begin, end, block):
+                    fresh = read(run, start, min(start + block, end))
+                    records, firsts, ends = _sorted(np.concatenate((carried, fresh)))
+                    place = np.arange(len(records))
+                    carried = records[(place == firsts) | (place >= ends - NEIGHBOURS)]
+                    yield records, firsts
+
+    whole = [(run, 0, len(run)) for run in runs]
+    yield from blocks(_narrowed(whole, wanted.first, wanted.last), wanted.first, wanted.last)
+
+
+def _narrowed(spans: list[Span], first: int, last: int) -> list[Span]:
+    """Each span's part with keys from `first` to `last`; empty ones are left out."""
+    narrowed = [(run, *run.span(first, last, start, stop)) for run, start, stop in spans if start < stop]
+    return [span for span in narrowed if span[1] < span[2]]
+
+
+def _sorted(records: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """Records by hash and row; of each, the index of the first with its hash, and the one after the last."""
+    records = records[np.lexsort((records["row"], records["low"], records["key"]))]
+    new = np.ones(len(records), np.bool_)
+    new[1:] = (records["key"][1:] != records["key"][:-1]) | (records["low"][1:] != records["low"][:-1])
+    begins, which = np.flatnonzero(new), np.cumsum(new) - 1
+    return records, begins[which], np.append(begins[1:], len(records))[which]
