@@ -141,7 +141,7 @@ class RetrainConfig(Settings):
         wanted, runtime = FORMATS[self.deployment.runtime], self.deployment.runtime
         if self.export.format not in ("", wanted):
             raise ValueError(
-                f"export.format is {self.export.format}, and deployment.runtime {runtime} serves {wanted}: leave export.format empty"
+                f"export.format is {self.export.format}, and deployment.runtime {runtime} serves {wanted}: leave the format empty"
             )
         return self
 

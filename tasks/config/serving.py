@@ -23,8 +23,8 @@ OWNED = (
     "--ssl-certfile", "--load-format", "--config", "--generation-config", "--hf-config-path", "--hf-overrides", "--revision",
     "--max-model-len", "--gpu-memory-utilization", "--tensor-parallel-size", "--dtype", "--max-logprobs", "--headless",
     "--trust-remote-code", "--middleware", "--lora-modules", "--enable-lora", "--worker-cls", "--worker-extension-cls",
-    "--tool-parser-plugin", "--reasoning-parser-plugin", "--logits-processors", "--allowed-local-media-path", "--speculative-config",
-    "-tp", "--tokenizer-mode", "--skip-tokenizer-init", "--download-dir",
+    "--tool-parser-plugin", "--reasoning-parser-plugin", "--logits-processors", "--allowed-local-media-path", "-tp",
+    "--speculative-config", "--tokenizer-mode", "--skip-tokenizer-init", "--download-dir",
 )  # fmt: skip
 """Options of `vllm serve` that Headway sets, or that serve other weights than those that were verified, or run code."""
 TYPED = {
@@ -236,15 +236,15 @@ class VllmConfig(Settings):
     max_model_len: Positive | None = None
     """Tokens of prompt and answer; empty: those that the exported model declares."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
-    """Share of each GPU's memory that one server takes. Empty: 0.45 on this machine, where the new model stands beside the old one
-    until it has the traffic, and 0.9 on Azure ML, where each has machines of its own."""
+    """Share of each GPU's memory that one server takes. Empty: 0.45 on this machine, where the new model stands beside the old
+    one until it has the traffic, and 0.9 on Azure ML, where each has machines of its own."""
     tensor_parallel_size: Positive = 1
     """GPUs that one model is divided over."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type that it computes in. `auto` is vLLM's choice: bfloat16 for weights in float32."""
     arguments: tuple[str, ...] = ()
-    """More options of `vllm serve`, such as `["--max-num-seqs", "64"]`. One that Headway sets itself, or that runs code of a model,
-    is refused."""
+    """More options of `vllm serve`, such as `["--max-num-seqs", "64"]`. One that Headway sets itself, or that runs code of a
+    model, is refused."""
     start_seconds: float = Field(600.0, gt=0)
     """Time in which it must have loaded the model and answer; it compiles and captures graphs before that."""
     max_logprob_error: float = Field(0.1, gt=0)
@@ -293,9 +293,9 @@ class DeploymentConfig(Settings):
     def _one_server(self) -> Self:
         if self.runtime == "vllm" and (self.replicas.most > 1 or not self.replicas.least):
             raise ValueError(
-                f"deployment.runtime is vllm, and replicas are {self.replicas.least} to {self.replicas.most}: one server of vLLM takes "
-                "its GPUs for good and works at many requests at once. Leave replicas at 1; many machines are Azure ML's "
-                "(deployment.azureml.instances)"
+                f"deployment.runtime is vllm, and replicas are {self.replicas.least} to {self.replicas.most}: one server "
+                "of vLLM takes its GPUs for good and works at many requests at once. Leave replicas at 1; many machines are "
+                "Azure ML's (deployment.azureml.instances)"
             )
         return self
 

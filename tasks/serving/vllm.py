@@ -49,8 +49,8 @@ def require_program(config: DeploymentConfig) -> None:
         return
     raise Missing(
         f"deployment.runtime is vllm, and this machine has no program {config.vllm.command!r}",
-        remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), and set "
-        "deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
+        remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), and "
+        "set deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
     )
 
 
@@ -75,8 +75,8 @@ def require_folder(folder: Path, *, named: str) -> None:
 
 # How vLLM is held to what was exported: by the log probabilities of the golden answers' tokens.
 #
-# It computes in another type and another order than PyTorch did, so where two tokens are nearly as likely its greedy answer may be
-# another one and still be right. The same tokens are given to it as a prompt instead, and it says how likely each was.
+# It computes in another type and another order than PyTorch did, so where two tokens are nearly as likely its greedy answer may
+# be another one and still be right. The same tokens are given to it as a prompt instead, and it says how likely each was.
 
 
 def golden_question(entry: Mapping[str, Any], model_ref: str) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def wrong_golden(entry: Mapping[str, Any], reply: Mapping[str, Any], *, most: fl
     if math.isinf(error):
         return f"said no log probabilities of the golden prompt {entry['prompt']!r}"
     return (
-        f"gives the tokens of the golden prompt {entry['prompt']!r} log probabilities that are {error:.3g} nats from PyTorch's on "
-        f"average; deployment.vllm.max_logprob_error is {most:g}"
+        f"gives the tokens of the golden prompt {entry['prompt']!r} log probabilities that are {error:.3g} nats from PyTorch's "
+        f"on average; deployment.vllm.max_logprob_error is {most:g}"
     )
 
 

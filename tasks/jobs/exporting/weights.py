@@ -1,8 +1,8 @@
-"""A Hugging Face checkpoint as what vLLM serves: its own weights, file by file, with the tokenizer and the context that it is served
-with; and the proof that what lies there answers as the checkpoint does.
+"""A Hugging Face checkpoint as what vLLM serves: its own weights, file by file, with the tokenizer and the context that it is
+served with; and the proof that what lies there answers as the checkpoint does.
 
-No tensor is converted: the shards are copied, and compared by hash. What may go wrong is beside them, so both folders are loaded by
-PyTorch, one after the other, and must give the same logits and tokens. golden.json holds, beside the answers, their tokens'
+No tensor is converted: the shards are copied, and compared by hash. What may go wrong is beside them, so both folders are loaded
+by PyTorch, one after the other, and must give the same logits and tokens. golden.json holds, beside the answers, their tokens'
 log probabilities, by which a server proves what it loaded (tasks/serving/vllm.py).
 """
 

@@ -80,7 +80,7 @@ class OpenProcess(Protocol):
 
 
 class Link:
-    """A ModelProcess of ONNX Runtime. State: the requests that it has, each with a box of what was said, and when it last said something."""
+    """A ModelProcess of ONNX Runtime. State: the requests that it has, each with a box of what was said, and when that was."""
 
     def __init__(self, process: asyncio.subprocess.Process, streams: tuple[Any, Any], *, hang_seconds: float) -> None:
         self._process, (self._reader, self._writer) = process, streams

@@ -1,9 +1,9 @@
 """A model of vLLM: `vllm serve` as a child of the server, asked through its OpenAI API on a Unix socket that nobody else reaches.
 
-It stands where a process of ONNX Runtime does (model_process.py, which starts it again when it ends): verified before it is started,
+It stands where a process of ONNX Runtime does (model_process.py, which starts it again when it ends): verified before it starts,
 proven by the golden answers' log probabilities before it is asked. What it is called with is tasks/serving/vllm.py.
 
-vLLM opens the model's files itself. So their bytes are compared first, and once it has loaded them, that nobody has touched a file
+vLLM opens the model's files itself. So their bytes are compared first, and once it has loaded them, that nobody has touched one
 meanwhile: the kernel keeps the time of a file's last change (ctime), and gives nobody a way to set it.
 """
 
@@ -297,7 +297,7 @@ def _verified(folder: Path, files: Sequence[FileEntry] | None, *, named: str) ->
 
 def _states(folder: Path) -> dict[str, tuple[int, ...]]:
     """Which file each name is, and when it was last changed."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in folder.rglob("*"):
         state = path.lstat()
         found[str(path)] = (
