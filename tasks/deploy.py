@@ -33,7 +33,7 @@ from tasks.orchestration.stage_context import fetch, home_folder, manifest_of, n
 from tasks.registry.refs import read_ref
 from tasks.serving.client import Sampling
 from tasks.serving.known import ask, endpoint_of, known_endpoints, require_accepted, served_model
-from tasks.serving.vllm import require_folder, require_program
+from tasks.serving.vllm import require_folder, require_servable
 from tasks.storage.store import Store
 
 log = logging.getLogger("headway.deploy")
@@ -80,7 +80,7 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     require_data_beside(folder)
-    require_program(config)
+    require_servable(config)
     if config.runtime == "vllm":
         require_folder(folder, named=model.ref)
     elif not (folder / GRAPH).is_file():

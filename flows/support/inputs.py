@@ -34,7 +34,7 @@ from tasks.formats.model_folder import DESCRIPTION, require_positions
 from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
 from tasks.preprocess import preprocess
-from tasks.serving.vllm import require_architecture, require_program
+from tasks.serving.vllm import require_architecture, require_servable
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 from tasks.validate import validate
@@ -62,7 +62,7 @@ def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom |
     Raises Unknown, IntegrityError or ValueError for what does not exist, is damaged or does not fit.
     """
     require_proof(config.cluster, config.benchmark)
-    require_program(config.deployment)
+    require_servable(config.deployment)
     store = current().store
     require_possible(current().home, store, continue_from, config)
     return Inputs(

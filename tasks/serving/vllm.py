@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.common.errors import Missing
 from tasks.config.serving import DeploymentConfig, VllmConfig
+from tasks.hardware.sku import gpus_of
 
 ARCHITECTURES = ("LlamaForCausalLM", "GPT2LMHeadModel", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Of config.json: what Headway trains, and relatives that it continues, each in vLLM's own list of models
@@ -43,15 +44,46 @@ def command(config: VllmConfig, folder: Path, model_ref: str, *, context: int, s
     ]
 
 
-def require_program(config: DeploymentConfig) -> None:
-    """Raise Missing where this machine is to serve with vLLM and has no such program. Looks, and starts nothing."""
-    if config.runtime != "vllm" or config.backend != "local" or shutil.which(config.vllm.command):
+def require_servable(config: DeploymentConfig) -> None:
+    """Raise what is missing of the place where vLLM is to serve, before anything is spent; looks, and starts nothing.
+
+    Raises Missing where this machine has no such program, ValueError for a size of Azure without the GPUs.
+    """
+    if config.runtime != "vllm":
         return
-    raise Missing(
-        f"deployment.runtime is vllm, and this machine has no program {config.vllm.command!r}",
-        remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), and "
-        "set deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
-    )
+    if config.backend == "azureml":
+        require_gpus(config)
+    elif shutil.which(config.vllm.command) is None:
+        raise Missing(
+            f"deployment.runtime is vllm, and this machine has no program {config.vllm.command!r}",
+            remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), and "
+            "set deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
+        )
+
+
+def require_gpus(config: DeploymentConfig) -> None:
+    """Raise ValueError unless the size of a deployment's machines is named, known, and has the GPUs for one copy of the model."""
+    size, wanted = config.azureml.instance_type, config.vllm.tensor_parallel_size
+    known = gpus_of(size) if size else None
+    if not known:
+        raise ValueError(
+            f"deployment.runtime is vllm, and deployment.azureml.instance_type {size!r} is no size with GPUs that is known: name "
+            "one, such as Standard_NC24ads_A100_v4 (headway hardware lists them)"
+        )
+    if wanted > known:
+        raise ValueError(
+            f"deployment.vllm.tensor_parallel_size is {wanted}, and deployment.azureml.instance_type {size} has {known} GPUs: "
+            "lower it, or name a larger size"
+        )
+
+
+def settings_of(config: DeploymentConfig) -> dict[str, Any] | None:
+    """What a server is started with for vLLM; None: ONNX Runtime serves."""
+    if config.runtime != "vllm":
+        return None
+    share = SHARE_HERE if config.backend == "local" else SHARE_ALONE
+    own = config.vllm.gpu_memory_utilization
+    return config.vllm.model_dump(mode="json") | {"gpu_memory_utilization": own or share}
 
 
 def require_architecture(description: Mapping[str, Any], *, named: str) -> None:

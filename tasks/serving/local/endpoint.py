@@ -44,6 +44,7 @@ from tasks.serving.servers import (
     stop_strays,
     stopping_on_failure,
 )
+from tasks.serving.vllm import settings_of
 
 STOP_SECONDS = 30.0
 TAKE_BACK_SECONDS = 5.0
@@ -129,9 +130,8 @@ class LocalEndpoint:
                 **self._asked_of_servers(model_folder, candidate, files),
             }
             write_json(folder / "serve.json", settings, seal=True)
-            by_vllm = config is not None and config.runtime == "vllm"
-            patience = max(timeout, config.vllm.start_seconds) if config is not None and by_vllm else timeout
-            limit = start_limit(files, patience=patience)
+            by_vllm = settings_of(config) if config else None
+            limit = start_limit(files, patience=max(timeout, by_vllm["start_seconds"]) if by_vllm else timeout)
             try:
                 with stopping_on_failure(folder):
                     process.start(folder, spec_of(folder))
@@ -247,7 +247,7 @@ class LocalEndpoint:
             "limits": config.limits.model_dump(mode="json"),
             "answers": config.answers.model_dump(mode="json"),
             "replicas": config.replicas.model_dump(mode="json"),
-            **({"vllm": config.vllm.model_dump(mode="json")} if config.runtime == "vllm" else {}),
+            "vllm": settings_of(config),
             "ladder": self._ladder(model_folder, candidate.model_ref, files, barred=candidate.barred)
             if config.degrade
             else [],

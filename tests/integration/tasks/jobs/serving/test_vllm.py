@@ -107,7 +107,10 @@ def test_a_file_that_is_changed_while_it_is_loaded_is_found(run, folder, program
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [({"noise": 0.05}, "nats from PyTorch's on average"), ({"deaf": True}, "said no log probabilities.*EngineCore encountered")],
+    [
+        ({"noise": 0.05}, "nats from PyTorch's on average"),
+        ({"deaf": True}, "said no log probabilities.*EngineCore encountered"),
+    ],
 )
 def test_a_model_that_computes_otherwise_is_healthy_and_does_not_serve(ladder_of, folder, program, how, reason):
     program.behave(**how)
@@ -169,7 +172,10 @@ def test_its_api_is_passed_on_behind_the_same_edge(server, prompts):
     entry = prompts[0]
     count, greedy = len(entry["tokens"]), {"max_tokens": len(entry["tokens"])}
     plain = server.complete(entry["prompt"], **greedy)
-    assert plain.json()["choices"][0]["text"] == entry["completion"] and plain.json()["usage"]["completion_tokens"] == count
+    assert (
+        plain.json()["choices"][0]["text"] == entry["completion"]
+        and plain.json()["usage"]["completion_tokens"] == count
+    )
     passed = server.complete(entry["prompt"], temperature=0, n=2, model=REF.partition("@")[0], **greedy)
     assert [one["text"] for one in passed.json()["choices"]] == [entry["completion"]] * 2
     assert passed.json()["model"] == passed.headers["x-headway-model"] and "x-headway-tokens" not in passed.headers
@@ -202,7 +208,9 @@ def test_what_is_not_passed_on_is_refused_by_name(server, body, message):
 
 @pytest.mark.long
 @pytest.mark.skipif(not REAL, reason="HEADWAY_VLLM names no vLLM")
-def test_the_real_one_takes_the_command_line_and_answers_as_the_export_says(run, ladder_of, folder, prompts, monkeypatch):
+def test_the_real_one_takes_the_command_line_and_answers_as_the_export_says(
+    run, ladder_of, folder, prompts, monkeypatch
+):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     config = VllmConfig(command=REAL, dtype="float32", arguments=("--enforce-eager", "--max-num-seqs", "8"))
@@ -223,6 +231,10 @@ def test_the_real_parser_takes_what_is_rendered(tmp_path):
     text = "import sys\nfrom vllm.entrypoints.openai.cli_args import make_arg_parser\nfrom vllm.utils.argparse_utils import "
     text += "FlexibleArgumentParser\nprint(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:]).served_model_name)"
     done = subprocess.run(
-        [os.path.dirname(REAL) + "/python", "-c", text, *argv[1:]], capture_output=True, text=True, timeout=limit(240), check=False
+        [os.path.dirname(REAL) + "/python", "-c", text, *argv[1:]],
+        capture_output=True,
+        text=True,
+        timeout=limit(240),
+        check=False,
     )
     assert done.returncode == 0 and REF in done.stdout, done.stderr[-2000:]
