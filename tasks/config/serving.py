@@ -186,8 +186,8 @@ class AzureEndpointConfig(Settings):
     location: str = ""
     """Region; empty: the workspace's."""
     image: str = ""
-    """Image of docker/endpoint.Dockerfile, in a registry that the endpoint's identity may pull from. For `deployment.runtime: vllm`,
-    one that was built on vLLM's own, `vllm/vllm-openai:TAG@sha256:DIGEST`."""
+    """Image of docker/endpoint.Dockerfile, in a registry that the endpoint's identity may pull from. For
+    `deployment.runtime: vllm`, one that was built on vLLM's own, `vllm/vllm-openai:TAG@sha256:DIGEST`."""
     instance_type: str = ""
     """VM size, such as Standard_DS3_v2; empty: the smallest of a short list that the model fits in."""
     instances: Positive = 1

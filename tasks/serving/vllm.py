@@ -56,8 +56,8 @@ def require_servable(config: DeploymentConfig) -> None:
     elif shutil.which(config.vllm.command) is None:
         raise Missing(
             f"deployment.runtime is vllm, and this machine has no program {config.vllm.command!r}",
-            remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), and "
-            "set deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
+            remedy="Install vLLM in an environment of its own (https://docs.vllm.ai/en/stable/getting_started/installation/), "
+            "and set deployment.vllm.command to its path, such as /opt/vllm/bin/vllm; or set deployment.runtime to onnxruntime.",
         )
 
 

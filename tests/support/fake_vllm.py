@@ -1,7 +1,7 @@
 """vLLM's `vllm serve` as far as Headway uses it: its options, refused where vLLM refuses them, and its OpenAI API.
 
-It computes: a Llama in numpy from the folder's own safetensors, so what proves a model here proves it. Forms of answers and errors
-are those of vLLM 0.32.0, as its CPU build gave them. HEADWAY_FAKE_VLLM names a JSON file by which a test has it fail:
+It computes: a Llama in numpy from the folder's own safetensors, so what proves a model here proves it. Forms of answers and
+errors are those of vLLM 0.32.0, as its CPU build gave them. HEADWAY_FAKE_VLLM names a JSON file by which a test has it fail:
 `start_seconds`, `die` and `hang` (at a prompt with that text), `noise` (on the weights), `deaf` (healthy, answers nothing).
 """
 

@@ -1,4 +1,4 @@
-"""A model that was exported for vLLM, and the program that serves it: the fake beside this file, or the one that HEADWAY_VLLM names."""
+"""A model that was exported for vLLM, and programs that serve it: the fake beside this file, and what HEADWAY_VLLM names."""
 
 import json
 import os

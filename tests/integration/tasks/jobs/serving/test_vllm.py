@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from api_stand import serving
@@ -159,7 +160,7 @@ def test_no_process_of_it_is_left_when_it_is_closed(run, folder, program):
     pid = ladder.take().runtime.pid
     below = [pid, *descendants(pid)]
     run(ladder.close())
-    assert [one for one in below if os.path.exists(f"/proc/{one}")] == []
+    assert [one for one in below if Path(f"/proc/{one}").exists()] == []
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def test_the_real_parser_takes_what_is_rendered(tmp_path):
     text = "import sys\nfrom vllm.entrypoints.openai.cli_args import make_arg_parser\nfrom vllm.utils.argparse_utils import "
     text += "FlexibleArgumentParser\nprint(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:]).served_model_name)"
     done = subprocess.run(
-        [os.path.dirname(REAL) + "/python", "-c", text, *argv[1:]],
+        [str(Path(REAL).with_name("python")), "-c", text, *argv[1:]],
         capture_output=True,
         text=True,
         timeout=limit(240),
