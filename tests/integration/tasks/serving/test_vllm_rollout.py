@@ -1,4 +1,4 @@
-"""A model of vLLM takes the traffic and is kept for the way back, and one that computes otherwise gets none: as any other model."""
+"""A model of vLLM takes traffic and is kept for the way back, and one that computes otherwise gets none: as any other model."""
 
 import json
 import shutil
