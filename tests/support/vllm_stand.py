@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from tiny_model import PROMPTS, make_checkpoint
 
-from tasks.common.process import write_json
+from tasks.common.process import locked, write_json
 from tasks.config.serving import ExportConfig, VllmConfig
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -15,17 +16,22 @@ REAL = os.environ.get("HEADWAY_VLLM", "")
 CONFIG = ExportConfig(format="safetensors", variants=(), golden_prompts=tuple(PROMPTS[:2]), golden_tokens=12)
 
 
-def export_for_vllm(folder, **settings):
-    """The real export, in this process, of a model whose heads are as wide as vLLM's kernels for CPUs take them."""
-    from tasks.jobs.exporting.weights import copy_weights, prove
+def export_for_vllm(folder):
+    """The real export, in this process, of a model whose heads are as wide as vLLM's kernels for CPUs take them; a copy of the one
+    that the first test of a run makes."""
+    made = Path(os.environ["HEADWAY_HOME"]).parent / "tiny-for-vllm"
+    with locked(made.with_suffix(".lock")):
+        if not made.exists():
+            from tasks.jobs.exporting.weights import copy_weights, prove
 
-    checkpoint, output = folder / "checkpoint", folder / "model"
-    checkpoint.mkdir(parents=True)
-    make_checkpoint(checkpoint, heads=2)
-    context, _ = copy_weights(checkpoint, output, context=settings.get("context"))
-    _, golden, _ = prove(checkpoint, output, CONFIG, context=context)
-    write_json(output / "golden.json", golden)
-    return output
+            (folder / "checkpoint").mkdir(parents=True)
+            checkpoint, output = make_checkpoint(folder / "checkpoint", heads=2), folder / "made"
+            context, _ = copy_weights(checkpoint, output, context=None)
+            _, golden, _ = prove(checkpoint, output, CONFIG, context=context)
+            write_json(output / "golden.json", golden)
+            shutil.copytree(output, f"{made}.new")
+            Path(f"{made}.new").rename(made)
+    return Path(shutil.copytree(made, folder / "model"))
 
 
 class Program:

@@ -144,7 +144,7 @@ class VllmProcess:
             "return_token_ids": True,
         } | ({} if ask.seed is None else {"seed": ask.seed})
         tokens: list[int] = []
-        finish, usage = "", None
+        finish, usage, told = "", None, 0
         async with self.forward("/v1/completions", body) as reply:
             if reply.status_code != 200:
                 raise _refusal(reply.status_code, await reply.aread())
@@ -153,11 +153,11 @@ class VllmProcess:
                     raise Gone(f"vLLM broke off:{_message(event)}", taken=True)
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
-                    added = choice.get("token_ids") or []
-                    tokens += added
+                    tokens += choice.get("token_ids") or []
                     finish = choice.get("finish_reason") or finish
                     if choice["text"]:
-                        yield Piece(choice["text"], len(added))
+                        yield Piece(choice["text"], len(tokens) - told)  # a character may come in several tokens
+                        told = len(tokens)
         if not finish or usage is None:
             raise Gone("vLLM ended an answer before its end", taken=True)
         yield Ending(finish, int(usage["prompt_tokens"]), int(usage["completion_tokens"]), tuple(tokens))
