@@ -61,8 +61,8 @@ class Running:
     def outcomes(self) -> list[Outcome]:
         return list(self.run.outcomes.values()) if self.run else []
 
-    def fields(self, error: BaseException | None) -> dict[str, Any]:
-        """The command's own fields of the JSON object."""
+    def fields(self, error: BaseException | None, *, as_json: bool) -> dict[str, Any]:
+        """The command's own fields of the JSON object, which alone waits for MLflow."""
         result = self.run.result if self.run else RunResult()
         shown = {"name", "status", "seconds", "key", "inputs", "outputs", "metrics", "job"}
         stages = [{k: v for k, v in outcome.plain().items() if k in shown} for outcome in self.outcomes]
@@ -71,7 +71,7 @@ class Running:
             "seconds": round(self.run.seconds, 3) if self.run else 0.0,
             "config_digest": config_digest(self.config),
             "flow_run": self.run.flow_run if self.run else None,
-            "mlflow_run": self._mlflow_run(),
+            "mlflow_run": self._mlflow_run(wait=as_json),
             "report": result.report,
             **result.plain(self.flow, dataset=self.arguments.get("dataset")),
             "stages": stages,
@@ -96,14 +96,17 @@ class Running:
             lines += [f"  headway lineage {short_ref(endpoint.ref)}", "  headway up --detach"]
         return "\n".join(lines)
 
-    def _mlflow_run(self) -> dict[str, Any] | None:
-        """MLflow's id of the run; its page, when a server shows it."""
+    def _mlflow_run(self, *, wait: bool) -> dict[str, Any] | None:
+        """MLflow's id of the run; its page, when a server shows it. The publisher of a run that was short may not have it yet."""
         run = self.run
         if not run or not run.spool or not run.run:
             return None
-        known = run.spool.published(timeout=PUBLISH_SECONDS).get(run.run)
+        known = run.spool.published(timeout=PUBLISH_SECONDS if wait else 0.0).get(run.run)
         if not known:
-            self.console.print("MLflow is behind; what it lacks is kept, and `headway lineage --sync` publishes it.")
+            if wait or run.seconds > PUBLISH_SECONDS:
+                self.console.print(
+                    "MLflow is behind; what it lacks is kept, and `headway lineage --sync` publishes it."
+                )
             return None
         return {"id": known["id"], "url": run_page(run.home, run.spool.folder, run.run)}
 
@@ -137,7 +140,7 @@ def run_and_tell(
     out = console()
     running = Running(flow, config, arguments, out, ask=sys.stdin.isatty() and sys.stderr.isatty())
     error = running.start(preflight)
-    fields = running.fields(error)
+    fields = running.fields(error, as_json=as_json)
     if running.outcomes:
         out.print()
         if len(running.outcomes) > 1:  # of a single stage, its own line has said all of it

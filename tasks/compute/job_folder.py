@@ -84,7 +84,7 @@ class Files(Protocol):
     @property
     def secret(self) -> str: ...
 
-    def folder(self, prefix: str, local: Path, key: bytes) -> Synced: ...
+    def folder(self, prefix: str, local: Path, key: bytes, *, but: str = "") -> Synced: ...
 
     def place(self, ref: str) -> str: ...
 
@@ -147,7 +147,7 @@ class Folders:
     def _folder(self, prefix: str, folder: Path, secret: bytes, *, new: bool = False) -> Synced:
         key = (prefix, str(folder), secret)
         if new or key not in self._known:
-            self._known[key] = self.place(prefix).folder(prefix, folder, secret)
+            self._known[key] = self.place(prefix).folder(prefix, folder, secret, but=PARTS)
         return self._known[key]
 
     def fence(self, folder: Path) -> None:

@@ -65,11 +65,14 @@ def run(rank: Rank) -> dict[str, Any]:
         if rank.rank:
             return {}
     # Until the other ranks have done their units; when one of them dies, the launcher ends this one too.
-    while not all(known := [read_receipt(unit, work, parts) for unit in units]):
-        if rank.rank and about.exists():
+    receipts = list[Receipt]()
+    while len(receipts) < len(units):
+        if receipt := read_receipt(units[len(receipts)], work, parts):
+            receipts.append(receipt)
+        elif rank.rank and about.exists():
             return {}  # rank 0 is done already, and clears up
-        time.sleep(POLL_SECONDS)
-    receipts = [receipt for receipt in known if receipt]
+        else:
+            time.sleep(POLL_SECONDS)
     _require_documents(receipts, work)
     files = token_files(receipts, work, most_bytes=(config.shard_gib or math.inf) * 2**30)
     for file in files[rank.rank :: sharing]:

@@ -187,6 +187,8 @@ def _single(texts: list[str]) -> Iterable[Words]:
 SAMPLE_BYTES = 2048
 UNITS, LEAST_UNIT = 64, 1 << 20
 """A corpus is divided into about 64 units, of 1 to 64 MiB: enough for many ranks, and little is lost by a kill."""
+MOST_UNITS = 32_768
+"""Above 2 TiB units grow instead: eight for each core of 64 machines, and files that a folder and a store can hold."""
 MOST_FINDINGS = 1000
 """Findings of one type that are written down; all are counted."""
 LARGEST = 16 << 20
@@ -255,7 +257,7 @@ class _Files:
 def divide(shards: tuple[Shard, ...]) -> list[Unit]:
     """The units of a corpus; the same however many ranks there are, so that they outlive a restart with others."""
     total = sum(shard.size for shard in shards)
-    return cut(shards, min(max(total // UNITS, LEAST_UNIT), UNIT_BYTES))
+    return cut(shards, min(max(total // UNITS, LEAST_UNIT), max(UNIT_BYTES, total // MOST_UNITS)))
 
 
 def receipt(folder: Path, unit: Unit, work: Work) -> dict[str, Any] | None:

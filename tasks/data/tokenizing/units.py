@@ -26,7 +26,7 @@ from tasks.data.tokenizing.tokenizer import OpenedTokenizer
 
 LEAST_UNIT = 1 << 20
 MOST_UNIT = 64 << 20
-UNITS = 256
+UNITS, MOST_UNITS = 256, 32_768
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Receipt:
 
 def unit_bytes(shards: Iterable[Shard]) -> int:
     """Size of a unit: enough of them for many workers, few enough to keep; never by the number of workers, for resuming."""
-    return min(max(sum(shard.size for shard in shards) // UNITS, LEAST_UNIT), MOST_UNIT)
+    total = sum(shard.size for shard in shards)
+    return min(max(total // UNITS, LEAST_UNIT), max(MOST_UNIT, total // MOST_UNITS))
 
 
 def unit_key(unit: Unit, work: Work) -> str:

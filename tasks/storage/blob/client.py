@@ -171,6 +171,17 @@ class Container:
                 item.name = item.name.removeprefix(self.prefix)
                 yield item
 
+    def listing_but(self, prefix: str, passed_over: str) -> Iterator[BlobProperties]:
+        """The same without a folder right below the prefix, whatever it holds; the others are asked for one by one."""
+        start = self.prefix + prefix
+        with self.told(prefix):
+            for item in self._container.walk_blobs(name_starts_with=start, delimiter="/"):
+                if isinstance(item, BlobProperties):
+                    item.name = item.name.removeprefix(self.prefix)
+                    yield item
+                elif item.name != start + passed_over:
+                    yield from self.listing(item.name.removeprefix(self.prefix))
+
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders right below a prefix, which ends with `/`."""
         start = self.prefix + prefix

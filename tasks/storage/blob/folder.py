@@ -16,6 +16,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 SEGMENT = 1 << 20
 """Bytes of one segment of a file that grows: what is sent at most again when a line is added."""
+PAGE = 5000
+"""Blobs of one page of a listing."""
 GROWING = (".log", ".jsonl")
 _SEGMENT = re.compile(r"(.+\.(?:log|jsonl))@(\d{6,})", re.DOTALL)
 """The second segment of a file that grows, and those after it."""
@@ -67,10 +70,23 @@ class BlobFolder:
     """State: what was last seen of each file here, and the etag of each blob there."""
 
     def __init__(
-        self, container: Container, prefix: str, local: Path, *, theirs: bool = False, key: bytes = b""
+        self,
+        container: Container,
+        prefix: str,
+        local: Path,
+        *,
+        theirs: bool = False,
+        key: bytes = b"",
+        only: str = "",
+        but: str = "",
     ) -> None:
-        """`theirs`: nothing here is newer than what is there, whatever it looks like. Without a key, files carry no code."""
+        """`theirs`: nothing here is newer than what is there, whatever it looks like. Without a key, files carry no code.
+
+        `only` and `but` are folders right below, with `/`: the one that is kept in step, or one that is passed over on both
+        sides, at a cost that does not grow with what it holds.
+        """
         self.container, self.prefix, self.local = container, prefix.rstrip("/") + "/", local
+        self._only, self._but, self._much_there = only, but, False
         self.theirs, self._key = theirs, key
         self.arriving: Callable[[str, bytes], bytes] = lambda name, data: data
         """What is made of a small file before it is written here."""
@@ -83,7 +99,7 @@ class BlobFolder:
 
         Nothing is brought while a name that is wanted leads out of the folder.
         """
-        listed = {blob.name.removeprefix(self.prefix): blob for blob in self.container.listing(self.prefix)}
+        listed = self._listed()
         news = [name for name, blob in listed.items() if self._there.get(name) != blob.etag and self._may(name, wanted)]
         self._require_inside(news)
         for group in _in_order(news):
@@ -94,8 +110,25 @@ class BlobFolder:
                 (self.local / name).unlink(missing_ok=True)
                 self._here.pop(name, None)
 
-    def push(self, wanted: Wanted = everything, *, settled: bool = False) -> None:
-        """Send what changed here, and remove what was here and is gone. Raises Missing.
+    def bring(self, etags: Mapping[str, str]) -> None:
+        """Bring files by their names, without a listing: each that is not here as of its etag; one without an etag is gone there.
+
+        Raises Missing, IntegrityError.
+        """
+        self._require_inside(etags)
+        news = [name for name, etag in etags.items() if etag and self._may(name, everything)]
+        # Of a file that grows, the etag is that of its first segment alone.
+        news = [name for name in news if name.endswith(GROWING) or self._there.get(name) != etags[name]]
+        for group in _in_order(news):
+            in_parallel(self._bring, group)
+        for name in (name for name, etag in etags.items() if not etag and self._may(name, everything)):
+            (self.local / name).unlink(missing_ok=True)
+            self._here.pop(name, None)
+            for known in [name, *(self._segments(name) if name.endswith(GROWING) else ())]:
+                self._there.pop(known, None)
+
+    def push(self, wanted: Wanted = everything, *, settled: bool = False) -> list[str]:
+        """Send what changed here, and remove what was here and is gone; returns the names of both. Raises Missing.
 
         A large file waits until it has not changed between two looks, and what tells of others waits for its folder;
         `settled` says that nothing writes any more.
@@ -104,18 +137,19 @@ class BlobFolder:
         changed = [name for name, seen in result.items() if self._here.get(name) != seen]
         waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, result[name])}
         self._before = result
-        for group in _in_order(name for name in changed if not _waits(name, waiting)):
+        sent = [name for name in changed if not _waits(name, waiting)]
+        for group in _in_order(sent):
             in_parallel(lambda name: self._send(name, result[name]), group)
         gone = [name for name in self._here if name not in result and wanted(name)]
         for group in reversed(_in_order(gone)):
             in_parallel(self._remove, group)
+        return [*sent, *gone]
 
     def ignore_what_lies_there(self, wanted: Wanted) -> None:
         """Take what is there now as known, without bringing it: only what changes from now on comes."""
-        listed = {blob.name.removeprefix(self.prefix): str(blob.etag) for blob in self.container.listing(self.prefix)}
-        known = [name for name in listed if wanted(name)]
-        self._require_inside(known)
-        self._there |= {name: listed[name] for name in known}
+        listed = {name: str(blob.etag) for name, blob in self._listed().items() if wanted(name)}
+        self._require_inside(listed)
+        self._there |= listed
 
     def has(self, name: str) -> bool:
         """Whether a file lies there."""
@@ -124,6 +158,10 @@ class BlobFolder:
     def knows(self, name: str) -> bool:
         """Whether a file lies there as it is here, as far as was seen: it was sent, or it came."""
         return name in self._there
+
+    def etag(self, name: str) -> str:
+        """Of a file as it was last sent, or came; empty when it is not there."""
+        return self._there.get(name, "")
 
     def read(self, name: str) -> bytes | None:
         """A small file that lies there; None when there is none. Raises IntegrityError, as `pull` does."""
@@ -152,8 +190,25 @@ class BlobFolder:
     def _require_inside(self, names: Iterable[str]) -> None:
         require_inside(names, where=f"{self.container.uri}/{self.prefix}")
 
+    def _listed(self) -> dict[str, BlobProperties]:
+        """What lies there, by name. A folder that is passed over is listed only until it proves to hold more than a page."""
+        if self._much_there:
+            blobs = self.container.listing_but(self.prefix, self._but)
+            return {blob.name.removeprefix(self.prefix): blob for blob in blobs}
+        listed, passed_over = dict[str, BlobProperties](), 0
+        for blob in self.container.listing(self.prefix + self._only):
+            name = blob.name.removeprefix(self.prefix)
+            if self._but and name.startswith(self._but):
+                passed_over += 1
+            else:
+                listed[name] = blob
+        self._much_there = passed_over > PAGE
+        return listed
+
     def _look(self) -> Iterable[tuple[str, Seen]]:
-        for parent, _, files in os.walk(self.local):
+        for parent, folders, files in os.walk(self.local / self._only):
+            if self._but and parent == str(self.local):
+                folders[:] = [folder for folder in folders if f"{folder}/" != self._but]
             for file in files:
                 seen = None if file.startswith(".") else _seen(Path(parent) / file)
                 if seen:
@@ -161,6 +216,15 @@ class BlobFolder:
 
     def _grows_now(self, name: str, seen: Seen) -> bool:
         return seen.size > BLOCK and not name.endswith(GROWING) and self._before.get(name) != seen
+
+    def _bring(self, name: str) -> None:
+        """Bring one file, with all of its segments where it grows; nothing where it is gone by now."""
+        number, blob = 0, self.container.head(self.prefix + name)
+        while blob:
+            self._receive(f"{name}@{number:06d}" if number else name, blob)
+            number += 1
+            more = name.endswith(GROWING) and blob.size == SEGMENT
+            blob = self.container.head(f"{self.prefix}{name}@{number:06d}") if more else None
 
     def _receive(self, name: str, blob: BlobProperties) -> None:
         path = self.local / _file_of(name)
@@ -255,9 +319,10 @@ class BlobFolder:
                         marks = self._marks(hint, hashlib.sha256(data).hexdigest())
                         if written := self.container.put(self.prefix + hint, data, metadata=marks):
                             self._there[hint] = written.etag
-                for hint in [known for known in self._there if _file_of(known) == name]:
+                for hint in self._segments(name):
                     if _number_of(hint) > seen.size // SEGMENT:
-                        self._remove(hint)
+                        self.container.remove(self.prefix + hint)
+                        del self._there[hint]
             else:
                 sent = upload(self.container, self.prefix + name, path, lambda sha256: self._marks(name, sha256))
                 self._there[name] = sent.written.etag
@@ -266,10 +331,16 @@ class BlobFolder:
         self._here[name] = seen
 
     def _remove(self, name: str) -> None:
-        for existing in [known for known in self._there if name in (known, _file_of(known))]:
-            self.container.remove(self.prefix + existing)
-            del self._there[existing]
+        for existing in self._segments(name) if name.endswith(GROWING) else (name,):
+            if existing in self._there:
+                self.container.remove(self.prefix + existing)
+                del self._there[existing]
         self._here.pop(name, None)
+
+    def _segments(self, name: str) -> list[str]:
+        """The blobs of a file that grows, as far as was seen: one after the other, from the first."""
+        names = (f"{name}@{number:06d}" if number else name for number in count())
+        return list(takewhile(self._there.__contains__, names))
 
     def _note(self, name: str) -> None:
         seen = _seen(self.local / name)
@@ -336,9 +407,9 @@ class BlobFiles:
         self.credential, self.secret = str(config.credential), config.secret
         self.jobs: BlobFiles = BlobFiles(jobs, home, own) if jobs else self
 
-    def folder(self, prefix: str, local: Path, key: bytes) -> BlobFolder:
-        """A job's folder, of which this side only reads what the job changes."""
-        return BlobFolder(self._container, prefix, local, theirs=True, key=key)
+    def folder(self, prefix: str, local: Path, key: bytes, *, but: str = "") -> BlobFolder:
+        """A job's folder, of which this side only reads what the job changes, and nothing of the folder `but`."""
+        return BlobFolder(self._container, prefix, local, theirs=True, key=key, but=but)
 
     def place(self, ref: str) -> str:
         """The folder of an artifact's version, where its manifest lies. Raises ValueError for a reference that is none."""

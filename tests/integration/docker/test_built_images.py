@@ -50,7 +50,10 @@ PROGRAMS = {
     "cluster-cpu": ("tasks.jobs,tasks.common.process", SERVING),
     "endpoint": (SERVING, "-"),
     "orchestrator": ("tasks,flows,deployments", "tasks.jobs,tasks.compute.ray"),
-    "platform": ("tasks,flows,deployments", "tasks.jobs.ray,tasks.compute.ray,tasks.jobs.training.deepspeed_engine"),
+    "platform": (
+        "tasks,flows,deployments",
+        "tasks.jobs.ray,tasks.compute.ray,tasks.jobs.training.deepspeed_engine,tasks.jobs.evaluation.lm_eval_model",
+    ),
 }
 """Of which packages each image's programs are, and which modules below them run elsewhere or need an extra that it lacks."""
 

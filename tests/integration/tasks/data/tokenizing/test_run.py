@@ -183,7 +183,8 @@ def test_units_are_many_enough_for_many_workers_and_few_enough_to_keep():
             self.size = size
 
     assert unit_bytes([Sized(33_000_000)]) * 16 <= 33_000_000
-    assert unit_bytes([Sized(10**12)] * 100) <= 64 << 20
+    assert unit_bytes([Sized(10**12)]) == 64 << 20
+    assert unit_bytes([Sized(10**12)] * 100) == 10**14 // 32_768, "more names than a folder and a store can hold"
     assert unit_bytes([Sized(10)]) >= 1 << 20
 
 

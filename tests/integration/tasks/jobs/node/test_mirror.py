@@ -17,6 +17,7 @@ import azurite
 import pytest
 from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
+from blob_relay import Relay
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
@@ -24,6 +25,7 @@ from tasks.common.process import locked, read_json, write_json
 from tasks.jobs.node.mirror import Mirror, Where, environment, where_we_are
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.qualify.storage import through
+from tasks.storage.blob import folder
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import SEGMENT, BlobFolder
 from tasks.storage.blob.transfer import check_stored, upload
@@ -156,6 +158,107 @@ wait(f"{place}/manifest.json"); put("nodes/1/done", "")
     assert (here / "result.json").exists() and (here / "logs/rank-1.log").read_text() == "hello"
     assert read_json(here / "job.json")["program"] == "{folder}/x", "what the launcher wrote stays as it was"
     assert (here / "checkpoints/step-1/attempt-1/shard-1.safetensors").stat().st_size == 9 << 20
+
+
+def test_parts_come_to_the_leader_alone_and_go_when_it_removes_them(launcher, start, tmp_path):
+    leader = """
+import shutil
+wait("parts/unit-1/receipt.json")
+sizes = {path.name: path.stat().st_size for path in (folder / "parts/unit-1").iterdir()}
+assert sizes == {"rows.bin": 9 << 20, "findings.jsonl": (2 << 20) + 7, "words.bin": 3, "receipt.json": 2}, sizes
+shutil.rmtree(folder / "parts"); put("nodes/0/done", ""); put("result.json", "{}")
+"""
+    follower = """
+put("parts/unit-1/rows.bin", "r" * (9 << 20)); put("parts/unit-1/findings.jsonl", "f" * ((2 << 20) + 7))
+put("parts/unit-1/words.bin", "www"); put("parts/unit-1/receipt.json", "{}"); wait("nodes/0/done")
+assert (folder / "parts/unit-1/words.bin").exists(), "what a machine made stays with it"
+"""
+    side = launcher(_0=leader, _1=follower)
+    nodes = start(0, "a"), start(1, "b")
+    assert ended(*nodes) == [0, 0]
+    assert not [*side.container.listing("jobs/one/parts/")]
+
+
+@pytest.fixture
+def machines(launcher, blobs, store, tmp_path, monkeypatch):
+    """Mirrors in this process, by rank, through a relay; and what they asked the store for."""
+    launcher()
+    with Relay(blobs).running() as relay:
+        monkeypatch.setenv(SECRET, relay.endpoint.connection_string)
+
+        def begin(rank, disk):
+            mirror = Mirror(store, "jobs/one", Where(rank, f"vm{rank}", "vm0"), tmp_path / disk)
+            mirror.begin()
+            return mirror
+
+        yield begin, relay.log
+
+
+def make_parts(mirror, numbers):
+    for number in numbers:
+        place = mirror.local / f"parts/unit-{number:06d}"
+        place.mkdir(parents=True)
+        (place / "rows.bin").write_text(str(number))
+
+
+def parts_of(mirror):
+    return sorted(int(path.parent.name[5:]) for path in mirror.local.glob("parts/*/rows.bin"))
+
+
+def test_a_step_costs_by_the_parts_that_changed_not_by_those_that_are_there(machines, monkeypatch):
+    monkeypatch.setattr(folder, "PAGE", 10)
+    begin, log = machines
+    leader, follower = begin(0, "a"), begin(1, "b")
+
+    def requests(count):
+        """Of a step of both after so many parts were made, once both have seen that there are many."""
+        make_parts(follower, range(len(parts_of(follower)), len(parts_of(follower)) + count))
+        follower._parts_due = 0.0
+        since = len(log)
+        follower.step()
+        leader.step()
+        return [request for request in log[since:] if "parts/" not in request.place[1] or "comp" in request.query]
+
+    few = requests(3)
+    assert parts_of(leader) == [0, 1, 2]
+    for _ in range(3):
+        requests(40)
+    many = requests(3)
+    assert parts_of(leader) == list(range(126))
+    lists = [request for request in many if request.query.get("comp") == "list"]
+    assert lists and all("parts/" not in request.query["prefix"] for request in lists)
+    assert len(many) <= len(few) + 2 * 6, "a listing of each folder instead of one of all"
+
+
+def test_parts_that_were_sent_and_not_announced_come_when_their_machine_begins_again(machines, store, tmp_path):
+    begin, _ = machines
+    leader = begin(0, "a")
+    killed = BlobFolder(open_container(store), "jobs/one", tmp_path / "killed", only="parts/")
+    (tmp_path / "killed/parts/unit-000007").mkdir(parents=True)
+    (tmp_path / "killed/parts/unit-000007/rows.bin").write_text("7")
+    killed.push(settled=True)
+    leader.step()
+    assert parts_of(leader) == [], "nobody said so"
+    begin(1, "b").step()
+    leader.step()
+    assert parts_of(leader) == [7]
+
+
+def test_parts_that_are_made_again_or_removed_are_so_for_the_leader(machines):
+    begin, _ = machines
+    leader, follower = begin(0, "a"), begin(1, "b")
+    make_parts(follower, [1, 2])
+
+    def both():
+        follower._parts_due = 0.0
+        follower.step()
+        leader.step()
+        return {number: (leader.local / f"parts/unit-{number:06d}/rows.bin").read_text() for number in parts_of(leader)}
+
+    assert both() == {1: "1", 2: "2"}
+    (follower.local / "parts/unit-000001/rows.bin").write_text("again")
+    (follower.local / "parts/unit-000002/rows.bin").unlink()
+    assert both() == {1: "again"}
 
 
 def test_a_machine_that_is_taken_away_is_gone_on_from_on_another_disk(launcher, start):
