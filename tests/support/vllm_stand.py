@@ -17,7 +17,7 @@ CONFIG = ExportConfig(format="safetensors", variants=(), golden_prompts=tuple(PR
 
 
 def export_for_vllm(folder):
-    """The real export, in this process, of a model whose heads are as wide as vLLM's kernels for CPUs take them; a copy of the one
+    """The real export, in this process, of a model whose heads are as wide as kernels for CPUs take; a copy of the one
     that the first test of a run makes."""
     made = Path(os.environ["HEADWAY_HOME"]).parent / "tiny-for-vllm"
     with locked(made.with_suffix(".lock")):

@@ -72,7 +72,9 @@ def test_it_answers_as_the_export_says_and_tells_of_tokens(run, ladder_of, folde
         output = run(whole(taken.runtime, asked(entry)))
         assert output.text == entry["completion"] and list(output.ending.tokens) == entry["tokens"]
         assert output.ending.prompt_tokens == len(entry["prompt_tokens"])
-        assert output.ending.completion_tokens == len(entry["tokens"]) >= sum(piece.tokens for piece in output.pieces) > 1
+        assert (
+            output.ending.completion_tokens == len(entry["tokens"]) >= sum(piece.tokens for piece in output.pieces) > 1
+        )
     with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
         run(whole(taken.runtime, Ask("def ", 300)))
     seeded = [run(whole(taken.runtime, Ask("def ", 8, temperature=1.0, seed=seed))).text for seed in (1, 1, 2)]
