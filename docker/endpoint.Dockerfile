@@ -6,6 +6,9 @@
 #
 # It listens on loopback only, unless it asks who asks: HOST=0.0.0.0 needs a mounted KEYS file (headway endpoint key), or ENTRA; or
 # OPEN=true, where something before it keeps others out, as a managed endpoint of Azure Machine Learning does.
+#
+# With vLLM behind it, on GPUs: build on vLLM's own image, --build-arg BASE=vllm/vllm-openai:v0.32.0@sha256:..., and give VLLM, the
+# settings of deployment.vllm as JSON.
 ARG BASE=python:3.11.15-slim-bookworm@sha256:d29f48a31a8b408ed19272ca1e7b10ebae13b240a27e862d3d4217c528e2e0c3
 FROM ${BASE} AS base
 

@@ -40,6 +40,6 @@ cat >"$HEADWAY_SERVE/serve.json" <<END
 {"alone": true, "model_folder": "$folder", "model_ref": "$MODEL_REF", "files": null,
  "manifest": "$folder/../manifest.json", "content": ${CONTENT:-null},
  "variants": $DEGRADE, "port": $PORT, "threads": $THREADS, "outputs": "$HEADWAY_SERVE/outputs/model", "keys": "$KEYS",
- "access": {"host": "$HOST", "open": $OPEN, "entra": ${ENTRA:-null}}, "limits": $limits}
+ "access": {"host": "$HOST", "open": $OPEN, "entra": ${ENTRA:-null}}, "limits": $limits, "vllm": ${VLLM:-null}}
 END
 exec "$@"

@@ -129,7 +129,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster)
     champion = champion_scores(scores, tokens, config.evaluation, given, on=cluster)
     proven = compare(scores, champion, config.evaluation, config.comparison)
-    model = export(proven, tokens, config.export, under=scores, on=cluster)
+    model = export(proven, tokens, config.exported, under=scores, on=cluster)
     challenge(model)
     return deploy(model, config.served)
 

@@ -33,9 +33,12 @@ from tasks.orchestration.stage_context import fetch, home_folder, manifest_of, n
 from tasks.registry.refs import read_ref
 from tasks.serving.client import Sampling
 from tasks.serving.known import ask, endpoint_of, known_endpoints, require_accepted, served_model
+from tasks.serving.vllm import require_folder, require_servable
 from tasks.storage.store import Store
 
 log = logging.getLogger("headway.deploy")
+GRAPH = "genai_config.json"
+"""What ONNX Runtime loads first of a model."""
 SAMPLES = 3
 SAMPLING = Sampling(max_tokens=48, temperature=0.6, top_p=0.95, seed=1)
 """A greedy answer of a small model soon repeats itself; the seed gives the same sample for the same model."""
@@ -77,6 +80,13 @@ def deploy(model: Model, config: DeploymentConfig) -> Endpoint:
     require_signed(model)  # before any byte is moved; fetch then holds every byte to the digests that were signed
     folder = fetch(model)
     require_data_beside(folder)
+    require_servable(config)
+    if config.runtime == "vllm":
+        require_folder(folder, named=model.ref)
+    elif not (folder / GRAPH).is_file():
+        raise ValueError(
+            f"{model.ref} was exported for vLLM, and deployment.runtime is {config.runtime}: set it to vllm, or export it again"
+        )
     endpoint = endpoint_of(home_folder(""), config.endpoint, config.backend)
     golden = json.loads((folder / "golden.json").read_text())
     content = manifest_of(model).content

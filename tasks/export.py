@@ -1,4 +1,5 @@
-"""Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; hashed and signed.
+"""Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; or the checkpoint's own
+weights, for vLLM. Hashed and signed.
 
 The program is tasks/jobs/export.py; signatures are tasks/security/signatures.py. A model that does not answer as the checkpoint
 does is never published, and a checkpoint that nobody trusted signed is never exported. See docs/export.md.
@@ -96,11 +97,13 @@ def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:
 
 def export_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
     """The gate of the export: what was measured against what the settings allow."""
+    if config.format == "safetensors":
+        return (*parity_checks(metrics, config), *_weights_checks(metrics))
     return (*parity_checks(metrics, config), *_loss_checks(metrics), *_speed_checks(metrics, config))
 
 
 def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
-    """PyTorch and ONNX Runtime must agree."""
+    """PyTorch and what was exported must agree."""
     equal, total = metrics["greedy_equal"], metrics["greedy_total"]
     remedy = "Look at the exporter's log; a model that answers differently is not published."
     scale = metrics["logit_scale"]
@@ -119,6 +122,19 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
             limit=f"= {total:.0f}",
             passed=total > 0 and equal == total,
             remedy=remedy,
+        ),
+    )
+
+
+def _weights_checks(metrics: dict[str, float]) -> tuple[Check, ...]:
+    equal, total = metrics["weights_equal"], metrics["weights_total"]
+    return (
+        Check(
+            name="files of weights equal to the checkpoint's, byte for byte",
+            measured=equal,
+            limit=f"= {total:.0f}",
+            passed=total > 0 and equal == total,
+            remedy="Look at the disk: a file was not copied as it is.",
         ),
     )
 

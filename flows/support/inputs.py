@@ -34,6 +34,7 @@ from tasks.formats.model_folder import DESCRIPTION, require_positions
 from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
 from tasks.preprocess import preprocess
+from tasks.serving.vllm import require_architecture, require_servable
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 from tasks.validate import validate
@@ -61,6 +62,7 @@ def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom |
     Raises Unknown, IntegrityError or ValueError for what does not exist, is damaged or does not fit.
     """
     require_proof(config.cluster, config.benchmark)
+    require_servable(config.deployment)
     store = current().store
     require_possible(current().home, store, continue_from, config)
     return Inputs(
@@ -124,10 +126,14 @@ def base_of(store: Store, config: RetrainConfig) -> Checkpoint | None:
     if not config.training.base:
         return None
     manifest = pinned(store, config.training.base, kind="checkpoint")
-    if config.export.context_length:
+    by_vllm = config.exported.format == "safetensors"
+    if config.export.context_length or by_vllm:
         with tempfile.TemporaryDirectory() as folder:
             store.copy_files(manifest, DESCRIPTION, Path(folder))
             require_positions(Path(folder), config.export.context_length)
+            if by_vllm:
+                description = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+                require_architecture(description, named=config.training.base)
     return Checkpoint(name=manifest.provenance.name, version=manifest.version, uri=store.uri_of(manifest))
 
 

@@ -186,7 +186,7 @@ PROGRAMS: dict[str, Any] = {
     "train": _of_train,
     "evaluate": _of_evaluate,
     "export": lambda result, config: export.program(
-        _checkpoint(result, config), _tokens(result), config.export, on=unqualified(config.cluster)
+        _checkpoint(result, config), _tokens(result), config.exported, on=unqualified(config.cluster)
     ),
 }
 """The stages that run a job, and what each runs."""

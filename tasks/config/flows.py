@@ -65,6 +65,10 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 """Those of a retraining, in their order."""
 
 
+FORMATS: dict[str, Literal["onnx", "safetensors"]] = {"onnxruntime": "onnx", "vllm": "safetensors"}
+"""What each serving runtime loads."""
+
+
 class RetrainConfig(Settings):
     """One whole retraining run."""
 
@@ -131,6 +135,21 @@ class RetrainConfig(Settings):
         if empty:
             raise ValueError(f"deployment.backend is azureml: set deployment.azureml.{empty[0]} (docs/azureml.md)")
         return self
+
+    @model_validator(mode="after")
+    def _is_what_is_served(self) -> RetrainConfig:
+        wanted, runtime = FORMATS[self.deployment.runtime], self.deployment.runtime
+        if self.export.format not in ("", wanted):
+            raise ValueError(
+                f"export.format is {self.export.format}, and deployment.runtime {runtime} serves {wanted}: leave the format empty"
+            )
+        return self
+
+    @property
+    def exported(self) -> ExportConfig:
+        """The export, in the form that the deployment's runtime serves."""
+        wanted = FORMATS[self.deployment.runtime]
+        return self.export if wanted == "onnx" else self.export.model_copy(update={"format": wanted, "variants": ()})
 
     @property
     def served(self) -> DeploymentConfig:

@@ -18,9 +18,29 @@ LEAST_SECONDS, HOLD_SECONDS = 15.0, 4 * 3600.0
 """Defaults of a rollout. They are in no settings' digest, so that endpoints of releases before them are not deployed again."""
 
 
+OWNED = (
+    "--model", "--tokenizer", "--served-model-name", "--host", "--port", "--uds", "--api-key", "--root-path", "--ssl-keyfile",
+    "--ssl-certfile", "--load-format", "--config", "--generation-config", "--hf-config-path", "--hf-overrides", "--revision",
+    "--max-model-len", "--gpu-memory-utilization", "--tensor-parallel-size", "--dtype", "--max-logprobs", "--headless",
+    "--trust-remote-code", "--middleware", "--lora-modules", "--enable-lora", "--worker-cls", "--worker-extension-cls",
+    "--tool-parser-plugin", "--reasoning-parser-plugin", "--logits-processors", "--allowed-local-media-path", "-tp",
+    "--speculative-config", "--tokenizer-mode", "--skip-tokenizer-init", "--download-dir",
+)  # fmt: skip
+"""Options of `vllm serve` that Headway sets, or that serve other weights than those that were verified, or run code."""
+TYPED = {
+    "--max-model-len": "max_model_len",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--tensor-parallel-size": "tensor_parallel_size",
+    "--dtype": "dtype",
+}
+
+
 class ExportConfig(Settings):
     """To ONNX, and what the exported model must prove."""
 
+    format: Literal["", "onnx", "safetensors"] = Field("", exclude_if=lambda name: not name)
+    """What is written: a graph for ONNX Runtime, or the checkpoint's own weights for vLLM, which has neither variants nor a race
+    against PyTorch. Empty: what `deployment.runtime` serves."""
     precision: Literal["fp32"] = "fp32"
     """Of the model itself: it must answer as the checkpoint does, and only `fp32` does."""
     max_logit_error: float = Field(1e-4, gt=0)
@@ -166,7 +186,8 @@ class AzureEndpointConfig(Settings):
     location: str = ""
     """Region; empty: the workspace's."""
     image: str = ""
-    """Image of docker/endpoint.Dockerfile, in a registry that the endpoint's identity may pull from."""
+    """Image of docker/endpoint.Dockerfile, in a registry that the endpoint's identity may pull from. For
+    `deployment.runtime: vllm`, one that was built on vLLM's own, `vllm/vllm-openai:TAG@sha256:DIGEST`."""
     instance_type: str = ""
     """VM size, such as Standard_DS3_v2; empty: the smallest of a short list that the model fits in."""
     instances: Positive = 1
@@ -207,11 +228,53 @@ class AzureEndpointConfig(Settings):
         return self
 
 
+class VllmConfig(Settings):
+    """vLLM's `vllm serve`, for `deployment.runtime: vllm`. See docs/endpoint.md, "vLLM"."""
+
+    command: str = Field("vllm", pattern=r"^[^\s-]\S*$")
+    """Program that is started: a name on the server's PATH, or a path. vLLM is no dependency of Headway; it has its own
+    environment."""
+    max_model_len: Positive | None = None
+    """Tokens of prompt and answer; empty: those that the exported model declares."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Share of each GPU's memory that one server takes. Empty: 0.45 on this machine, where the new model stands beside the old
+    one until it has the traffic, and 0.9 on Azure ML, where each has machines of its own."""
+    tensor_parallel_size: Positive = 1
+    """GPUs that one model is divided over."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type that it computes in. `auto` is vLLM's choice: bfloat16 for weights in float32."""
+    arguments: tuple[str, ...] = ()
+    """More options of `vllm serve`, such as `["--max-num-seqs", "64"]`. One that Headway sets itself, or that runs code of a
+    model, is refused."""
+    start_seconds: float = Field(600.0, gt=0)
+    """Time in which it must have loaded the model and answer; it compiles and captures graphs before that."""
+    max_logprob_error: float = Field(0.1, gt=0)
+    """Largest mean difference, in nats, between its log probabilities of the golden answers' tokens and PyTorch's in float32. It
+    is asked at each start, also after a crash."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _not_ours(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        for each in arguments:
+            name = each.partition("=")[0].replace("_", "-")
+            if name.startswith("-") and any(
+                owned.startswith(name) for owned in OWNED
+            ):  # vLLM takes beginnings of names, too
+                raise ValueError(
+                    f"deployment.vllm.arguments has {each!r}: Headway sets it itself, or keeps it off. Take it out"
+                    + (f", and set deployment.vllm.{TYPED[name]}" if name in TYPED else "")
+                )
+        return arguments
+
+
 class DeploymentConfig(Settings):
     """Where the model is served."""
 
     backend: Literal["local", "azureml"] = "local"
     """Where it is served: on this machine, or by a managed online endpoint of Azure ML."""
+    runtime: Literal["onnxruntime", "vllm"] = Field("onnxruntime", exclude_if=lambda name: name == "onnxruntime")
+    """What computes the answers: ONNX Runtime in Headway's own server, or vLLM behind it, for models that need GPUs."""
+    vllm: VllmConfig = Field(VllmConfig(), exclude_if=lambda section: section == VllmConfig())
     endpoint: Name = "local"
     """Name of the endpoint."""
     port: int | None = Field(None, ge=1, le=65535)
@@ -226,6 +289,16 @@ class DeploymentConfig(Settings):
     degrade: bool = True
     """Whether a smaller variant or the previous model answers while the model cannot; each such answer is marked by a header."""
     azureml: AzureEndpointConfig = AzureEndpointConfig()
+
+    @model_validator(mode="after")
+    def _one_server(self) -> Self:
+        if self.runtime == "vllm" and (self.replicas.most > 1 or not self.replicas.least):
+            raise ValueError(
+                f"deployment.runtime is vllm, and replicas are {self.replicas.least} to {self.replicas.most}: one server "
+                "of vLLM takes its GPUs for good and works at many requests at once. Leave replicas at 1; many machines are "
+                "Azure ML's (deployment.azureml.instances)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _quota_bites(self) -> Self:

@@ -1,4 +1,5 @@
-"""Program `tasks.jobs.export`: a Hugging Face checkpoint to ONNX with a KV cache, and the proof that both say the same.
+"""Program `tasks.jobs.export`: a Hugging Face checkpoint to ONNX with a KV cache, or to what vLLM serves, and the proof that both
+say the same.
 
 settings {"export": ExportConfig, "threads": int, "made_from": [references], "measured": tokens of context}, inputs {"checkpoint":
 folder, "tokens": folder}.
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from tasks.jobs.exporting.encoder import export_encoder, is_encoder
 from tasks.jobs.exporting.graph import build
 from tasks.jobs.exporting.variants import FILE as VARIANTS
 from tasks.jobs.exporting.variants import Measured, make_variants, onnx_bytes, race
+from tasks.jobs.exporting.weights import Plain, copy_weights, prove, weights_equal
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import CARD, UNKNOWN_LICENSE, front_matter_of
 
@@ -68,6 +70,9 @@ from tasks.jobs.serving.generation import Generation
 model = Generation(Path("FOLDER"), threads=2)
 print(model.complete(model.encode("def "), max_tokens=24).text)
 ```"""
+BY_VLLM = """## How to use it
+
+The stage deploy serves the folder by vLLM. By itself: `vllm serve FOLDER`, or transformers' `AutoModelForCausalLM`."""
 ENCODER = """## How to use it
 
 It fills in masked tokens, and is not served by the completions endpoint. With ONNX Runtime: `model.onnx` takes `input_ids` and
@@ -88,6 +93,7 @@ def write_card(
     bits: Estimate | None,
     variants: Mapping[str, Any],
     context: tuple[int, int | None] | None = None,
+    form: Literal["onnx", "safetensors"] = "onnx",
 ) -> None:
     """Write the card. `proof` is what parity.json holds, `bits` bits per byte with interval, `variants` as in variants.json,
     `context` the tokens that the model takes and those that its evaluation measured it up to, where that is known.
@@ -97,7 +103,7 @@ def write_card(
     payload = front_matter_of(checkpoint)
     datasets = sorted(ref for ref in made_from if ref.startswith("dataset/"))
     matter = [
-        "library_name: onnxruntime",
+        f"library_name: {'onnxruntime' if form == 'onnx' else 'transformers'}",
         f"pipeline_tag: {'fill-mask' if encoder else 'text-generation'}",
         f"license: {payload.get('license', UNKNOWN_LICENSE)}",
         *([f"base_model: {payload['base_model']}"] if "base_model" in payload else []),
@@ -105,9 +111,10 @@ def write_card(
         f"lineage_digest: {lineage_digest(made_from)}",
         "tags:",
         "- headway",
-        "- onnx",
+        f"- {form}",
     ]
-    lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, as ONNX", ""]
+    title = "as ONNX" if form == "onnx" else "for vLLM"
+    lines = ["---", *matter, "---", "", f"# {config['architectures'][0]}, {title}", ""]
     rows = {"Largest error of a logit, against PyTorch": f"{proof['max_logit_error']:.1e}"}
     if "greedy_equal" in proof:
         rows["Greedy completions equal"] = f"{proof['greedy_equal']} of {proof['greedy_total']}"
@@ -133,7 +140,7 @@ def write_card(
         lines.append("")
     if made_from:
         lines += ["## Made from", "", *(f"- `{ref}`" for ref in sorted(made_from))]
-    lines += ["", LIMITS, "", ENCODER if encoder else SERVED]
+    lines += ["", LIMITS, "", ENCODER if encoder else SERVED if form == "onnx" else BY_VLLM]
     (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -164,6 +171,8 @@ def run(rank: Rank) -> dict[str, Any]:
     config = ExportConfig(**rank.settings["export"])
     threads = int(rank.settings["threads"])
     torch.set_num_threads(threads)
+    if config.format == "safetensors":
+        return _weights(rank, config)
     if is_encoder(rank.inputs["checkpoint"]):
         # No golden completions: what fills in masked tokens completes nothing.
         checkpoint = rank.inputs["checkpoint"]
@@ -173,6 +182,39 @@ def run(rank: Rank) -> dict[str, Any]:
         write_card(rank.output, checkpoint, made_from=made_from, proof=proof, bits=None, variants={})
         return {"metrics": {**proof, "onnx_bytes": onnx_bytes(rank.output)}}
     return _causal(rank, config, threads=threads)
+
+
+def _weights(rank: Rank, config: ExportConfig) -> dict[str, Any]:
+    checkpoint, output = rank.inputs["checkpoint"], rank.output
+    context, files = copy_weights(checkpoint, output, context=config.context_length or rank.settings.get("measured"))
+    rank.progress(1, 3, "copied; comparing by PyTorch")
+    proof, golden, exported = prove(checkpoint, output, config, context=context)
+    sample = bits = None
+    if "tokens" in rank.inputs:
+        sample = read_sample(checkpoint, rank.inputs["tokens"], most_bytes=config.heldout_bytes, context=context)
+        bits = bits_of(exported.network, sample, rank)
+        proof["bits_per_byte"] = bits_a_byte(bits, sample)
+    rank.progress(2, 3, "proven; measuring answers")
+    plain = Plain(exported, output, context=context)
+    reference = reference_of(
+        plain, config.golden_prompts, sample, prompts=config.reference_prompts, max_tokens=config.golden_tokens
+    )
+    proof |= {"weights_equal": weights_equal(checkpoint, output), "weights_total": files}
+    for name, entry in (("golden.json", golden), ("parity.json", proof), (REFERENCE, reference)):
+        write_json(output / name, entry)
+    write_card(
+        output,
+        checkpoint,
+        made_from=rank.settings.get("made_from", ()),
+        proof=proof,
+        bits=interval_of(bits, sample) if sample is not None and bits is not None else None,
+        variants={},
+        context=(context, rank.settings.get("measured")),
+        form="safetensors",
+    )
+    shown = {"prompt": golden["prompts"][0]["prompt"], "completion": golden["prompts"][0]["completion"]}
+    metrics = {**proof, "context_length": context}
+    return {"metrics": metrics, "golden": golden, "sample": shown, "variants": {}}
 
 
 def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]:

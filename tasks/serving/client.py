@@ -6,6 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,10 +34,14 @@ def complete(url: str, prompt: str, how: Sampling = Sampling(), *, key: str = ""
 
     `secret`: of the endpoint (tasks/serving/protocol/routes.py), where a server's private port is asked.
     """
-    body = json.dumps({"prompt": prompt, **asdict(how)}).encode()
+    return post(f"{url}/v1/completions", {"prompt": prompt, **asdict(how)}, key=key, secret=secret)
+
+
+def post(url: str, body: Mapping[str, Any], *, key: str = "", secret: str = "") -> dict[str, Any]:
+    """The JSON object that a request is answered with. Raises as `complete`."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     headers |= {SECRET: secret} if secret else {}
-    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with _opener.open(request, timeout=TIMEOUT_SECONDS) as reply:
             output: dict[str, Any] = json.load(reply)

@@ -53,6 +53,8 @@ class ServedFrom:
     files: tuple[Mapping[str, Any], ...]
     """Path, size and sha256 that each file must have."""
     running: bool
+    by_vllm: bool = False
+    """Whether vLLM served it; else ONNX Runtime."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from typing import Any
 from tasks.common import process
 from tasks.common.errors import GateFailed, JobFailed
 from tasks.common.process import ProcessSpec, read_json
-from tasks.serving.client import Sampling, complete, ready_state
+from tasks.serving.client import Sampling, complete, post, ready_state
 from tasks.serving.endpoint import Candidate
 from tasks.serving.journal import Journal
 from tasks.serving.protocol.routes import read_secret
+from tasks.serving.vllm import golden_question, wrong_golden
 
 HOST = "127.0.0.1"
 LOG = "server.log"
@@ -157,7 +158,14 @@ def await_ready(
 def ask_golden(candidate: Candidate, golden: Mapping[str, Any]) -> None:
     """Compare the candidate's answers over HTTP with the golden ones; JobFailed names the first that differs."""
     url = f"http://{HOST}:{candidate.private_port}"
-    secret = read_secret((read_json(candidate.folder / "serve.json") or {}).get("secret"))
+    started = read_json(candidate.folder / "serve.json") or {}
+    secret = read_secret(started.get("secret"))
+    if vllm := started.get("vllm"):
+        for entry in golden["prompts"]:
+            reply = post(f"{url}/v1/completions", golden_question(entry, candidate.model_ref), secret=secret)
+            if wrong := wrong_golden(entry, reply, most=float(vllm["max_logprob_error"])):
+                raise failed(candidate, wrong)
+        return
     for entry in golden["prompts"]:
         output = complete(url, entry["prompt"], Sampling(len(entry["tokens"])), secret=secret)
         got, count = output["choices"][0]["text"], output["usage"]["completion_tokens"]

@@ -53,17 +53,17 @@ def make_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
-def make_checkpoint(folder):
+def make_checkpoint(folder, *, heads=4):
     """A random Llama of 2 layers x 64; wide weights and untied embeddings, or greedy decoding only repeats itself."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
-    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": heads}
     config = LlamaConfig(
         **shape,
         vocab_size=VOCABULARY,
-        num_key_value_heads=2,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         initializer_range=0.25,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
@@ -260,8 +260,19 @@ BEGINNING = 32
 """Tokens of a held-out document that are given as a prompt."""
 
 
+class Answering(Protocol):
+    """What completes prompts greedily, as a server's `Generation` does."""
+
+    context_length: int
+    opening: list[int]
+
+    def encode(self, prompt: str) -> list[int]: ...
+
+    def complete(self, prompt: list[int], max_tokens: int, *, measure: bool = False) -> Completion: ...
+
+
 def reference_of(
-    generation: Generation, golden: Sequence[str], sample: Sample | None, *, prompts: int, max_tokens: int
+    generation: Answering, golden: Sequence[str], sample: Sample | None, *, prompts: int, max_tokens: int
 ) -> dict[str, Any]:
     """Statistics of the greedy answers to the golden prompts and to `prompts` beginnings of held-out documents."""
     asked = [generation.encode(prompt) for prompt in golden]

@@ -24,7 +24,7 @@ from tasks.serving.protocol.routes import GONE, LOADING, MIRROR, TRAFFIC, USER, 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-COUNTED = ("/v1/completions", "/score")
+COUNTED = ("/v1/completions", "/v1/chat/completions", "/score")
 MOST_COPIES = 4
 """Mirrored requests under way; what comes beyond is not copied."""
 FIRST_SHARE = 0.9

@@ -330,7 +330,8 @@ def _add_probes(api: FastAPI, service: Service) -> None:
 
     @api.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        more = await service.ladder.figures()
+        return Response(service.metrics.text() + more.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     @api.get("/", response_class=HTMLResponse)
     async def page() -> HTMLResponse:
@@ -340,7 +341,7 @@ def _add_probes(api: FastAPI, service: Service) -> None:
 def _add_completions(api: FastAPI, service: Service) -> None:
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        payload = _told(request)
+        payload = told_of(request)
         _require_tokens(service, body.max_tokens)
         taken = service.take(body.model, payload)
         if body.stream:
@@ -353,23 +354,23 @@ def _add_completions(api: FastAPI, service: Service) -> None:
                 raise
             usage = bool(body.stream_options and body.stream_options.include_usage)
             return EventStream(events(first, rest, payload, include_usage=usage), payload.headers())
-        given = await _unless_gone(request, service.answer(body.ask(), taken, payload))
+        given = await unless_gone(request, service.answer(body.ask(), taken, payload))
         answer = completion(payload.request_id, taken.model_ref, given.text, given.ending, kind="whole")
-        return JSONResponse(answer, headers=_headers(payload))
+        return JSONResponse(answer, headers=told_headers(payload))
 
     @api.post("/score")
     async def scored(body: ScoreRequest, request: Request) -> Response:
-        payload, asks = _told(request), body.asks()
+        payload, asks = told_of(request), body.asks()
         _require_tokens(service, asks[0].max_tokens)
-        output = await _unless_gone(request, _together(service, asks, payload))
+        output = await unless_gone(request, _together(service, asks, payload))
         texts = [one.text for one in output]
         full = body.input_data.parameters.return_full_text
-        return JSONResponse(score(asks, texts, full=full), headers=_headers(payload))
+        return JSONResponse(score(asks, texts, full=full), headers=told_headers(payload))
 
 
 def _add_errors(api: FastAPI, service: Service) -> None:
     def error(request: Request, status: int, message: str, headers: dict[str, str]) -> JSONResponse:
-        payload = {"X-Headway-Model": service.model_ref, **_told(request).headers()}
+        payload = {"X-Headway-Model": service.model_ref, **told_of(request).headers()}
         return JSONResponse(error_body(status, message), status, {**payload, **headers})
 
     @api.exception_handler(StarletteHTTPException)
@@ -399,7 +400,7 @@ async def _together(service: Service, asks: list[Ask], payload: Told) -> list[Sa
             one.cancel()
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What comes of the work; it is given up when the client goes away. Raises HTTPException (499) then."""
     working, going = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
@@ -417,7 +418,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _told(request: Request) -> Told:
+def told_of(request: Request) -> Told:
     """What is known of a request; the first who asks begins it."""
     payload = getattr(request.state, "told", None)
     if payload is None:
@@ -433,7 +434,7 @@ def _caller(request: Request) -> str:
     return request.headers.get("x-headway-caller", "")
 
 
-def _headers(payload: Told) -> dict[str, str]:
+def told_headers(payload: Told) -> dict[str, str]:
     return {**payload.headers(), "X-Headway-Tokens": str(spent(payload.ending) if payload.ending else 0)}
 
 

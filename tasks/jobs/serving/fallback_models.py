@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.errors import IntegrityError
-from tasks.jobs.serving.model_process import ProcessRuntime
+from tasks.config.serving import VllmConfig
+from tasks.jobs.serving.model_process import LOAD_SECONDS, ProcessRuntime, open_link
 from tasks.jobs.serving.runtime import Golden, Gone, Runtime, available, resident
+from tasks.jobs.serving.vllm import VllmProcess, opener
 from tasks.storage.manifest import FileEntry
 
 RungName = Literal["full", "previous", "smaller"]
@@ -56,6 +58,8 @@ class Rung:
     """
     unless: Path | None = None
     """It answers nothing while this file is there: its key was revoked, for example."""
+    vllm: VllmConfig | None = None
+    """It is served by vLLM, under these settings; None: by ONNX Runtime."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,29 @@ class Ladder:
             return None
         return Taken(result.rung.name, result.rung.model_ref, result.runtime)
 
+    def vllm(self) -> VllmProcess | None:
+        """The vLLM that answers for the full model now; None: it is not vLLM's. Raises Gone while it is away."""
+        if self._full.rung.vllm is None:
+            return None
+        if self._full.runtime is None:
+            raise Gone("the model is being loaded")
+        process = self._full.runtime.process()
+        assert isinstance(process, VllmProcess)
+        return process
+
+    async def figures(self) -> str:
+        """Metrics of what answers for the full model, in Prometheus' text format, where it has any of its own."""
+        try:
+            process = self.vllm()
+        except Gone:
+            return ""
+        return await process.figures() if process else ""
+
+    @property
+    def by_vllm(self) -> bool:
+        """Whether the full model is served by vLLM."""
+        return self._full.rung.vllm is not None
+
     @property
     def ready(self) -> bool:
         """Whether the full model is up and proven."""
@@ -195,7 +222,12 @@ class Ladder:
     async def _load(self, floor: _Floor) -> None:
         rung = floor.rung
         floor.runtime = ProcessRuntime(
-            files=rung.files, golden=self._golden(rung), named=rung.model_ref, hang_seconds=self._hang_seconds
+            files=rung.files,
+            golden=self._golden(rung),
+            named=rung.model_ref,
+            hang_seconds=self._hang_seconds,
+            open_process=opener(rung.vllm) if rung.vllm else open_link,
+            load_seconds=rung.vllm.start_seconds if rung.vllm else LOAD_SECONDS,
         )
         await floor.runtime.start(rung.folder, threads=self._threads)
         if floor is self._full and floor.runtime.pid:

@@ -15,7 +15,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-ROUTES = ("/v1/completions", "/v1/models", "/v1/feedback", "/score", "/livez", "/readyz", "/metrics", "/")
+ROUTES = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/feedback",
+    "/score",
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/",
+)
 
 
 class Metrics:
@@ -70,5 +80,5 @@ class Counted:
             await self._app(scope, receive, noting)
         finally:
             self._metrics.requests.labels(route, str(status)).inc()
-            if route in ("/v1/completions", "/score"):
+            if route in ("/v1/completions", "/v1/chat/completions", "/score"):
                 self._metrics.seconds.observe(time.perf_counter() - began)

@@ -1,6 +1,7 @@
-"""A model of ONNX Runtime in a process of its own, started again when it crashes or hangs: no server ends with it.
+"""A model in a process of its own, started again when it crashes or hangs: no server ends with it.
 
-The process is model_child.py, its socket comes first here; which model answers meanwhile is fallback_models.py.
+The process is model_child.py, of ONNX Runtime, whose socket comes first here, or vLLM's (vllm.py); which model answers meanwhile
+is fallback_models.py.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tasks.common.errors import IntegrityError
 from tasks.jobs.serving.runtime import Ask, Ending, Golden, Gone, Piece, Unfit
@@ -36,8 +37,50 @@ LOOKS = 8
 """How often in `hang_seconds` it is looked whether the process hangs."""
 
 
+class ModelProcess(Protocol):
+    """One process with one model, from its start to its end."""
+
+    reason: str
+    """Why it ended; empty while it runs."""
+    ended_at: float | None
+    """When that was seen, by the monotonic clock."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def under_way(self) -> int: ...
+
+    async def load(self, payload: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+        """What the process says of the model that it has loaded. Raises IntegrityError for changed files, else Gone."""
+
+    async def prove(self, golden: Sequence[Golden], *, seconds: float) -> None:
+        """Ask what proves the model; raises Gone unless it is answered as it was."""
+
+    def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
+        """As Runtime.complete."""
+
+    async def ended(self) -> None:
+        """Return when the process has ended."""
+
+    async def kill(self) -> None:
+        """End the process, and what it has under way."""
+
+
+class OpenProcess(Protocol):
+    """Starts a process that has no model yet. Raises OSError when it cannot be."""
+
+    def __call__(self, *, hang_seconds: float) -> Awaitable[ModelProcess]: ...
+
+
 class Link:
-    """A running process. State: the requests that it has, each with a box of what was said, and when it last said something."""
+    """A ModelProcess of ONNX Runtime. State: the requests that it has, each with a box of what was said, and when that was."""
 
     def __init__(self, process: asyncio.subprocess.Process, streams: tuple[Any, Any], *, hang_seconds: float) -> None:
         self._process, (self._reader, self._writer) = process, streams
@@ -85,6 +128,17 @@ class Link:
         if "failed" in output:
             raise Gone(f"the model could not be loaded: {output['failed']}")
         return dict(output["ready"])
+
+    async def prove(self, golden: Sequence[Golden], *, seconds: float) -> None:
+        """See ModelProcess.prove: all golden prompts at once, each answered token for token. No tokens: any answer will do."""
+        try:
+            async with asyncio.timeout(seconds):
+                answers = await asyncio.gather(*(_answer(self, each) for each in golden))
+                for each, (text, tokens) in zip(golden, answers, strict=True):
+                    if each.tokens and tokens != each.tokens:
+                        raise Gone(f"the golden prompt {each.prompt!r} was answered {text!r}")
+        except TimeoutError:
+            raise Gone(f"the golden prompts were not answered within {seconds:g} s") from None
 
     async def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
         """As Runtime.complete."""
@@ -218,12 +272,15 @@ class ProcessRuntime:
         golden: Sequence[Golden] = (),
         named: str = "",
         hang_seconds: float = 30.0,
+        open_process: OpenProcess = open_link,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         """`files`: what every byte is compared with at each start; `golden`: what proves it, empty: the folder's golden.json."""
+        self._open_process, self._load_seconds = open_process, load_seconds
         self._files, self._named, self._hang_seconds = files, named, hang_seconds
         self.golden: Sequence[Golden] = tuple(golden)
         """What it is proven by."""
-        self._link: Link | None = None
+        self._link: ModelProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._context_length = 0
         self._reason = ""
@@ -247,12 +304,15 @@ class ProcessRuntime:
 
     async def complete(self, ask: Ask) -> AsyncGenerator[Piece | Ending, None]:
         """As Runtime says."""
-        link = self._link
-        if link is None or not link.alive:
-            raise Gone(self.reason or "the model is being loaded")
-        async with aclosing(link.complete(ask)) as output:
+        async with aclosing(self.process().complete(ask)) as output:
             async for piece in output:
                 yield piece
+
+    def process(self) -> ModelProcess:
+        """The process that answers now. Raises Gone without one."""
+        if self._link is None or not self._link.alive:
+            raise Gone(self.reason or "the model is being loaded")
+        return self._link
 
     @property
     def crashes(self) -> list[float]:
@@ -321,11 +381,11 @@ class ProcessRuntime:
     async def _run(self, load: Mapping[str, object], first: asyncio.Future[None]) -> float:
         """One process from its start to its end; seconds for which it was up."""
         self._loading = True
-        link = await open_link(hang_seconds=self._hang_seconds)
+        link = await self._open_process(hang_seconds=self._hang_seconds)
         try:
-            output = await link.load(load, seconds=LOAD_SECONDS)
+            output = await link.load(load, seconds=self._load_seconds)
             self.golden = self.golden or _golden(output["golden"], self._named)
-            await prove(link, self.golden)
+            await link.prove(self.golden, seconds=PROVE_SECONDS)
             self._context_length, self.up_since = int(output["context_length"]), time.monotonic()
             self._link, self._reason, self._loading = link, "", False
             _tell(first, None)
@@ -336,19 +396,6 @@ class ProcessRuntime:
         finally:
             self._link = None
             await link.kill()
-
-
-async def prove(model: Link, golden: Sequence[Golden]) -> None:
-    """Ask all golden prompts at once; raises Gone unless each is answered as it was. No tokens: any answer will do."""
-    try:
-        async with asyncio.timeout(PROVE_SECONDS):
-            for each, (text, tokens) in zip(
-                golden, await asyncio.gather(*(_answer(model, g) for g in golden)), strict=True
-            ):
-                if each.tokens and tokens != each.tokens:
-                    raise Gone(f"the golden prompt {each.prompt!r} was answered {text!r}")
-    except TimeoutError:
-        raise Gone(f"the golden prompts were not answered within {PROVE_SECONDS:g} s") from None
 
 
 async def _answer(model: Link, golden: Golden) -> tuple[str, tuple[int, ...]]:

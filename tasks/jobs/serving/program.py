@@ -23,7 +23,7 @@ from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json
 from tasks.config.access import LOOPBACK, AccessConfig
 from tasks.config.base import digest
-from tasks.config.serving import AnswersConfig, LimitsConfig
+from tasks.config.serving import AnswersConfig, LimitsConfig, VllmConfig
 from tasks.formats.model_folder import smaller_rungs
 from tasks.jobs.serving import service
 from tasks.jobs.serving.api import make_api
@@ -32,6 +32,7 @@ from tasks.jobs.serving.fallback_models import Ladder, Rung, RungName
 from tasks.jobs.serving.keys import require_guarded
 from tasks.jobs.serving.metrics import Counted, Metrics
 from tasks.jobs.serving.outputs import Outputs
+from tasks.jobs.serving.passing import PassedOn
 from tasks.jobs.serving.runtime import Golden
 from tasks.jobs.serving.service import Service
 from tasks.serving.protocol.routes import SECRET, read_secret
@@ -66,6 +67,7 @@ class RungSettings(_Read):
     """Empty: those of golden.json in the folder."""
     unless: Path | None = None
     """It answers nothing while this file is there."""
+    vllm: VllmConfig | None = None
 
 
 class ServeSettings(_Read):
@@ -83,6 +85,8 @@ class ServeSettings(_Read):
     content: Content | None = None
     """The same, without a file."""
     threads: int = 1
+    vllm: VllmConfig | None = None
+    """The model is served by vLLM, under these settings; None: by ONNX Runtime."""
     ladder: tuple[RungSettings, ...] = ()
     """Rungs below the model itself, the best first."""
     variants: bool = False
@@ -102,8 +106,10 @@ class ServeSettings(_Read):
         """The model itself, then what answers when it cannot."""
         below = [one for one in self.ladder if one.name != "full"]
         files = self._files()
-        full = RungSettings(name="full", model_ref=self.model_ref, folder=self.model_folder, files=files)
-        if self.variants:
+        full = RungSettings(
+            name="full", model_ref=self.model_ref, folder=self.model_folder, files=files, vllm=self.vllm
+        )
+        if self.variants and self.vllm is None:
             entries = None if files is None else [file.model_dump() for file in files]
             result = smaller_rungs(self.model_folder, self.model_ref, entries)
             below += [RungSettings.model_validate(one) for one in result]
@@ -138,7 +144,13 @@ def read_settings(folder: Path) -> ServeSettings:
 def _rung(one: RungSettings) -> Rung:
     golden = tuple(Golden(prompt=each.prompt, tokens=each.tokens) for each in one.golden)
     return Rung(
-        name=one.name, model_ref=one.model_ref, folder=one.folder, files=one.files, golden=golden, unless=one.unless
+        name=one.name,
+        model_ref=one.model_ref,
+        folder=one.folder,
+        files=one.files,
+        golden=golden,
+        unless=one.unless,
+        vllm=one.vllm,
     )
 
 
@@ -208,7 +220,8 @@ class Program:
             limits=self.settings.limits,
         )
         self._provider = service.provider(collector, server=folder.name)
-        api: ASGIApp = Counted(make_api(self.service), metrics)
+        routes: ASGIApp = make_api(self.service)
+        api: ASGIApp = Counted(PassedOn(routes, self.service) if ladder.by_vllm else routes, metrics)
         api = service.Traced(api, self._provider) if self._provider else api
         self.front: ASGIApp
         if not self.settings.alone:  # a private port: others are kept out, and pages on the web with names of loopback

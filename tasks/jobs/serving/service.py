@@ -175,7 +175,7 @@ class Service:
         taken = self.ladder.take()
         if taken is None:
             text = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
-            raise self._away(text, self._loading())
+            raise self.away(text)
         payload.taken = taken
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
@@ -230,7 +230,7 @@ class Service:
                     yield part
             text = "".join(texts)
             result |= {"first_seconds": round(payload.first_seconds, 6), "text": text, **measured(part, text)}
-        self._count(part, payload)
+        self.count(part, payload)
         yield part
 
     async def _next(self, parts: AsyncIterator[Piece | Ending], deadline: float) -> Piece | Ending:
@@ -240,11 +240,19 @@ class Service:
         except Unfit as error:
             raise HTTPException(400, str(error)) from error
         except Gone as error:
-            marked = {GONE: "1"} if error.taken else self._loading()
-            raise self._away(f"the model went away while it answered: {error}", marked) from error
+            raise self.gone(error) from error
         except TimeoutError as error:
             text = f"the answer was not ready within {self.limits.request_seconds:g} s: ask for fewer tokens"
             raise HTTPException(504, text) from error
+
+    def gone(self, error: Gone) -> HTTPException:
+        """How a request is answered whose model went away."""
+        marked = {GONE: "1"} if error.taken else self._loading()
+        return self._away(f"the model went away while it answered: {error}", marked)
+
+    def away(self, text: str) -> HTTPException:
+        """How a request is answered that no model had."""
+        return self._away(text, self._loading())
 
     def _loading(self) -> dict[str, str]:
         """How a 503 is marked whose request no model had."""
@@ -253,7 +261,8 @@ class Service:
     def _away(self, text: str, marked: Mapping[str, str]) -> HTTPException:
         return HTTPException(503, text, {"Retry-After": str(self.ladder.retry_seconds), **marked})
 
-    def _count(self, ending: Ending, payload: Told) -> None:
+    def count(self, ending: Ending, payload: Told) -> None:
+        """Note what an answer read and wrote."""
         before = payload.ending
         payload.ending = ending
         if before is not None:  # of several answers to one request, the tokens of all

@@ -24,6 +24,7 @@ from tasks.azure.arm_client import workspace_id
 from tasks.azure.datastore import Datastore
 from tasks.config.base import digest
 from tasks.config.serving import AzureEndpointConfig, DeploymentConfig
+from tasks.serving.vllm import require_gpus, settings_of
 
 if TYPE_CHECKING:
     from azure.ai.ml.entities import Environment, ManagedOnlineDeployment, ManagedOnlineEndpoint, Model
@@ -156,6 +157,8 @@ class Rendering:
 
     def size(self, files: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
         """VM size and cores. Raises ValueError when none of the short list holds the model."""
+        if self.deployment.runtime == "vllm":
+            require_gpus(self.deployment)
         known = {name: cores for name, _, cores in SIZES}
         if self.config.instance_type:
             return self.config.instance_type, known.get(self.config.instance_type, 0)
@@ -181,6 +184,7 @@ class Rendering:
             "DEGRADE": str(self.deployment.degrade).lower(),
             "PORT": str(PORT),
             "THREADS": str(cores or 4),
+            **({"VLLM": json.dumps(by_vllm, sort_keys=True)} if (by_vllm := settings_of(self.deployment)) else {}),
         }
 
     def _asset(self, kind: str, name: str, version: str, *, by_id: bool) -> str:

@@ -44,6 +44,7 @@ from tasks.serving.servers import (
     stop_strays,
     stopping_on_failure,
 )
+from tasks.serving.vllm import settings_of
 
 STOP_SECONDS = 30.0
 TAKE_BACK_SECONDS = 5.0
@@ -81,6 +82,7 @@ class LocalEndpoint:
             folder=Path(started["model_folder"]),
             files=tuple(started.get("files", ())),
             running=self._in_service(record),
+            by_vllm=bool(started.get("vllm")),
         )
 
     def start(
@@ -128,7 +130,8 @@ class LocalEndpoint:
                 **self._asked_of_servers(model_folder, candidate, files),
             }
             write_json(folder / "serve.json", settings, seal=True)
-            limit = start_limit(files, patience=timeout)
+            by_vllm = settings_of(config) if config else None
+            limit = start_limit(files, patience=max(timeout, by_vllm["start_seconds"]) if by_vllm else timeout)
             try:
                 with stopping_on_failure(folder):
                     process.start(folder, spec_of(folder))
@@ -244,6 +247,7 @@ class LocalEndpoint:
             "limits": config.limits.model_dump(mode="json"),
             "answers": config.answers.model_dump(mode="json"),
             "replicas": config.replicas.model_dump(mode="json"),
+            "vllm": settings_of(config),
             "ladder": self._ladder(model_folder, candidate.model_ref, files, barred=candidate.barred)
             if config.degrade
             else [],
@@ -254,7 +258,10 @@ class LocalEndpoint:
     ) -> list[dict[str, Any]]:
         """What answers when the model cannot: the one that is in service now, unless barred, then the new one's variants."""
         before = self.serves_from()
-        older = before if before and before.files and before.model_ref != ref and not barred else None
+        plain = (
+            before is not None and not before.by_vllm
+        )  # two of vLLM do not fit on one GPU beside the one that takes over
+        older = before if before and before.files and before.model_ref != ref and not barred and plain else None
         previous = {
             "name": "previous",
             "model_ref": older.model_ref,
