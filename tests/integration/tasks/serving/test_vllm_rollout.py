@@ -41,7 +41,7 @@ def test_rollout_refusal_and_the_way_back(endpoint, exported, tmp_path):
         }
     )
     golden = json.loads((exported / "golden.json").read_text())
-    key = add_key(endpoint.folder, "ci")
+    _, key = add_key(endpoint.folder, "ci")
 
     def deploy(ref, name):
         folder = shutil.copytree(exported, tmp_path / name)
