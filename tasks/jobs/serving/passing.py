@@ -93,7 +93,6 @@ class PassedOn:
                 process = self._service.ladder.vllm()
                 assert process is not None
                 reply = await stack.enter_async_context(process.forward(path, wanted))
-                payload.first_seconds = reply.elapsed.total_seconds() if reply.is_closed else None
                 if reply.status_code == 200 and streams:
                     held, stack = stack, AsyncExitStack()
                     return EventStream(self._events(reply, held, payload, usage=asked_usage), payload.headers())

@@ -144,7 +144,7 @@ class VllmProcess:
             "return_token_ids": True,
         } | ({} if ask.seed is None else {"seed": ask.seed})
         tokens: list[int] = []
-        finish, usage, told = "", None, 0
+        finish, usage, yielded = "", None, 0
         async with self.forward("/v1/completions", body) as reply:
             if reply.status_code != 200:
                 raise _refusal(reply.status_code, await reply.aread())
@@ -156,8 +156,8 @@ class VllmProcess:
                     tokens += choice.get("token_ids") or []
                     finish = choice.get("finish_reason") or finish
                     if choice["text"]:
-                        yield Piece(choice["text"], len(tokens) - told)  # a character may come in several tokens
-                        told = len(tokens)
+                        yield Piece(choice["text"], len(tokens) - yielded)  # a character may come in several tokens
+                        yielded = len(tokens)
         if not finish or usage is None:
             raise Gone("vLLM ended an answer before its end", taken=True)
         yield Ending(finish, int(usage["prompt_tokens"]), int(usage["completion_tokens"]), tuple(tokens))
@@ -297,10 +297,10 @@ def _verified(folder: Path, files: Sequence[FileEntry] | None, *, named: str) ->
 
 def _states(folder: Path) -> dict[str, tuple[int, ...]]:
     """Which file each name is, and when it was last changed."""
-    found: dict[str, tuple[int, ...]] = {}
+    states: dict[str, tuple[int, ...]] = {}
     for path in folder.rglob("*"):
         state = path.lstat()
-        found[str(path)] = (
+        states[str(path)] = (
             state.st_dev,
             state.st_ino,
             state.st_mode,
@@ -308,7 +308,7 @@ def _states(folder: Path) -> dict[str, tuple[int, ...]]:
             state.st_mtime_ns,
             state.st_ctime_ns,
         )
-    return found
+    return states
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
