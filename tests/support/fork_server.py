@@ -411,22 +411,22 @@ def _copy_database(wanted: Path) -> None:
         _refresh_prefect()
 
 
-def _copy_tracking(prepare: Callable[[str], None]) -> Callable[[str], None]:
+def _copy_tracking(prepare: Callable[[str, Path], None]) -> Callable[[str, Path], None]:
     """The same for MLflow's tables: `prepare` of tasks/lineage/database.py finds them made."""
     from tasks.lineage import database
 
-    def copied(tracking_uri: str) -> None:
+    def copied(tracking_uri: str, home: Path) -> None:
         wanted = Path(tracking_uri.removeprefix(database.SCHEME))
         made = Path(os.environ[FOLDER]) / "mlflow.db"
         if tracking_uri.startswith(database.SCHEME) and made.exists():
             with database.locked(wanted.with_name(f".{wanted.name}.lock")):
                 if not wanted.exists():
                     shutil.copy(made, f"{wanted}.new")
-                    place = f"{database.artifact_root(tracking_uri)}/0"
+                    place = f"{database.artifact_root(tracking_uri, home)}/0"
                     with closing(sqlite3.connect(f"{wanted}.new")) as tables, tables:
                         tables.execute("UPDATE experiments SET artifact_location = ?", [place])
                     Path(f"{wanted}.new").rename(wanted)
-        prepare(tracking_uri)
+        prepare(tracking_uri, home)
 
     return copied
 
