@@ -347,9 +347,7 @@ def parse_ref(text: str, *, kind: str = "") -> tuple[str, str, str]:
     """
     match = _REF.fullmatch(text if "/" in text or not kind else f"{kind}/{text}")
     if not kind and _REF.fullmatch(f"dataset/{text}"):
-        raise ValueError(
-            f"{text!r} is not a reference without its kind: write dataset/{text} or model/{text}, for example"
-        )
+        raise ValueError(f"{text!r} is not a reference: write KIND/NAME, for example dataset/{text} or model/{text}")
     if not match or match["kind"] not in (*KINDS, "endpoint") or (kind and match["kind"] != kind):
         raise ValueError(
             f"{text!r} is not a reference{f' to a {kind}' if kind else ''}: write KIND/NAME or KIND/NAME@VERSION "
