@@ -88,10 +88,10 @@ MUTANTS = (
         'document = place_of(store, name) if start == "now" else start',
         "document = place_of(store, name)",
         "A ref moves from where it stands now, not from where it was decided on: who promoted meanwhile is overwritten."),
-    Mutant("near-copies-across-the-border", "tasks/data/corpus/profile.py",
-        'wanted = np.flatnonzero(chunk["shingled"] & (exact_of[first : first + len(chunk)] < 0)) + first',
-        'learnt = chunk["shingled"] & ~chunk["heldout"]\n'
-        "            wanted = np.flatnonzero(learnt & (exact_of[first : first + len(chunk)] < 0)) + first",
+    Mutant("near-copies-across-the-border", "tasks/data/corpus/parts.py",
+        'linking.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)',
+        'learnt = rows["shingled"] & ~rows["heldout"]\n'
+        '        linking.write_runs(folder, rows["high"], rows["low"], values, learnt, work.threshold or 0.0)',
         "Near copies are looked for in what is learnt only: a held-out document that nearly repeats one of it stays."),
     Mutant("refused-event-forgotten", "deployments/bridge/intake.py",
         "_forget(db, [row.number for row, value in looked if isinstance(value, NotAllowed)])",
