@@ -39,7 +39,7 @@ def run(rank: Rank) -> dict[str, Any] | None:
     def told(more: int, doing: str) -> None:
         nonlocal read
         read += more
-        words = f"{read / 1e6:.0f} of {total / 1e6:.0f} MB read" if doing == "read" else f"documents are {doing}"
+        words = f"{read / 1e6:.1f} of {total / 1e6:.1f} MB read" if doing == "read" else f"documents are {doing}"
         rank.progress(min(read, total), total, words)
 
     made = drift_of(

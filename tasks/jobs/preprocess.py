@@ -181,7 +181,7 @@ def _encode(rank: Rank, units: Sequence[Unit], work: Work, parts: Path, *, choic
     def told(more: int) -> None:
         nonlocal read
         read += more
-        rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB encoded")
+        rank.progress(read, total, f"{read / 1e6:.1f} of {total / 1e6:.1f} MB encoded")
 
     workers = int(rank.settings["threads"])
     try:

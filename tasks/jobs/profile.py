@@ -68,7 +68,7 @@ def measure_share(rank: Rank, units: list[Unit], work: Work) -> None:
     def told(more: int) -> None:
         nonlocal read
         read += more
-        rank.progress(read, total, f"{read / 1e6:.0f} of {total / 1e6:.0f} MB read")
+        rank.progress(read, total, f"{read / 1e6:.1f} of {total / 1e6:.1f} MB read")
 
     measure(mine, work, rank.folder / "parts", workers=int(rank.settings["threads"]), report=told)
 
