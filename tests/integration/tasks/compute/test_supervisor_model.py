@@ -271,6 +271,8 @@ class InlinePoller(Poller):
 class Book:
     """The journal: create-only, and checked at every entry against the truth."""
 
+    claims = None
+
     def __init__(self, model: "Supervision") -> None:
         self.model, self.values = model, {}
 
