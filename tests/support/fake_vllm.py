@@ -2,7 +2,8 @@
 
 It computes: a Llama in numpy from the folder's own safetensors, so what proves a model here proves it. Forms of answers and
 errors are those of vLLM 0.32.0, as its CPU build gave them. HEADWAY_FAKE_VLLM names a JSON file by which a test has it fail:
-`start_seconds`, `die` and `hang` (at a prompt with that text), `noise` (on the weights), `deaf` (healthy, answers nothing).
+`start_seconds`, `token_seconds`, `die` and `hang` (at a prompt with that text), `noise` (on the weights), `deaf` (healthy, answers
+nothing).
 """
 
 import argparse
@@ -119,7 +120,7 @@ class Engine:
         ends = self.network.config["eos_token_id"]
         self.ends = ends if isinstance(ends, list) else [ends]
         self.names = options.served_model_name or [options.model_tag]
-        self.served = 0
+        self.served = self.generated = 0
 
     def tokens(self, prompt):
         if isinstance(prompt, str):
@@ -134,6 +135,7 @@ class Engine:
         known, draw = list(prompt), np.random.default_rng(abs(body.get("seed") or 0))
         heat, most = body.get("temperature", 1.0), body.get("max_tokens") or 16
         for count in range(1, most + 1):
+            time.sleep(self.behaviour.get("token_seconds", 0.0))
             row = self.network.logprobs(known)[-1]
             shares = np.exp(row / heat) if heat else None
             token = int(row.argmax()) if not heat else int(draw.choice(len(row), p=shares / shares.sum()))
@@ -176,7 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             self.say(200, "")
         elif self.path == "/metrics":
             text = "# HELP vllm:request_success_total Requests.\n# TYPE vllm:request_success_total counter\n"
-            self.say(200, text + f'vllm:request_success_total{{engine="0"}} {engine.served}.0\n', "text/plain")
+            text += f'vllm:request_success_total{{engine="0"}} {engine.served}.0\n'
+            self.say(200, text + f'vllm:generation_tokens_total{{engine="0"}} {engine.generated}.0\n', "text/plain")
         elif self.path == "/v1/models":
             models = [
                 {"id": name, "object": "model", "owned_by": "vllm", "max_model_len": engine.longest}
@@ -213,6 +216,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         prompt = engine.tokens(body["prompt"])
         most = body.get("max_tokens") or 16
+        if most > engine.longest:
+            text = f"max_tokens={most} cannot be greater than max_model_len={engine.longest}. Please request fewer output tokens."
+            self.refuse(400, f"{text} (parameter=max_tokens, value={most})", "BadRequestError")
+            return
         if len(prompt) + most > engine.longest:
             text = f"This model's maximum context length is {engine.longest} tokens. However, you requested {most} output tokens"
             self.refuse(400, f"{text} and your prompt contains {len(prompt)} input tokens.", "BadRequestError")
@@ -223,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
             "created": int(time.time()),
             "model": body["model"],
         }
-        said, told = [], ""
+        tokens, whole = [], ""
         if body.get("stream"):
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -231,11 +238,13 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.close_connection = True
         for token, reason in engine.answer(prompt, body):
-            said.append(token)
-            text = engine.tokenizer.decode(said, skip_special_tokens=True)
+            tokens.append(token)
+            engine.generated += 1
+            # A character whose bytes are not all there is held back, for good at the end of an answer.
+            text = engine.tokenizer.decode(tokens, skip_special_tokens=True).rstrip("\ufffd")
             stop = next((word for word in body.get("stop") or () if word in text), "")
             text, reason = (text[: text.index(stop)], "stop") if stop else (text, reason)
-            new, told = text[len(told) :], text
+            new, whole = text[len(whole) :], text
             if body.get("stream"):
                 choice = {
                     "index": 0,
@@ -247,7 +256,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.event(choices=[choice | ({"token_ids": [token]} if body.get("return_token_ids") else {})])
             if stop:
                 break
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(said), "total_tokens": len(prompt) + len(said)}
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(tokens),
+            "total_tokens": len(prompt) + len(tokens),
+        }
         engine.served += 1
         if body.get("stream"):
             if (body.get("stream_options") or {}).get("include_usage"):
@@ -273,7 +286,7 @@ class Handler(BaseHTTPRequestHandler):
             else None
         )
         one = {
-            "text": told,
+            "text": whole,
             "logprobs": logprobs,
             "finish_reason": reason,
             "stop_reason": None,

@@ -35,6 +35,8 @@ POLL_SECONDS = 0.2
 HEALTH_SECONDS = 5.0
 LOOKS = 8
 """How often in `hang_seconds` it is looked whether the process hangs."""
+COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:iteration_tokens_total_sum")
+"""Of vLLM's metrics, those that move with the engine's work alone."""
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path: Linux takes 107."""
 END_SECONDS = 10.0
@@ -59,6 +61,7 @@ class VllmProcess:
         self._model_ref = ""
         self._silent_requests, self._requests = 0, 0
         self._heard = time.monotonic()
+        self._counted: list[str] = []
         self._hung = ""
         self.reason = ""
         """Why it ended; empty while it runs."""
@@ -241,12 +244,18 @@ class VllmProcess:
         except httpx.HTTPError:
             return False
 
+    async def _moved(self) -> bool:
+        """Whether tokens were computed since the last question: an answer that is not streamed says nothing until its end."""
+        before = self._counted
+        self._counted = [line for line in (await self.figures()).splitlines() if line.startswith(COUNTERS)]
+        return bool(self._counted) and self._counted != before
+
     async def _watch(self) -> None:
-        """Kill vLLM when it has work and says nothing, or is idle and does not answer its own probe."""
+        """Kill vLLM when it has work and neither says nor counts anything, or is idle and does not answer its own probe."""
         while not self.reason:
             await asyncio.sleep(self._hang_seconds / LOOKS)
             silent = time.monotonic() - self._heard
-            if not self._requests and silent > self._hang_seconds / 2 and await self._healthy():
+            if silent > self._hang_seconds / 2 and await (self._moved() if self._requests else self._healthy()):
                 self._heard = time.monotonic()
             if time.monotonic() - self._heard > self._hang_seconds and not self.reason:
                 self._hung = f"it said nothing for {self._hang_seconds:g} s and was killed"

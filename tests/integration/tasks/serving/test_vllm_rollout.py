@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from endpoint_stand import ask
-from vllm_stand import Program, export_for_vllm
+from vllm_stand import Program, export_for_vllm, prompts_of
 from waiting import until
 
 from tasks.common.errors import JobFailed
@@ -49,7 +49,7 @@ def test_rollout_refusal_and_the_way_back(endpoint, exported, tmp_path):
         return endpoint.switch(endpoint.start(folder, ref, files=files, golden=golden, timeout=60, config=config))
 
     def answered(port):
-        entry = golden["prompts"][0]
+        entry = prompts_of(exported)[0]
         body = {"prompt": entry["prompt"], "max_tokens": len(entry["tokens"]), "temperature": 0, "logprobs": 1}
         status, headers, output = ask(port, body, headers={"Authorization": f"Bearer {key}"})
         assert status == 200 and json.loads(output)["choices"][0]["text"] == entry["completion"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from api_stand import serving
 from serving_stand import REF, flip, until, whole
-from vllm_stand import REAL, Program, export_for_vllm
+from vllm_stand import REAL, Program, export_for_vllm, prompts_of
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
@@ -41,7 +41,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def prompts(exported):
-    return json.loads((exported / "golden.json").read_text())["prompts"]
+    return prompts_of(exported)
 
 
 @pytest.fixture
@@ -75,8 +75,10 @@ def test_it_answers_as_the_export_says_and_tells_of_tokens(run, ladder_of, folde
         assert (
             output.ending.completion_tokens == len(entry["tokens"]) >= sum(piece.tokens for piece in output.pieces) > 1
         )
-    with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
+    with pytest.raises(Unfit, match="max_tokens=300 cannot be greater than max_model_len=256"):
         run(whole(taken.runtime, Ask("def ", 300)))
+    with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
+        run(whole(taken.runtime, Ask("def ", 256)))
     seeded = [run(whole(taken.runtime, Ask("def ", 8, temperature=1.0, seed=seed))).text for seed in (1, 1, 2)]
     assert seeded[0] == seeded[1] != seeded[2]
     (line,) = program.calls
@@ -156,6 +158,18 @@ def test_one_that_hangs_is_killed_and_started_again(run, ladder_of, folder, prog
     run(until(lambda: ladder.ready))
 
 
+def test_one_that_takes_long_for_an_answer_in_one_piece_is_not_taken_for_hung(run, ladder_of, folder, program):
+    program.behave(token_seconds=0.5)
+    ladder = ladder_of(folder, program.config(), hang_seconds=2.0)
+
+    async def slow():
+        body = {"model": REF, "prompt": "def ", "max_tokens": 12, "temperature": 0}
+        async with ladder.vllm().forward("/v1/completions", body) as reply:
+            return json.loads(await reply.aread())
+
+    assert run(slow())["usage"]["completion_tokens"] == 12 and len(program.calls) == 1
+
+
 def test_no_process_of_it_is_left_when_it_is_closed(run, folder, program):
     ladder = Ladder([Rung("full", REF, folder, None, vllm=program.config())], threads=1)
     run(ladder.start())
@@ -224,14 +238,16 @@ def test_the_real_one_takes_the_command_line_and_answers_as_the_export_says(
         output = run(whole(taken.runtime, asked(entry)))
         assert output.text == entry["completion"] and list(output.ending.tokens) == entry["tokens"]
     assert "vllm:" in run(ladder.figures())
-    with pytest.raises(Unfit, match="maximum context length"):
+    with pytest.raises(Unfit, match="max_tokens=300 cannot be greater than max_model_len=256"):
         run(whole(taken.runtime, Ask("def ", 300)))
+    with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
+        run(whole(taken.runtime, Ask("def ", 256)))
 
 
 @pytest.mark.skipif(not REAL, reason="HEADWAY_VLLM names no vLLM")
 def test_the_real_parser_takes_what_is_rendered(tmp_path):
     argv = command(VllmConfig(), tmp_path, REF, context=256, socket=tmp_path / "s")
-    text = "import sys\nfrom vllm.entrypoints.openai.cli_args import make_arg_parser\nfrom vllm.utils.argparse_utils import "
+    text = "import sys\nfrom vllm.entrypoints.launchers.cli_args import make_arg_parser\nfrom vllm.utils.argparse_utils import "
     text += "FlexibleArgumentParser\nprint(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:]).served_model_name)"
     done = subprocess.run(
         [str(Path(REAL).with_name("python")), "-c", text, *argv[1:]],
