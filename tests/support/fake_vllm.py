@@ -2,7 +2,7 @@
 
 It computes: a Llama in numpy from the folder's own safetensors, so what proves a model here proves it. Forms of answers and
 errors are those of vLLM 0.32.0, as its CPU build gave them. HEADWAY_FAKE_VLLM names a JSON file by which a test has it fail:
-`start_seconds`, `token_seconds`, `die` and `hang` (at a prompt with that text), `noise` (on the weights), `deaf` (healthy, answers
+`start_seconds`, `token_seconds`, `die` and `hang` (at a prompt with that text), `noise` (on the weights), `deaf` (healthy, says
 nothing).
 """
 
@@ -130,10 +130,20 @@ class Engine:
             return self.tokenizer.encode(prompt).ids
         return list(prompt)
 
+    def too_long(self, prompt, most):
+        """Why a request is refused for its length; empty when it is not. What would go beyond the context ends there instead."""
+        if most > self.longest:
+            text = f"max_tokens={most} cannot be greater than max_model_len={self.longest}. Please request fewer output tokens."
+            return f"{text} (parameter=max_tokens, value={most})"
+        if len(prompt) < self.longest:
+            return ""
+        text = f"This model's maximum context length is {self.longest} tokens. However, your prompt contains at least"
+        return f"{text} {self.longest + 1} input tokens, which exceeds this limit even without any output tokens."
+
     def answer(self, prompt, body):
         """Each token with its reason to end, "" while it goes on."""
         known, draw = list(prompt), np.random.default_rng(abs(body.get("seed") or 0))
-        heat, most = body.get("temperature", 1.0), body.get("max_tokens") or 16
+        heat, most = body.get("temperature", 1.0), min(body.get("max_tokens") or 16, self.longest - len(prompt))
         for count in range(1, most + 1):
             time.sleep(self.behaviour.get("token_seconds", 0.0))
             row = self.network.logprobs(known)[-1]
@@ -216,13 +226,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         prompt = engine.tokens(body["prompt"])
         most = body.get("max_tokens") or 16
-        if most > engine.longest:
-            text = f"max_tokens={most} cannot be greater than max_model_len={engine.longest}. Please request fewer output tokens."
-            self.refuse(400, f"{text} (parameter=max_tokens, value={most})", "BadRequestError")
-            return
-        if len(prompt) + most > engine.longest:
-            text = f"This model's maximum context length is {engine.longest} tokens. However, you requested {most} output tokens"
-            self.refuse(400, f"{text} and your prompt contains {len(prompt)} input tokens.", "BadRequestError")
+        if text := engine.too_long(prompt, most):
+            self.refuse(400, text, "BadRequestError")
             return
         self.name = {
             "id": f"cmpl-{uuid.uuid4().hex[:16]}",

@@ -78,7 +78,9 @@ def test_it_answers_as_the_export_says_and_tells_of_tokens(run, ladder_of, folde
     with pytest.raises(Unfit, match="max_tokens=300 cannot be greater than max_model_len=256"):
         run(whole(taken.runtime, Ask("def ", 300)))
     with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
-        run(whole(taken.runtime, Ask("def ", 256)))
+        run(whole(taken.runtime, Ask("def " * 300, 1)))
+    ended = run(whole(taken.runtime, Ask("def " * 20, 256))).ending  # at the end of the context, if not before
+    assert ended.prompt_tokens + ended.completion_tokens <= 256
     seeded = [run(whole(taken.runtime, Ask("def ", 8, temperature=1.0, seed=seed))).text for seed in (1, 1, 2)]
     assert seeded[0] == seeded[1] != seeded[2]
     (line,) = program.calls
@@ -241,7 +243,9 @@ def test_the_real_one_takes_the_command_line_and_answers_as_the_export_says(
     with pytest.raises(Unfit, match="max_tokens=300 cannot be greater than max_model_len=256"):
         run(whole(taken.runtime, Ask("def ", 300)))
     with pytest.raises(Unfit, match="maximum context length is 256 tokens"):
-        run(whole(taken.runtime, Ask("def ", 256)))
+        run(whole(taken.runtime, Ask("def " * 300, 1)))
+    ended = run(whole(taken.runtime, Ask("def " * 20, 256))).ending  # at the end of the context, if not before
+    assert ended.prompt_tokens + ended.completion_tokens <= 256
 
 
 @pytest.mark.skipif(not REAL, reason="HEADWAY_VLLM names no vLLM")
