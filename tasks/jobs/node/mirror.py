@@ -5,8 +5,9 @@
 
 Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
 others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,
-exit marks. Shards of checkpoints move by themselves, and to who reads them alone: checkpoint_mirror.py. How files move is
-tasks/storage/blob/folder.py, which machine this is at the top of this file. See docs/training.md and docs/azureml.md.
+exit marks. Shards of checkpoints, and parts of a corpus, move by themselves, and to who reads them alone: checkpoint_mirror.py,
+parts_mirror.py. How files move is tasks/storage/blob/folder.py, which machine this is at the top of this file. See
+docs/training.md and docs/azureml.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -39,6 +40,7 @@ from tasks.common.process import die_with_parent, locked, own_folder, read_json,
 from tasks.jobs.checkpoint.files import age, manifests
 from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks, say_durable
 from tasks.jobs.node.checkpoint_mirror import CheckpointMirror
+from tasks.jobs.node.parts_mirror import PARTS, PartsMirror
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
 from tasks.storage.blob.ranges import fetch_but
@@ -110,13 +112,6 @@ WITH_INPUTS = ("config.json", "job.json")
 LAUNCHERS = (*WITH_INPUTS, "ray.json")
 """With each machine's process.json, what the launcher writes and no machine changes."""
 OUTPUT = "out/"
-PARTS = "parts/"
-"""What machines that read a corpus together made of its units; the leader puts them together. Up to a million files."""
-SENT_PARTS = "parts.jsonl"
-"""In a machine's part of the folder: which parts it sent or removed, by name and etag. The leader brings them by it, because a
-listing costs by all names that are there."""
-PARTS_SHARE = 0.05
-"""Most of the time that this machine spends on looking for parts that its own processes made."""
 LISTED = "output.json"
 """In a machine's part of the folder: what it sent of the output, so that a file that is deleted there is missed."""
 
@@ -155,8 +150,8 @@ class Mirror:
         self.local.mkdir(parents=True)
         self.folder = BlobFolder(self.container, self.prefix, self.local, key=self.key, but=PARTS)
         self.folder.arriving = self._localized
-        self.parts = BlobFolder(self.container, self.prefix, self.local, key=self.key, only=PARTS)
-        self._parts_due, self._read = 0.0, dict[Path, int]()
+        parts = BlobFolder(self.container, self.prefix, self.local, key=self.key, only=PARTS)
+        self.parts = PartsMirror(parts, self.node, leads=self.where.rank == 0)
         large = BlobFolder(self.container, self.prefix, self.local, key=self.key)
         self.checkpoints = CheckpointMirror(large, self.node, leads=self.where.rank == 0, fenced=self.fenced)
 
@@ -196,8 +191,7 @@ class Mirror:
             self.folder.clear(_is_end)
         self.folder.ignore_what_lies_there(_is_of_an_earlier_start)
         self.folder.pull(lambda name: not _is_of_an_earlier_start(name) and _is_shared(name))
-        self.parts.pull()
-        self._announce(self._unannounced())
+        self.parts.begin()
         agree_to(self.local, max_lag_seconds=self.max_lag_seconds, ranks_per_node=int(job.get("ranks_per_node", 1)))
         self._say_durable()
         self.checkpoints.begin()
@@ -206,10 +200,9 @@ class Mirror:
         """Bring and send what changed; a store that does not answer is told, and asked again the next time."""
         try:
             self.folder.pull(self._comes)
-            self._bring_parts()
+            self.parts.bring()
             if not self.fenced():
-                if time.monotonic() >= self._parts_due:
-                    self._send_parts()
+                self.parts.send()
                 self.folder.push(self._goes)
                 self._say_durable()
         except HeadwayError as error:
@@ -225,7 +218,7 @@ class Mirror:
                 self.folder.pull(lambda name: name == "job.json")
                 if not self.fenced():
                     self.checkpoints.send()
-                    self._send_parts(settled=True)
+                    self.parts.send(settled=True)
                     self.folder.push(lambda name: self._goes(name) or name.startswith(OUTPUT), settled=True)
                 return
             except HeadwayError as error:
@@ -254,8 +247,8 @@ class Mirror:
 
     def _comes(self, name: str) -> bool:
         """What others change while the job runs: to the leader all marks, to the others the leader's; not logs or output."""
-        if name.endswith(f"/{SENT_PARTS}"):
-            return self.where.rank == 0 and name != f"nodes/0/{SENT_PARTS}"
+        if self.parts.comes(name):
+            return True
         if name.endswith(GROWING) or name.startswith(OUTPUT) or not _is_shared(name):
             return False
         if name.startswith("nodes/"):
@@ -271,48 +264,6 @@ class Mirror:
             whole = name.endswith("/manifest.json") or all(map(self._is_sent, manifests(self.local / "checkpoints")))
             return whole and self.checkpoints.sent(name)
         return name not in LAUNCHERS and not name.endswith("/process.json") and not name.startswith(OUTPUT)
-
-    def _send_parts(self, *, settled: bool = False) -> None:
-        """Send the parts that this machine made, and say which; the longer it takes to look at them, the more seldom."""
-        began = time.monotonic()
-        self._announce(self.parts.push(settled=settled))
-        now = time.monotonic()
-        self._parts_due = now + (now - began) * (1 / PARTS_SHARE - 1)
-
-    def _announce(self, names: Iterable[str]) -> None:
-        lines = [json.dumps({"name": name, "etag": self.parts.etag(name)}) + "\n" for name in names]
-        if lines:
-            self.node.mkdir(parents=True, exist_ok=True)
-            with open(self.node / SENT_PARTS, "a", encoding="utf-8") as file:
-                file.writelines(lines)
-
-    def _unannounced(self) -> list[str]:
-        """Parts that lie there of which no machine says so: it was killed in between."""
-        announced = {
-            json.loads(line)["name"] for path in self._announcements() for line in path.read_bytes().splitlines()
-        }
-        known = (path for path in (self.local / PARTS).rglob("*") if path.is_file())
-        names = (path.relative_to(self.local).as_posix() for path in known)
-        return sorted(name for name in names if name not in announced and self.parts.knows(name))
-
-    def _bring_parts(self) -> None:
-        """Bring the leader what the others say that they sent since the last time."""
-        if self.where.rank:
-            return
-        etags, read = dict[str, str](), dict[Path, int]()
-        for path in self._announcements():
-            if path.parent != self.node:
-                with open(path, "rb") as file:
-                    file.seek(self._read.get(path, 0))
-                    lines = file.read()
-                whole = lines[: lines.rfind(b"\n") + 1]
-                read[path] = self._read.get(path, 0) + len(whole)
-                etags |= {line["name"]: line["etag"] for line in map(json.loads, whole.splitlines())}
-        self.parts.bring(etags)
-        self._read |= read
-
-    def _announcements(self) -> list[Path]:
-        return sorted(self.local.glob(f"nodes/*/{SENT_PARTS}"))
 
     def _is_sent(self, manifest: Path) -> bool:
         return self.checkpoints.sent(manifest.relative_to(self.local).as_posix())

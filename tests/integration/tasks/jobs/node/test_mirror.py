@@ -213,7 +213,7 @@ def test_a_step_costs_by_the_parts_that_changed_not_by_those_that_are_there(mach
     def requests(count):
         """Of a step of both after so many parts were made, once both have seen that there are many."""
         make_parts(follower, range(len(parts_of(follower)), len(parts_of(follower)) + count))
-        follower._parts_due = 0.0
+        follower.parts.send(settled=True)
         since = len(log)
         follower.step()
         leader.step()
@@ -250,7 +250,7 @@ def test_parts_that_are_made_again_or_removed_are_so_for_the_leader(machines):
     make_parts(follower, [1, 2])
 
     def both():
-        follower._parts_due = 0.0
+        follower.parts.send(settled=True)
         follower.step()
         leader.step()
         return {number: (leader.local / f"parts/unit-{number:06d}/rows.bin").read_text() for number in parts_of(leader)}
