@@ -99,7 +99,7 @@ def test_machines_come_back_by_the_way_that_this_home_knows(home, tmp_path):
 def test_what_says_what_runs_where_is_not_brought_from_where_jobs_run(tmp_path):
     wanted = []
     synced = SimpleNamespace(pull=wanted.append)
-    files = SimpleNamespace(folder=lambda prefix, local, key: synced)
+    files = SimpleNamespace(folder=lambda prefix, local, key, *, but: synced)
     files.jobs = files
     Folders(files).pull("jobs/a", tmp_path / "jobs" / "a", ended=True, key=b"")
     names = (
