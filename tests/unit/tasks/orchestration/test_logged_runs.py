@@ -17,13 +17,13 @@ pytestmark = pytest.mark.unit
 def home(tmp_path, monkeypatch):
     """Five runs, the newest first: of a living process, of another host, one that waits, one that died, one that was closed."""
     me = {"pid": os.getpid(), "started": process.process_started(os.getpid()), "boot_id": process.boot_id()}
-    here = {"host": socket.gethostname()}
+    host = {"host": socket.gethostname()}
     handles = {
-        "lives": {**me, **here},
+        "lives": {**me, **host},
         "elsewhere": {**me, "started": 1, "host": "another"},
-        "waits": {**me, "started": 1, **here},
-        "died": {**me, "boot_id": "before", **here},
-        "closed": {**me, "started": 1, **here},
+        "waits": {**me, "started": 1, **host},
+        "died": {**me, "boot_id": "before", **host},
+        "closed": {**me, "started": 1, **host},
     }
     for age, (name, handle) in enumerate(handles.items()):
         folder = tmp_path / "runs" / name

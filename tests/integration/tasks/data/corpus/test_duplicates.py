@@ -40,9 +40,9 @@ def column(links, rows):
 
 def exact_of(runs, rows, parts=1, block=1 << 20):
     """By ranges for `parts` processes, whose links are joined in the opposite order."""
-    found = [equal(buckets(runs, each, block=block)) for each in ranges(parts << 15)]
-    assert len(found) == parts
-    return column(joined(found[::-1]), rows)
+    links = [equal(buckets(runs, each, block=block)) for each in ranges(parts << 15)]
+    assert len(links) == parts
+    return column(joined(links[::-1]), rows)
 
 
 @pytest.mark.parametrize(("length", "parts", "block"), [(7, 1, 100), (100, 64, 30), (10_000, 3, 1 << 20)])
@@ -71,10 +71,10 @@ def test_a_hash_of_many_records_is_read_in_blocks_with_the_same_pairs(tmp_path):
     for block in (500, 1 << 20):
         read = list(buckets(runs, ranges(1)[0], block=block))
         assert max(len(each) for each, _ in read) <= block + 1 + NEIGHBOURS
-        found = pairs[block] = set()
+        alike = pairs[block] = set()
         for each, firsts in read:
             for later, earlier in duplicates._candidates(each["row"], firsts):
-                found |= set(zip(each["row"][later].tolist(), each["row"][earlier].tolist(), strict=True))
+                alike |= set(zip(each["row"][later].tolist(), each["row"][earlier].tolist(), strict=True))
     assert pairs[500] == pairs[1 << 20]
     assert {earlier for later, earlier in pairs[500] if later == 3210} == {0, 3206, 3207, 3208, 3209}
 
@@ -102,8 +102,8 @@ def words_of(texts):
 
 
 def jaccard(one, other):
-    found = ngrams(words_of([one, other]), duplicates.SHINGLE)
-    left, right = (set(found.hashes[found.bounds[i] : found.bounds[i + 1]].tolist()) for i in (0, 1))
+    shingles = ngrams(words_of([one, other]), duplicates.SHINGLE)
+    left, right = (set(shingles.hashes[shingles.bounds[i] : shingles.bounds[i + 1]].tolist()) for i in (0, 1))
     return len(left & right) / len(left | right)
 
 

@@ -132,9 +132,9 @@ def repetitive(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def linked(repetitive, tmp_path_factory):
-    told = finished(job(tmp_path_factory.mktemp("linked") / "job", repetitive))
-    assert told[0]["exact"] > 2000 and told[0]["near"] > 2000
-    return told
+    known = finished(job(tmp_path_factory.mktemp("linked") / "job", repetitive))
+    assert known[0]["exact"] > 2000 and known[0]["near"] > 2000
+    return known
 
 
 @pytest.mark.parametrize("world", [2, 3, 9])
