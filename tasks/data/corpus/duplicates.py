@@ -8,6 +8,7 @@ have no signature: only equal ones are found. rensa lives here; who looks at whi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,11 +25,20 @@ AT_ONCE = 2048
 """Documents whose hashes are Python numbers at one time: 10 MB."""
 CHUNK = 16_384
 Signatures = NDArray[np.uint16]
+_process: dict[str, int] = {}
+"""The id of the process in which rensa has started its threads, as `first`."""
 
 
 def signatures(words: Words) -> tuple[Signatures, NDArray[np.bool_]]:
-    """A signature a document, shape [documents, HASHES], and whether the document has one (5 words or more)."""
+    """A signature a document, shape [documents, HASHES], and whether the document has one (5 words or more).
+
+    Raises RuntimeError in a process forked from one that has called it: rensa's threads are gone there, and it would wait for
+    them without end.
+    """
     from rensa import RMinHash
+
+    if (first := _process.setdefault("first", os.getpid())) != os.getpid():
+        raise RuntimeError(f"process {first} made signatures before it forked this one: make them in one of the two only")
 
     shingles = ngrams(words, SHINGLE)
     values = np.zeros((len(words.bounds) - 1, HASHES), np.uint16)

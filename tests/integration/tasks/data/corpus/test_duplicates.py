@@ -1,5 +1,7 @@
 """Equal and nearly equal documents, in runs and blocks of any size, beside the same found by comparing everything."""
 
+import multiprocessing
+import os
 import random
 import time
 
@@ -8,7 +10,7 @@ import pytest
 from waiting import limit
 
 from tasks.data.corpus import duplicates
-from tasks.data.corpus.duplicates import band_records, equal, joined, rows_per_band, signatures, similar
+from tasks.data.corpus.duplicates import band_records, equal, joined, rows_per_band, similar
 from tasks.data.corpus.measures import Texts, content_hashes
 from tasks.data.corpus.runs import NEIGHBOURS, RECORD, Run, buckets, ranges, write_run
 from tasks.data.corpus.tokens import ngrams, read_words
@@ -105,6 +107,28 @@ def jaccard(one, other):
     shingles = ngrams(words_of([one, other]), duplicates.SHINGLE)
     left, right = (set(shingles.hashes[shingles.bounds[i] : shingles.bounds[i + 1]].tolist()) for i in (0, 1))
     return len(left & right) / len(left | right)
+
+
+def signatures(words):
+    """In a process of its own, as validation makes them: other tests fork workers from this one, without rensa's threads."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(duplicates.signatures, (words,))
+
+
+def test_signatures_made_before_a_fork_are_refused_after_it_instead_of_waiting_without_end():
+    words = words_of(["one two three four five six seven"])
+    with multiprocessing.get_context("fork").Pool(1, duplicates.signatures, (words,)) as pool:
+        assert pool.apply(_exit_code_in_a_fork, (words,)) == 7
+
+
+def _exit_code_in_a_fork(words):
+    if not (child := os.fork()):
+        try:
+            duplicates.signatures(words)
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def marked(folder, texts, threshold, block=1 << 20):
