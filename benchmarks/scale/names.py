@@ -107,19 +107,22 @@ def make_parts(names: Names) -> None:
     from tasks.data.corpus import parts
     from tasks.data.corpus.duplicates import HASHES, rows_per_band
 
-    work, drawn = names.work, np.random.default_rng(1)
-    bands = HASHES // rows_per_band(work.config.near_duplicate_similarity)
+    bands = HASHES // rows_per_band(names.work.config.near_duplicate_similarity)
     words = np.ones(parts.WORDS, np.int64).tobytes()
-    for unit in names.units:
-        place, rows = parts.part(names.parts, unit), names.rows(unit)
-        place.mkdir(parents=True)
-        sizes = {"rows.bin": rows * parts.ROW.itemsize, "signatures.bin": rows * 2 * HASHES, "words.bin": len(words)}
+    rows = np.array([names.rows(unit) for unit in names.units])
+    exact, near = (Runs(rows * each, names.documents * each, again) for each, again in ((1, EXACT), (bands, NEAR)))
+    for number, unit in enumerate(names.units):
+        place, count = str(parts.part(names.parts, unit)), int(rows[number])
+        os.makedirs(place)
+        sizes = {"rows.bin": count * parts.ROW.itemsize, "signatures.bin": count * 2 * HASHES, "words.bin": len(words)}
         sizes |= {"findings.jsonl": 0, "unreadable.jsonl": 0}
         for name, size in sizes.items():
-            write_sparse(place / name, size, {0: words} if name == "words.bin" else {})
-        sizes |= make_run(place / "exact-000.run", rows, rows, names.documents, EXACT, drawn, wide=True)
-        sizes |= make_run(place / "near-000.run", rows * bands, rows, names.documents * bands, NEAR, drawn, wide=False)
-        (place / "receipt.json").write_text(json.dumps(receipt(names, unit, rows, sizes)))
+            write_sparse(f"{place}/{name}", size, {0: words} if name == "words.bin" else {})
+        for name, runs, wide in (("exact-000.run", exact, True), ("near-000.run", near, False)):
+            sizes[name], data = runs.of(number, rows=count, wide=wide)
+            write_sparse(f"{place}/{name}", sizes[name], data)
+        with open(f"{place}/receipt.json", "w", encoding="utf-8") as file:
+            file.write(json.dumps(receipt(names, unit, count, sizes)))
 
 
 def receipt(names: Names, unit, rows: int, sizes: dict[str, int]) -> dict:
@@ -138,29 +141,35 @@ def receipt(names: Names, unit, rows: int, sizes: dict[str, int]) -> dict:
     return {"key": parts._unit_key(unit, names.work), "files": sizes, "too_short": 0, **counts}
 
 
-def make_run(path: Path, records: int, rows: int, all_records: int, again: float, drawn, *, wide: bool) -> dict[str, int]:
-    """A run whose last range has what it would have; `again` of its records have a hash that others have too."""
-    from tasks.data.corpus.runs import ranges
+class Runs:
+    """The last range of hashes of every unit's run, as long as it would be; `again` of the records share a hash with others."""
 
-    every = ranges(all_records)
-    last, count = every[-1], max(1, records // len(every))
-    low, high = np.uint64(last.first), last.last - last.first
-    keys = drawn.integers(high, size=count, dtype=np.uint64)
-    repeated = np.flatnonzero(drawn.random(count) < again)
-    pool = max(1, round(all_records / len(every) * again / 2))
-    keys[repeated] = drawn.integers(pool, size=len(repeated), dtype=np.uint64) * np.uint64(high // pool)
-    keys.sort()
-    chosen = drawn.integers(rows, size=count, dtype=np.uint32)
-    columns = [(8, keys + low), *([(8, keys)] if wide else []), (4, chosen)]
-    data, start = {}, 0
-    for width, column in columns:
-        start += width * records
-        data[start - width * count] = column.tobytes()
-    write_sparse(path, start, data)
-    return {path.name: start}
+    def __init__(self, records: np.ndarray, every: int, again: float) -> None:
+        from tasks.data.corpus.runs import ranges
+
+        last = ranges(every)[-1]
+        self.records, self.counts = records, np.maximum(1, records // (last.index + 1))
+        drawn, high = np.random.default_rng(every), last.last - last.first
+        shape = (len(records), int(self.counts.max()))
+        keys = drawn.integers(high, size=shape, dtype=np.uint64)
+        pool = max(1, round(every / (last.index + 1) * again / 2))
+        repeated = drawn.random(shape, np.float32) < again
+        keys[repeated] = drawn.integers(pool, size=int(repeated.sum()), dtype=np.uint64) * np.uint64(high // pool)
+        self.keys = np.sort(keys, axis=1) + np.uint64(last.first)
+        self.rows = drawn.random(shape, np.float32)
+
+    def of(self, number: int, *, rows: int, wide: bool) -> tuple[int, dict[int, bytes]]:
+        """The size of a unit's run, and what stands in it where: keys, lows where it is wide, rows."""
+        records, count = int(self.records[number]), int(self.counts[number])
+        keys, chosen = self.keys[number, -count:], (self.rows[number, :count] * (rows - 1)).astype(np.uint32)
+        data, start = {}, 0
+        for width, column in ((8, keys), *(((8, keys),) if wide else ()), (4, chosen)):
+            start += width * records
+            data[start - width * count] = column.tobytes()
+        return start, data
 
 
-def write_sparse(path: Path, size: int, data: dict[int, bytes]) -> None:
+def write_sparse(path: str | Path, size: int, data: dict[int, bytes]) -> None:
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     os.ftruncate(file, size)
     for at, part in data.items():
