@@ -1,6 +1,7 @@
 """What a byte of a corpus costs here in each stage: a small corpus, and the product's own functions, one after the other.
 
-`python -m benchmarks.scale.rates FOLDER...` goes through corpora of several sizes, in a process of its own. A rate is what the
+`python -m benchmarks.scale.rates UNIT OFTEN FOLDER FOLDER` goes through two corpora, in a process of its own, after it measured the
+memory of a unit of UNIT bytes; the second one's profile is judged again with OFTEN rows. A rate is what the
 larger one took more, by the bytes that it has more: what every size costs, as imports do, is no part of it.
 """
 
@@ -93,16 +94,57 @@ def usage() -> Step:
     }
 
 
-def measured(corpus: Path, home: Path) -> dict[str, object]:
+def measured(corpus: Path, home: Path, *, often: int) -> dict[str, object]:
     """Every step of both stages on one corpus, as tasks/validate.py, tasks/preprocess.py and their programs do them."""
     ledger = Ledger()
     size = sum(path.stat().st_size for path in corpus.iterdir())
-    documents = validating(corpus, home, ledger)
+    documents = validating(corpus, home, ledger, often=often)
     preprocessing(home / "left", home, ledger)
     return {"bytes": size, "documents": documents, "steps": ledger.steps}
 
 
-def validating(corpus: Path, home: Path, ledger: Ledger) -> int:
+def repeated(profile, folder: Path, documents: int):
+    """A profile with the rows of another one, again and again: what a document takes to be judged is little, beside the imports."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tasks.data.corpus.quarantine import Profile
+
+    table = pq.read_table(profile.folder / "documents.parquet")
+    times = max(2, round(documents / len(table)))
+    shutil.copytree(profile.folder, folder)
+    pq.write_table(pa.concat_tables([table] * times), folder / "documents.parquet", row_group_size=100_000, compression="zstd")
+    columns = {**profile.columns, "documents": len(table) * times}
+    (folder / "columns.json").write_text(json.dumps(columns))
+    return Profile(folder)
+
+
+def unit_memory(folder: Path, size: int) -> float:
+    """Bytes that measuring one unit of a size adds to a process that has imported and loaded all that it needs."""
+    from tasks.config.data import ValidationConfig
+    from tasks.data.corpus.inputs import cut, find_shards
+    from tasks.data.corpus.parts import Work, measure_unit
+
+    corpus = make_corpus(folder / "unit", size, shard=2 * size)
+    work = Work(tuple(find_shards([corpus])), ValidationConfig(), SPLIT)
+    [unit] = cut(work.shards, 2 * size)
+    work.prepare()
+    pid = os.fork()
+    if not pid:
+        before = held()
+        measure_unit(unit, work, folder / "unit parts")
+        (folder / "unit held").write_text(str(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    return float((folder / "unit held").read_text())
+
+
+def held() -> int:
+    """Resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def validating(corpus: Path, home: Path, ledger: Ledger, *, often: int) -> int:
     from tasks.config.data import ValidationConfig
     from tasks.data import judging
     from tasks.data.corpus.inputs import find_shards
@@ -137,6 +179,16 @@ def validating(corpus: Path, home: Path, ledger: Ledger) -> int:
             profile, config, before=None, strange={}, own=None, place=place, folder=home / "judged"
         ),
     )
+    if often:
+        many = repeated(profile, home / "often", often)
+        (home / "judged often").mkdir()
+        ledger(
+            "judge often",
+            lambda: judging.judge_apart(
+                many, config, before=None, strange={}, own=None, place=place, folder=home / "judged often"
+            ),
+        )
+        ledger.steps["judge often"]["documents"] = float(many.documents - profile.documents)
     assert judged.passed, [check for check in judged.checks if not check.passed]
     aside, left = home / "aside", home / "left"
     aside.mkdir()
@@ -186,12 +238,14 @@ def preprocessing(corpus: Path, home: Path, ledger: Ledger) -> None:
 def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
+    unit, often, *folders = sys.argv[1:]
+    with scratch(Path(folders[0]).parent) as home:
+        memory = unit_memory(home, int(unit))
     found = []
-    for number, folder in enumerate(sys.argv[1:]):
+    for folder in folders:
         with scratch(Path(folder).parent) as home:
-            found.append(measured(Path(folder), home))
-        print(f"rates: {number + 1} of {len(sys.argv) - 1} corpora", flush=True)
-    os.write(answers, json.dumps(found).encode())
+            found.append(measured(Path(folder), home, often=int(often) * (folder == folders[-1])))
+    os.write(answers, json.dumps({"unit": memory, "corpora": found}).encode())
 
 
 if __name__ == "__main__":

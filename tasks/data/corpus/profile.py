@@ -86,7 +86,7 @@ class Summary:
         }
         for name, mark in marks.items():
             self._counts[name] += int(mark.sum())
-            self._marks[name] += np.bincount(columns["shard"][mark], minlength=len(self._marks[name]))
+            _count_into(self._marks[name], columns["shard"][mark])
         self._counts["known"] += int((np.maximum(columns["exact_of"], columns["near_of"]) >= self._documents).sum())
         self._counts["contaminated"] += int((columns["benchmark"] >= 0).sum())
         self._counts["heldout"] += int(columns["heldout"].sum())
@@ -98,8 +98,8 @@ class Summary:
         for name in self._histograms:
             values = columns.get(name, ratio)
             self._histograms[name] += measures.count(values, EDGES[name])
-        places = columns["shard"] * len(LENGTHS) + measures.bins_of(columns["characters"], LENGTHS)
-        self._lengths += np.bincount(places, minlength=self._lengths.size).reshape(self._lengths.shape)
+        places = columns["shard"].astype(np.int64) * len(LENGTHS) + measures.bins_of(columns["characters"], LENGTHS)
+        _count_into(self._lengths.reshape(-1), places)
 
     def shards(self) -> list[dict[str, Any]]:
         """One object a shard, in the order of the corpus."""
@@ -170,6 +170,13 @@ class Summary:
         (out / "shards.json").write_text(json.dumps(shards), encoding="utf-8")
         (out / "columns.json").write_text(json.dumps(columns), encoding="utf-8")
         return columns
+
+
+def _count_into(counts: NDArray[np.int64], places: NDArray[Any]) -> None:
+    """Count each place. Rows that come together are of few shards, and cost by those, not by all that there are."""
+    if len(places):
+        first, last = int(places.min()), int(places.max()) + 1
+        counts[first:last] += np.bincount(places - first, minlength=last - first)
 
 
 KNOWN, INDEX = "known.jsonl", "index"

@@ -51,12 +51,9 @@ class Run:
     def __len__(self) -> int:
         return self.path.stat().st_size // (20 if self.wide else 12)
 
-    def span(self, low: int, high: int, start: int, stop: int) -> tuple[int, int]:
-        """Where the keys from `low` to `high` stand between two places of the run."""
-        keys = np.memmap(self.path, np.uint64, "r", start * 8, (stop - start,))
-        left = np.searchsorted(keys, np.uint64(low), "left")
-        right = np.searchsorted(keys, np.uint64(high), "right")
-        return start + int(left), start + int(right)
+    def places(self, keys: Hashes, start: int, stop: int) -> NDArray[np.int64]:
+        """Where each of some keys would stand between two places of the run, before all that equal it."""
+        return start + np.searchsorted(np.memmap(self.path, np.uint64, "r", start * 8, (stop - start,)), keys)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Records between two places."""
@@ -107,13 +104,12 @@ def buckets(
         return records if without is None else records[~without[records["row"]]]
 
     def blocks(spans: list[Span], first: int, last: int) -> Iterator[Bucketed]:
-        if sum(stop - start for _, start, stop in spans) <= block:
+        count = sum(stop - start for _, start, stop in spans)
+        if count <= block:
             if spans:
                 yield _sorted(np.concatenate([read(*span) for span in spans]))[:2]
         elif first < last:
-            middle = (first + last) // 2
-            for low, high in ((first, middle), (middle + 1, last)):
-                yield from blocks(_narrowed(spans, low, high), low, high)
+            yield from divided(spans, first, last, count)
         else:
             carried = np.zeros(0, RECORD)
             for run, begin, end in spans:
@@ -124,14 +120,24 @@ def buckets(
                     carried = records[(place == firsts) | (place >= ends - NEIGHBOURS)]
                     yield records, firsts
 
+    def divided(spans: list[Span], first: int, last: int, count: int) -> Iterator[Bucketed]:
+        """As many parts as fit into blocks, since hashes lie evenly: each run is looked into once, however many parts there are."""
+        parts = min(last - first + 1, max(1, -(-count * 17 // (16 * block))))
+        begins = [first + (last - first + 1) * part // parts for part in range(parts)]
+        ends = [begin - 1 for begin in begins[1:]] + [last]
+        edges = np.array([*begins, min(last + 1, KEYS - 1)], np.uint64)
+        places = np.empty((len(spans), parts + 1), np.int64)
+        for number, (run, start, stop) in enumerate(spans):
+            places[number] = run.places(edges, start, stop)
+        if last == KEYS - 1:  # nothing stands beyond the last key
+            places[:, -1] = [stop for _, _, stop in spans]
+        for part, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            there = np.flatnonzero(places[:, part] < places[:, part + 1]).tolist()
+            yield from blocks([(spans[n][0], *places[n, part : part + 2].tolist()) for n in there], begin, end)
+
     whole = [(run, 0, len(run)) for run in runs]
-    yield from blocks(_narrowed(whole, wanted.first, wanted.last), wanted.first, wanted.last)
-
-
-def _narrowed(spans: list[Span], first: int, last: int) -> list[Span]:
-    """Each span's part with keys from `first` to `last`; empty ones are left out."""
-    narrowed = [(run, *run.span(first, last, start, stop)) for run, start, stop in spans if start < stop]
-    return [span for span in narrowed if span[1] < span[2]]
+    share = sum(stop for _, _, stop in whole) * (wanted.last - wanted.first + 1) // KEYS
+    yield from divided([span for span in whole if span[2]], wanted.first, wanted.last, share)
 
 
 def _sorted(records: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:

@@ -31,15 +31,41 @@ from tasks.formats.token_blocks import remote_files
 UNITS = 1 << 22
 """Shares are rounded to so many parts, so that 2^40 places count exactly in 64 bits."""
 KEPT = 2
-"""Epochs whose order is held: a step may reach into the next one."""
+"""Epochs whose order is held, and parts of each: a step may reach into the next one."""
+PART = 1 << 14
+"""Samples of a part of an epoch's order, about: what is sorted at once."""
 
 
-def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """A permutation of `count` samples, shape [count].
+class EpochOrder:
+    """A permutation of `count` samples: places in the order of raw PCG64 draws, equal ones in the order of samples.
 
-    It sorts raw PCG64 draws, whose stream numpy keeps forever; `Generator.permutation` may change with numpy (NEP 19).
+    numpy keeps that stream forever; `Generator.permutation` may change with numpy (NEP 19). Only the part that is asked for is
+    sorted, so that the first of 50 million samples is known at once. State: the parts that were asked for last.
     """
-    return np.argsort(np.random.PCG64([seed, epoch]).random_raw(count), kind="stable")
+
+    def __init__(self, seed: int, epoch: int, count: int) -> None:
+        self._draws = np.random.PCG64([seed, epoch]).random_raw(count)
+        bits = min(16, max(0, (count // PART).bit_length()))
+        self._part = (self._draws >> np.uint64(48) >> np.uint64(16 - bits)).astype(np.uint16)
+        self._begins = np.concatenate(([0], np.cumsum(np.bincount(self._part, minlength=1 << bits))))
+        self._sorted: dict[int, NDArray[np.int64]] = {}
+
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample at each place, shape [places]."""
+        parts = np.searchsorted(self._begins, places, "right") - 1
+        result = np.empty(len(places), np.int64)
+        for part in np.unique(parts).tolist():
+            chosen = parts == part
+            result[chosen] = self._samples(part)[places[chosen] - self._begins[part]]
+        return result
+
+    def _samples(self, part: int) -> NDArray[np.int64]:
+        if part not in self._sorted:
+            while len(self._sorted) >= KEPT:
+                self._sorted.pop(next(iter(self._sorted)))
+            members = np.flatnonzero(self._part == part)
+            self._sorted[part] = members[np.argsort(self._draws[members], kind="stable")]
+        return self._sorted[part]
 
 
 class Order:
@@ -47,7 +73,7 @@ class Order:
 
     def __init__(self, seed: int, count: int) -> None:
         self.seed, self.count = seed, count
-        self._epochs: dict[int, NDArray[np.int64]] = {}
+        self._epochs: dict[int, EpochOrder] = {}
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sample at each place, shape [places]."""
@@ -58,8 +84,8 @@ class Order:
             if epoch not in self._epochs:
                 while len(self._epochs) >= KEPT:
                     self._epochs.pop(next(iter(self._epochs)))
-                self._epochs[epoch] = epoch_order(self.seed, epoch, self.count)
-            result[exists] = self._epochs[epoch][inside[exists]]
+                self._epochs[epoch] = EpochOrder(self.seed, epoch, self.count)
+            result[exists] = self._epochs[epoch].at(inside[exists])
         return result
 
 
