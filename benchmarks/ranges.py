@@ -1,14 +1,16 @@
 """Tokens that stay in the store: how soon the first batch of 100 GB comes, and how many bytes are read for those that are used.
 
-`python -m benchmarks.ranges [--gigabytes N] [--epoch MB] [--lengths N ...]`. A small server gives ranges of files as Azure's blobs
-are given, and counts them; the `.bin` files of the artifact are sparse, so what comes are zeros. A process of its own, as a machine
-of a training has it, brings the rest of the artifact, opens it and takes a batch: *first batch* is all three, without imports. An
-epoch of a small artifact is read by a machine that reads it where it lies, by one that has a cache with room for it, and by one with
-room for a half. *used* are the tokens of samples, each with its last target. Run by `make bench`.
+`python -m benchmarks.ranges [--gigabytes N] [--epoch MB] [--lengths N ...]`. A small server gives ranges of files as Azure's
+blobs are given, and counts them; the `.bin` files of the artifact are sparse, so what comes are zeros. A process of its own, as a
+machine of a training has it, brings the rest of the artifact, opens it and takes a batch: *first batch* is all three, without
+imports. An epoch of a small artifact is read by a machine that reads it where it lies, by one whose cache was filled with it
+before, and by one whose cache has room for a half. *used* are the tokens of samples, each with its last target. Run by `make
+bench`.
 """
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -17,12 +19,17 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from benchmarks.scratch import scratch
 
-STORE = {"uri": "az://account/ranges/bench", "credential": "connection_string", "secret": "env:HEADWAY_BENCH_CONNECTION"}
+STORE = {
+    "uri": "az://account/ranges/bench",
+    "credential": "connection_string",
+    "secret": "env:HEADWAY_BENCH_CONNECTION",
+}
 FILE = 16 << 30
 BATCH = 8
 LENGTHS = (1024, 4096, 32768)
@@ -75,9 +82,8 @@ def measured(machine: subprocess.Popen, log: list, folder: Path, refs: dict, *, 
 
 def machine() -> None:
     """A process of a training: answers questions, a line each, with what it took."""
-    import tasks.jobs.data.sources  # noqa: F401
-    import tasks.storage.blob.ranges  # noqa: F401
-
+    for name in ("tasks.jobs.data.sources", "tasks.storage.blob.ranges"):
+        importlib.import_module(name)
     answers = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -108,17 +114,24 @@ def answer(asked: dict) -> dict:
     done()
     size = sum(entry.size for entry in manifest.content.files if entry.path.endswith(".bin"))
     samples = (size // asked["width"] - 1) // asked["length"]
-    shape = {"global_batch_size": BATCH, "micro_batch_size": BATCH, "steps": max(2, samples // BATCH), "warmup_steps": 1}
+    shape = {
+        "global_batch_size": BATCH,
+        "micro_batch_size": BATCH,
+        "steps": max(2, samples // BATCH),
+        "warmup_steps": 1,
+    }
     config = TrainingConfig(sequence_length=asked["length"], **shape)
     how = ExecutionConfig(cache_gib=max(size * asked["part"], 8 << 20) / 2**30)
     source = open_source({"tokens": there}, config, how)
+    if not asked["batches"]:
+        source.tokens.wait()
     done()
     taken, count = 0, BATCH * asked["batches"] or source.count
     while taken < count:
         taken += len(source.batch(taken, min(BATCH, count - taken)))
     done()
     source.close(done=True)
-    seconds = [after[0] - before[0] for before, after in zip(marks, marks[1:], strict=False)]
+    seconds = [after[0] - before[0] for before, after in pairwise(marks)]
     said = {**dict(zip(("bring", "open", "batches"), seconds, strict=True)), "seconds": sum(seconds)}
     said |= {"processors": marks[-1][1] - marks[0][1]}
     return {**said, "samples": taken, "used": taken * (asked["length"] + 1) * asked["width"]}
@@ -140,8 +153,13 @@ def publish(folder: Path, name: str, size: int, width: int) -> str:
         with open(place / f"{file}.bin", "wb") as out:
             out.truncate(its)
         (place / f"{file}.blocks").write_bytes(zeros[0] * (its // BLOCK) + rest * bool(its % BLOCK))
-        entries += [FileEntry(path=f"{file}.bin", size=its, sha256="0" * 64), FileEntry(path=f"{file}.idx", size=34, sha256="0" * 64)]
-    (place / "tokens.json").write_text(json.dumps({"vocab_size": VOCABULARY[width], "eod_id": 0, "files": {"train": files}}))
+        entries += [
+            FileEntry(path=f"{file}.bin", size=its, sha256="0" * 64),
+            FileEntry(path=f"{file}.idx", size=34, sha256="0" * 64),
+        ]
+    (place / "tokens.json").write_text(
+        json.dumps({"vocab_size": VOCABULARY[width], "eod_id": 0, "files": {"train": files}})
+    )
     for path in (place / "tokens.json", *place.glob("*.blocks")):
         length, sha256 = hash_file(path)
         entries.append(FileEntry(path=path.name, size=length, sha256=sha256))
@@ -164,7 +182,7 @@ def served(folder: Path):
         disable_nagle_algorithm = True
         wbufsize = 1 << 16
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path).removeprefix("/account/ranges/")
             try:
                 file = os.open(folder / path, os.O_RDONLY)
@@ -205,7 +223,11 @@ def served(folder: Path):
 
 def table(rows: list[dict]) -> list[str]:
     columns = ("seconds", "bring", "open", "batches", "processors")
-    lines = [f"{'':24}{'tokens':>7}{'bytes':>6}" + "".join(f"{name:>11}" for name in columns) + f"{'MB used':>9}{'read/used':>10}"]
+    lines = [
+        f"{'':24}{'tokens':>7}{'bytes':>6}"
+        + "".join(f"{name:>11}" for name in columns)
+        + f"{'MB used':>9}{'read/used':>10}"
+    ]
     for row in rows:
         over = row["seconds"] > MOST_SECONDS if row["what"] == "first batch" else row["ratio"] > MOST_RATIO
         lines.append(

@@ -3,14 +3,15 @@
     python -m benchmarks.scale [--terabytes T] [--shard-megabytes M] [--machines N ...] [--cores N] [--megabytes N]
     python -m benchmarks.scale --real GB [--megabytes N]
 
-Work on bytes costs what it costs here, measured in this call on a generated corpus of --megabytes (rates.py). Lists, units, receipts,
-ranges of hashes and manifests are gone through by the product's own code on as many names of the right sizes, a tenth of the corpus
-beside the whole (names.py). A virtual clock shares units out as the product does, and adds stages up (chain.py). Bandwidths are
-settings. *superlinear*: the whole took more than eleven times the tenth. The exit code is 1 when a limit does not hold.
+Work on bytes costs what it costs here, measured in this call on a generated corpus of --megabytes (rates.py). Lists, units,
+receipts, ranges of hashes and manifests are gone through by the product's own code on as many names of the right sizes, a tenth
+of the corpus beside the whole (names.py). A virtual clock shares units out as the product does, and adds stages up (chain.py).
+Bandwidths are settings. *superlinear*: the whole took more than eleven times the tenth. The exit code is 1 when a limit does
+not hold.
 
---real runs both commands on a corpus of so many GB on this machine, and compares processor time, time, memory and bytes that were
-read and written with what the simulation says of the same corpus and one machine of this one's cores. What every command costs whatever
-its corpus, as Prefect does, is taken from a run on the small corpus. Run by `make bench`.
+--real runs both commands on a corpus of so many GB on this machine, and compares processor time, time, memory and bytes that
+were read and written with what the simulation says of the same corpus and one machine of this one's cores. What every command
+costs whatever its corpus, as Prefect does, is taken from a run on the small corpus. Run by `make bench`.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def main() -> None:
     parser.add_argument("--machines", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--cores", type=int, default=64)
     parser.add_argument("--network", type=float, default=30, help="Gbit/s of a machine; 30 is Azure's Standard_D64s_v5")
-    parser.add_argument("--files", type=float, default=50, help="Gbit/s of the file system or the storage account, all together")
+    parser.add_argument(
+        "--files", type=float, default=50, help="Gbit/s of the file system or the storage account, all together"
+    )
     parser.add_argument("--megabytes", type=float, default=200, help="of the corpus that rates are measured on")
     parser.add_argument("--names", type=Path, help="what an earlier call measured on names: the JSON that it printed")
     parser.add_argument("--scratch", type=Path, help="where files are made; a file system in memory is faster")
@@ -114,7 +117,10 @@ def table(rows: dict, given: argparse.Namespace) -> tuple[list[str], bool]:
     lines, held = [], True
     for title, row in rows.items():
         stages = row["stages"]
-        lines += ["", f"{given.terabytes:g} TB in files of {given.shard_megabytes:g} MB, {title} of {given.cores} cores"]
+        lines += [
+            "",
+            f"{given.terabytes:g} TB in files of {given.shard_megabytes:g} MB, {title} of {given.cores} cores",
+        ]
         for name, stage in stages.items():
             grows = "  superlinear" if stage["superlinear"] else ""
             lines.append(
@@ -129,7 +135,9 @@ def table(rows: dict, given: argparse.Namespace) -> tuple[list[str], bool]:
         broken = [f"{name} is superlinear" for name, stage in stages.items() if stage["superlinear"]]
         broken += [f"{hours:.1f} h" for _ in range((row["machines"], row["cores"]) == GOAL and hours > MOST_HOURS)]
         broken += [f"{where} holds {peaks[where] / 1e9:.0f} GB" for where in WHERE[:2] if peaks[where] > MOST_RANK]
-        broken += [f"the launcher holds {peaks['launcher'] / 1e9:.1f} GB" for _ in range(peaks["launcher"] > MOST_LAUNCHER)]
+        broken += [
+            f"the launcher holds {peaks['launcher'] / 1e9:.1f} GB" for _ in range(peaks["launcher"] > MOST_LAUNCHER)
+        ]
         lines.append(f"  limits: {'; '.join(broken) or 'all hold'}")
         held = held and not broken
     return lines, held

@@ -1,4 +1,4 @@
-"""The stages of `validate` and `preprocess` on the virtual clock, from rates and from what the product's code took on real names."""
+"""The stages of `validate` and `preprocess` on the virtual clock: from rates, and from what the product's code took on names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from benchmarks.scale.clock import Machines, Stage, Total, shared_out
 
 OF_A_DOCUMENT = {"ranks": 1, "mapped": 21, "launcher": 5}
-"""Bytes that are held for a document of the whole corpus. Each machine: whether it equals an earlier one (linking.py). The first one,
-in mapped files: what it repeats, how similarly, and its split (profile.py). The launcher: the rules that it breaks, and whether it is
-set aside, on the held-out side, and named (judging.py)."""
-PARTS = 580
+"""Bytes that are held for a document of the whole corpus. Each machine: whether it equals an earlier one (linking.py). The first
+one, in mapped files: what it repeats, how similarly, and its split (profile.py). The launcher: the rules that it breaks, and
+whether it is set aside, on the held-out side, and named (judging.py)."""
+PARTS = 536
 """Bytes of a unit's files for a document: its row, signature, hashes and bands."""
 
 
@@ -31,7 +31,9 @@ class Rates:
     def judging(self) -> dict[str, float]:
         """What a document takes to be judged: of one profile, and of the same with its rows many times."""
         once, often = (self.large["steps"][name] for name in ("judge", "judge often"))
-        return {key: max(0.0, (often[key] - once[key]) / often["documents"]) for key in ("cpu", "wall", "read", "written")}
+        return {
+            key: max(0.0, (often[key] - once[key]) / often["documents"]) for key in ("cpu", "wall", "read", "written")
+        }
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,12 @@ class Model:
             self._units("measure", size, written=parts, memory=work),
         ]
         if not self.shared:
-            stages.append(Stage("parts to the first", "first machine", self.on.moving(parts), read=parts, written=parts))
-        stages.append(Stage("receipts", "machines", rank["receipts"] + rank["linking"], memory=rank["peak after receipts"]))
+            stages.append(
+                Stage("parts to the first", "first machine", self.on.moving(parts), read=parts, written=parts)
+            )
+        stages.append(
+            Stage("receipts", "machines", rank["receipts"] + rank["linking"], memory=rank["peak after receipts"])
+        )
         for step in ("exact", "near"):
             begin = rank[f"{step}: begin"] + (rank["near: links"] if step == "near" else 0)
             each, count = rank[f"{step}: a range"], int(rank[f"{step}: ranges"])
@@ -95,13 +101,25 @@ class Model:
     def _judged(self) -> list[Stage]:
         size, documents, launcher = self.corpus.size, self.corpus.documents, self.names["launcher"]
         held = max(launcher["peak"], launcher["peak of the manifest"]) + OF_A_DOCUMENT["launcher"] * documents
-        judging = documents * self.rates.judging["cpu"] + sum(launcher[f"shards {what}"] for what in ("read", "judged", "written"))
+        judging = documents * self.rates.judging["cpu"] + sum(
+            launcher[f"shards {what}"] for what in ("read", "judged", "written")
+        )
         aside = size * (self.rates("verify") + self.rates("set aside") + self.rates("rewrite"))
-        publishing = size * self.rates("publish") + sum(launcher[f"manifest{what}"] for what in ("", " written", " read"))
+        publishing = size * self.rates("publish") + sum(
+            launcher[f"manifest{what}"] for what in ("", " written", " read")
+        )
         return [
             Stage("judge", "launcher", judging, judging, 20 * documents, memory=held),
             Stage("set aside, rewrite", "launcher", max(aside, self.on.moving(4 * size)), aside, 3 * size, size, held),
-            Stage("publish what stays", "launcher", max(publishing, self.on.moving(4 * size)), publishing, 3 * size, size, held),
+            Stage(
+                "publish what stays",
+                "launcher",
+                max(publishing, self.on.moving(4 * size)),
+                publishing,
+                3 * size,
+                size,
+                held,
+            ),
         ]
 
     def preprocess(self) -> Total:
@@ -119,14 +137,30 @@ class Model:
             self._units("encode", size, written=tokens, memory=memory),
             Stage("receipts", "machines", known["list"] + known["receipts"], memory=known["peak"]),
             Stage(
-                "write token files", "machines", max(seconds, self.on.moving(3 * tokens, by=writing)), each * files, 2 * tokens, tokens, known["peak"]
+                "write token files",
+                "machines",
+                max(seconds, self.on.moving(3 * tokens, by=writing)),
+                each * files,
+                2 * tokens,
+                tokens,
+                known["peak"],
             ),
         ]
         if not self.shared:
-            stages.append(Stage("tokens to the launcher", "launcher", self.on.moving(2 * tokens), read=tokens, written=tokens))
+            stages.append(
+                Stage("tokens to the launcher", "launcher", self.on.moving(2 * tokens), read=tokens, written=tokens)
+            )
         moved = 0 if self.shared else tokens
         stages.append(
-            Stage("publish tokens", "launcher", max(publishing, self.on.moving(tokens + moved)), publishing, tokens, moved, known["peak"])
+            Stage(
+                "publish tokens",
+                "launcher",
+                max(publishing, self.on.moving(tokens + moved)),
+                publishing,
+                tokens,
+                moved,
+                known["peak"],
+            )
         )
         return Total(tuple(stages))
 

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +113,7 @@ def make_parts(names: Names) -> None:
     exact, near = (Runs(rows * each, names.documents * each, again) for each, again in ((1, EXACT), (bands, NEAR)))
     for number, unit in enumerate(names.units):
         place, count = str(parts.part(names.parts, unit)), int(rows[number])
-        os.makedirs(place)
+        Path(place).mkdir(parents=True)
         sizes = {"rows.bin": count * parts.ROW.itemsize, "signatures.bin": count * 2 * HASHES, "words.bin": len(words)}
         sizes |= {"findings.jsonl": 0, "unreadable.jsonl": 0}
         for name, size in sizes.items():
@@ -230,15 +230,20 @@ def make_tokens(names: Names) -> None:
             binary, lengths = part_files(parts, key, index)
             write_sparse(binary, tokens * width, {})
             write_sparse(lengths, documents * 4, {})
-        output = {**_dependencies(unit, work), "key": key, "counts": counts, "bytes_read": unit.bytes, "engine": "gigatoken"}
+        output = {
+            **_dependencies(unit, work),
+            "key": key,
+            "counts": counts,
+            "bytes_read": unit.bytes,
+            "engine": "gigatoken",
+        }
         (parts / f"{key}.json").write_text(json.dumps(output))
 
 
 def rank(names: Names, clock: Clock) -> None:
     """One rank of `validate`, beside its units: the list, the receipts of all units, and one range of each step."""
-    from tasks.data.corpus import duplicates, parts
+    from tasks.data.corpus import parts
     from tasks.data.corpus.profile import linking_of
-    from tasks.data.corpus.runs import buckets
 
     clock("list", lambda: (names.units, names.work.key, names.work.numbers))
     clock.peak("peak after the list")
@@ -247,17 +252,24 @@ def rank(names: Names, clock: Clock) -> None:
     clock.peak("peak after receipts")
     clock.found["units"], clock.found["shards"] = len(names.units), len(names.work.shards)
     for step in ("exact", "near"):
-        every = linking.ranges(step)
-        runs = clock(f"{step}: begin", lambda step=step: linking._runs(step))
+        wanted = linking.ranges(step)[-1]
+        runs = clock(f"{step}: begin", partial(linking._runs, step))
+        link = partial(_equal, runs) if step == "exact" else clock("near: links", partial(linking._near, runs))
         opened = Opened()
-        if step == "exact":
-            links = clock("exact: a range", lambda: duplicates.equal(buckets(runs, every[-1])))
-        else:
-            link = clock("near: links", lambda: linking._near(runs))
-            opened = Opened()
-            links = clock("near: a range", lambda: link(every[-1]))
-        clock.found |= {f"{step}: ranges": len(every), f"{step}: found": len(links), f"{step}: opened": opened.count}
+        links = clock(f"{step}: a range", partial(link, wanted))
+        clock.found |= {
+            f"{step}: ranges": wanted.index + 1,
+            f"{step}: found": len(links),
+            f"{step}: opened": opened.count,
+        }
     clock.peak("peak")
+
+
+def _equal(runs: list, wanted):
+    from tasks.data.corpus import duplicates
+    from tasks.data.corpus.runs import buckets
+
+    return duplicates.equal(buckets(runs, wanted))
 
 
 class Opened:
@@ -307,16 +319,18 @@ def launcher(names: Names, clock: Clock) -> None:
     paths = sorted(path.name for path in os.scandir(names.corpus))
 
     def written() -> Manifest:
-        entries = tuple(FileEntry(path=path, size=names.shard, sha256=f"{number:064x}") for number, path in enumerate(paths))
+        entries = tuple(
+            FileEntry(path=path, size=names.shard, sha256=f"{number:064x}") for number, path in enumerate(paths)
+        )
         versions = dict.fromkeys(paths, "2026-11-29T12:00:00.0000000Z")
         content = Content(kind="dataset", files=entries)
         return Manifest(content=content, provenance=Provenance(name="corpus", blob_versions=versions))
 
     manifest = clock("manifest", written)
-    data = clock("manifest written", lambda: manifest_bytes(manifest))
+    data = clock("manifest written", partial(manifest_bytes, manifest))
     clock.found["bytes of the manifest"] = len(data)
     told = {"where": "here", "kind": "dataset", "name": "corpus", "version": manifest.version}
-    clock("manifest read", lambda: parse_manifest(data, **told))
+    clock("manifest read", partial(parse_manifest, data, **told))
     clock.peak("peak of the manifest")
     del manifest, data
     profile = Profile(names.folder / "profile")
@@ -353,7 +367,9 @@ def mirror(names: Names, clock: Clock) -> None:
     listed = [path.relative_to(job).as_posix() for path in names.parts.rglob("*") if path.is_file()]
     other = job / "nodes" / "1" / SENT
     other.parent.mkdir(parents=True)
-    other.write_text("".join(json.dumps({"name": name, "etag": f"0x{number:015X}"}) + "\n" for number, name in enumerate(listed)))
+    other.write_text(
+        "".join(json.dumps({"name": name, "etag": f"0x{number:015X}"}) + "\n" for number, name in enumerate(listed))
+    )
     folder = BlobFolder(open_container(StoreConfig(uri="az://account/container")), "jobs/1", job, only="parts/")
     folder._there |= {name: f"0x{number:015X}" for number, name in enumerate(listed)}
     clock.found["names"] = len(listed)

@@ -1,7 +1,7 @@
 """What a byte of a corpus costs here in each stage: a small corpus, and the product's own functions, one after the other.
 
-`python -m benchmarks.scale.rates UNIT OFTEN FOLDER FOLDER` goes through two corpora, in a process of its own, after it measured the
-memory of a unit of UNIT bytes; the second one's profile is judged again with OFTEN rows. A rate is what the
+`python -m benchmarks.scale.rates UNIT OFTEN FOLDER FOLDER` goes through two corpora, in a process of its own, after it measured
+the memory of a unit of UNIT bytes; the second one's profile is judged again with OFTEN rows. A rate is what the
 larger one took more, by the bytes that it has more: what every size costs, as imports do, is no part of it.
 """
 
@@ -104,7 +104,7 @@ def measured(corpus: Path, home: Path, *, often: int) -> dict[str, object]:
 
 
 def repeated(profile, folder: Path, documents: int):
-    """A profile with the rows of another one, again and again: what a document takes to be judged is little, beside the imports."""
+    """A profile with the rows of another one, again and again: a document takes little to be judged, beside the imports."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -113,7 +113,9 @@ def repeated(profile, folder: Path, documents: int):
     table = pq.read_table(profile.folder / "documents.parquet")
     times = max(2, round(documents / len(table)))
     shutil.copytree(profile.folder, folder)
-    pq.write_table(pa.concat_tables([table] * times), folder / "documents.parquet", row_group_size=100_000, compression="zstd")
+    pq.write_table(
+        pa.concat_tables([table] * times), folder / "documents.parquet", row_group_size=100_000, compression="zstd"
+    )
     columns = {**profile.columns, "documents": len(table) * times}
     (folder / "columns.json").write_text(json.dumps(columns))
     return Profile(folder)
@@ -210,9 +212,7 @@ def preprocessing(corpus: Path, home: Path, ledger: Ledger) -> None:
     from tasks.storage import open_store
     from tasks.storage.manifest import Provenance
 
-    config = PreprocessingConfig(
-        tokenizer={"vocab_size": VOCABULARY}, shard_gib=SHARD_GIB, heldout_fraction=SPLIT
-    )
+    config = PreprocessingConfig(tokenizer={"vocab_size": VOCABULARY}, shard_gib=SHARD_GIB, heldout_fraction=SPLIT)
     shards, parts = find_shards([corpus]), home / "tokens"
     units = cut(shards, unit_bytes(shards))
     ledger("tokenizer", lambda: save_tokenizer(train_tokenizer(units, config), home / "tokenizer"))
@@ -225,7 +225,9 @@ def preprocessing(corpus: Path, home: Path, ledger: Ledger) -> None:
     ledger("write", lambda: [_merge(file, work, parts, blocks=True) for file in files])
     out = home / "out"
     out.mkdir()
-    for path in [path for path in parts.iterdir() if path.suffix in (".bin", ".idx", ".blocks") and "document" in path.name]:
+    for path in [
+        path for path in parts.iterdir() if path.suffix in (".bin", ".idx", ".blocks") and "document" in path.name
+    ]:
         path.rename(out / path.name)
     store = open_store(home)
     ledger(

@@ -52,14 +52,18 @@ def compared(folder: Path, size: int, small: int) -> dict:
     for stage, steps in STEPS.items():
         before, after = runs["small"][stage], runs["large"][stage]
         judging = known.judging if stage == "validate" else dict.fromkeys(FIGURES, 0.0)
-        grown = {what: more * (sum(known(step, what) for step in steps) + judging[what] / known.document) for what in FIGURES}
+        grown = {
+            what: more * (sum(known(step, what) for step in steps) + judging[what] / known.document) for what in FIGURES
+        }
         predicted = {what: before[what] + grown[what] for what in FIGURES}
         documents = more / known.document
         of_ranks = OF_A_DOCUMENT["ranks"] + OF_A_DOCUMENT["mapped"] if stage == "validate" else 0
         of_launcher = OF_A_DOCUMENT["launcher"] if stage == "validate" else 0
         predicted[RANKS] = max(before[RANKS] + documents * of_ranks, before["base"] + rates.WORKERS * found["unit"])
         predicted[LAUNCHER] = before[LAUNCHER] + documents * of_launcher
-        rows[stage] = {what: {"predicted": predicted[what], "real": after[what], "small": before[what]} for what in predicted}
+        rows[stage] = {
+            what: {"predicted": predicted[what], "real": after[what], "small": before[what]} for what in predicted
+        }
     return {"bytes": sizes, "load": os.getloadavg(), "cores": rates.WORKERS, "rows": rows, "rates": found}
 
 
@@ -108,7 +112,9 @@ def watch(process: subprocess.Popen, peaks: dict[str, float]) -> None:
                 words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
                 is_rank = "tasks.jobs.profile" in words or "tasks.jobs.preprocess" in words
                 if is_rank or "headway" in words.partition(" -")[0] or "tasks.data.judging" in words:
-                    held[RANKS if is_rank and "tasks.jobs.node" not in words else LAUNCHER] += 1024 * proportional_kibibytes(pid)
+                    held[RANKS if is_rank and "tasks.jobs.node" not in words else LAUNCHER] += (
+                        1024 * proportional_kibibytes(pid)
+                    )
         for place in (RANKS, LAUNCHER):
             peaks[place] = max(peaks[place], held[place])
         if held[RANKS]:
@@ -117,13 +123,16 @@ def watch(process: subprocess.Popen, peaks: dict[str, float]) -> None:
 
 
 def table(row: dict) -> list[str]:
-    units = dict.fromkeys(("read", "written", RANKS, LAUNCHER), ("MB", 1e6)) | dict.fromkeys(("cpu", "wall"), ("s", 1.0))
+    units = dict.fromkeys(("read", "written", RANKS, LAUNCHER), ("MB", 1e6)) | dict.fromkeys(
+        ("cpu", "wall"), ("s", 1.0)
+    )
     lines = [f"{row['bytes']['large'] / 1e9:.2f} GB, {row['cores']} cores, load {row['load'][0]:.1f}"]
     for stage, figures in row["rows"].items():
         for what, figure in figures.items():
             unit, scale = units[what]
             predicted, real = figure["predicted"] / scale, figure["real"] / scale
+            off = 100 * (predicted / real - 1)
             lines.append(
-                f"{stage:12}{what:10} predicted{predicted:10.1f} {unit:3} real{real:10.1f} {unit:3}{100 * (predicted / real - 1):+7.1f} %"
+                f"{stage:12}{what:10} predicted{predicted:10.1f} {unit:3} real{real:10.1f} {unit:3}{off:+7.1f} %"
             )
     return lines

@@ -103,14 +103,15 @@ def buckets(
         records = run.read(start, stop)
         return records if without is None else records[~without[records["row"]]]
 
+    def divided(spans: list[Span], first: int, last: int, count: int) -> Iterator[Bucketed]:
+        for part in _divided(spans, first, last, -(-count * 17 // (16 * block))):
+            yield from blocks(*part)
+
     def blocks(spans: list[Span], first: int, last: int) -> Iterator[Bucketed]:
         count = sum(stop - start for _, start, stop in spans)
-        if count <= block:
-            if spans:
-                yield _sorted(np.concatenate([read(*span) for span in spans]))[:2]
-        elif first < last:
+        if count > block and first < last:
             yield from divided(spans, first, last, count)
-        else:
+        elif count > block:
             carried = np.zeros(0, RECORD)
             for run, begin, end in spans:
                 for start in range(begin, end, block):
@@ -119,25 +120,30 @@ def buckets(
                     place = np.arange(len(records))
                     carried = records[(place == firsts) | (place >= ends - NEIGHBOURS)]
                     yield records, firsts
-
-    def divided(spans: list[Span], first: int, last: int, count: int) -> Iterator[Bucketed]:
-        """As many parts as fit into blocks, since hashes lie evenly: each run is looked into once, however many parts there are."""
-        parts = min(last - first + 1, max(1, -(-count * 17 // (16 * block))))
-        begins = [first + (last - first + 1) * part // parts for part in range(parts)]
-        ends = [begin - 1 for begin in begins[1:]] + [last]
-        edges = np.array([*begins, min(last + 1, KEYS - 1)], np.uint64)
-        places = np.empty((len(spans), parts + 1), np.int64)
-        for number, (run, start, stop) in enumerate(spans):
-            places[number] = run.places(edges, start, stop)
-        if last == KEYS - 1:  # nothing stands beyond the last key
-            places[:, -1] = [stop for _, _, stop in spans]
-        for part, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            there = np.flatnonzero(places[:, part] < places[:, part + 1]).tolist()
-            yield from blocks([(spans[n][0], *places[n, part : part + 2].tolist()) for n in there], begin, end)
+        elif spans:
+            yield _sorted(np.concatenate([read(*span) for span in spans]))[:2]
 
     whole = [(run, 0, len(run)) for run in runs]
     share = sum(stop for _, _, stop in whole) * (wanted.last - wanted.first + 1) // KEYS
     yield from divided([span for span in whole if span[2]], wanted.first, wanted.last, share)
+
+
+def _divided(spans: list[Span], first: int, last: int, parts: int) -> Iterator[tuple[list[Span], int, int]]:
+    """Keys from `first` to `last` in parts of equal width: of each the spans that have some, its first key and its last.
+
+    Hashes lie evenly, so a part fits into a block. A run is looked into once, however many parts there are.
+    """
+    parts = min(last - first + 1, max(1, parts))
+    begins = [first + (last - first + 1) * part // parts for part in range(parts)]
+    edges = np.array([*begins, min(last + 1, KEYS - 1)], np.uint64)
+    places = np.empty((len(spans), parts + 1), np.int64)
+    for number, (run, start, stop) in enumerate(spans):
+        places[number] = run.places(edges, start, stop)
+        if last == KEYS - 1:  # nothing stands beyond the last key
+            places[number, -1] = stop
+    for part, (begin, after) in enumerate(zip(begins, [*begins[1:], last + 1], strict=True)):
+        there = np.flatnonzero(places[:, part] < places[:, part + 1]).tolist()
+        yield [(spans[n][0], *places[n, part : part + 2].tolist()) for n in there], begin, after - 1
 
 
 def _sorted(records: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
