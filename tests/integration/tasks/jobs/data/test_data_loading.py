@@ -10,7 +10,18 @@ import torch
 
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
-from tasks.jobs.data.samples import MOST_STEPS, Draws, Loader, Mapped, Order, Samples, Shares, positions
+from tasks.jobs.data import samples
+from tasks.jobs.data.samples import (
+    MOST_STEPS,
+    Draws,
+    EpochOrder,
+    Loader,
+    Mapped,
+    Order,
+    Samples,
+    Shares,
+    positions,
+)
 from tasks.jobs.data.sources import Mixture, open_source, source_identity
 from tasks.jobs.training.network import build_network, next_token_loss
 
@@ -85,6 +96,17 @@ def test_the_order_holds_the_epochs_that_it_needs_only():
     whole = order.at(places)
     assert whole.tolist() == [int(Order(7, 10).at(places[at : at + 1])[0]) for at in range(len(places))]
     assert len(order._epochs) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000, 100_000])
+def test_an_epoch_is_in_the_order_of_its_draws_however_it_is_asked_for(count, monkeypatch):
+    monkeypatch.setattr(samples, "PART", 1 << 10)
+    draws = np.random.PCG64([7, 3]).random_raw(count)
+    whole = np.argsort(draws, kind="stable")
+    assert np.array_equal(EpochOrder(7, 3, count).at(np.arange(count)), whole)
+    order, places = EpochOrder(7, 3, count), np.random.default_rng(1).integers(count, size=200)
+    assert [int(order.at(places[at : at + 1])[0]) for at in range(len(places))] == whole[places].tolist()
+    assert len(order._sorted) <= samples.KEPT
 
 
 @pytest.mark.parametrize("shares", [(0.7, 0.3), (1.0, 1.0, 1.0), (5.0, 0.01, 2.5, 1.0), (1e-9, 1.0)])
