@@ -13,9 +13,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -44,6 +45,9 @@ def require_inside(names: Iterable[str], *, where: str) -> None:
 
 SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20
+THREADS, AT_ONCE = 16, 1000
+"""Files that are hashed at once, and files that wait for it."""
+A, R = TypeVar("A"), TypeVar("R")
 
 
 class _Part(BaseModel):
@@ -143,11 +147,11 @@ def describe(folder: Path) -> tuple[FileEntry, ...]:
 
     Raises ValueError for links and special files: what is published is bytes, and nothing else.
     """
-    entries = []
-    for relative, path in plain_files(folder).items():
-        size, sha256 = hash_file(path)
-        entries.append(FileEntry(path=relative, size=size, sha256=sha256))
-    return tuple(entries)
+    files = plain_files(folder)
+    hashed = _by_threads(hash_file, list(files.values()))
+    return tuple(
+        FileEntry(path=path, size=size, sha256=sha256) for path, (size, sha256) in zip(files, hashed, strict=True)
+    )
 
 
 def plain_files(folder: Path) -> dict[str, Path]:
@@ -183,9 +187,11 @@ def check(
     expected = {entry.path: entry for entry in files}
     result = {path.relative_to(folder).as_posix(): path for path in _walk(folder)} if folder.is_dir() else {}
     problems = [Problem(path=path, problem="extra") for path in sorted(result.keys() - expected.keys())]
-    for name, entry in expected.items():
-        problems += check_file(result.get(name), entry, copy_to=(copies or {}).get(name))
-    return problems
+    checked = _by_threads(
+        lambda entry: check_file(result.get(entry.path), entry, copy_to=(copies or {}).get(entry.path)),
+        list(expected.values()),
+    )
+    return problems + [problem for found in checked for problem in found]
 
 
 def check_file(
@@ -269,6 +275,17 @@ def _edited(where: str, how: str) -> IntegrityError:
         f"{where} was edited: {how}",
         remedy="Restore the manifest, or delete the version's folder and run the stage again.",
     )
+
+
+def _by_threads(do: Callable[[A], R], items: Sequence[A]) -> Iterator[R]:
+    """What comes of each item, in order. Hashing leaves the interpreter to other threads, so several files are read at once."""
+    workers = min(THREADS, os.cpu_count() or 1, len(items))
+    if workers < 2:
+        yield from map(do, items)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        for start in range(0, len(items), AT_ONCE):
+            yield from pool.map(do, items[start : start + AT_ONCE])
 
 
 def _walk(folder: Path) -> list[Path]:
