@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.scale.clock import Machines, Stage, Total, shared_out
+from tasks.storage.manifest import THREADS
 
 OF_A_DOCUMENT = {"ranks": 1, "mapped": 21, "launcher": 5}
 """Bytes that are held for a document of the whole corpus. Each machine: whether it equals an earlier one (linking.py). The first
@@ -104,9 +105,10 @@ class Model:
         judging = documents * self.rates.judging["cpu"] + sum(
             launcher[f"shards {what}"] for what in ("read", "judged", "written")
         )
-        aside = size * (self.rates("verify") + self.rates("set aside") + self.rates("rewrite"))
-        publishing = size * self.rates("publish") + sum(
-            launcher[f"manifest{what}"] for what in ("", " written", " read")
+        aside = self._hashed(size) + size * (self.rates("set aside") + self.rates("rewrite"))
+        copied = size * max(0.0, self.rates("publish") - 2 * self.rates("verify"))  # hashed before and after
+        publishing = (
+            copied + 2 * self._hashed(size) + sum(launcher[f"manifest{what}"] for what in ("", " written", " read"))
         )
         return [
             Stage("judge", "launcher", judging, judging, 20 * documents, memory=held),
@@ -128,7 +130,7 @@ class Model:
         files = max(1, int(known["files"]))
         each = tokens * self.rates("write") / self.rates.tokens / files
         seconds = shared_out([each] * files, machines=writing, cores=1)
-        publishing = size * self.rates("publish tokens")
+        publishing = self._by_threads(size * self.rates("publish tokens"))
         fixed = self.rates.large["steps"]["tokenizer"]["cpu"]
         memory = known["peak"] + self.on.cores * self.unit_memory
         stages = [
@@ -168,9 +170,17 @@ class Model:
         """The launcher checks every byte where it shares the folder; elsewhere each machine brings all, and checks it."""
         checking, machines = size * self.rates("verify"), self.on.count
         if self.shared:
-            return [Stage("check the input", "launcher", max(checking, self.on.moving(size)), checking, read=size)]
+            seconds = max(self._hashed(size), self.on.moving(size))
+            return [Stage("check the input", "launcher", seconds, checking, read=size)]
         seconds = max(checking, self.on.moving(size), size * machines / self.on.files)
         return [Stage("bring the input", "machines", seconds, checking * machines, read=size * machines)]
+
+    def _hashed(self, size: float) -> float:
+        return self._by_threads(size * self.rates("verify"))
+
+    def _by_threads(self, seconds: float) -> float:
+        """Of hashing many files (tasks/storage/manifest.py)."""
+        return seconds / min(THREADS, self.on.cores)
 
     def _units(self, step: str, size: float, *, written: float, memory: float) -> Stage:
         each = [unit * self.rates(step) for unit in self.corpus.units]
