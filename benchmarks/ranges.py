@@ -44,7 +44,9 @@ EPOCHS = {"where it lies": (MANY, 1.0), "cache": (ALONE, 1.0), "half a cache": (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=100)
-    parser.add_argument("--epoch", type=float, default=64, help="megabytes of the artifact of which an epoch is read")
+    parser.add_argument(
+        "--epoch", type=float, default=64, help="megabytes of the artifact of which an epoch is read; 0: none"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     given = parser.parse_args()
     sizes = {"large": int(given.gigabytes * 1e9), "small": int(given.epoch * 1e6)}
@@ -53,7 +55,7 @@ def main() -> None:
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as machine:
             rows = []
             for width in VOCABULARY:
-                refs = {name: publish(folder, name, size, width) for name, size in sizes.items()}
+                refs = {name: publish(folder, name, size, width) for name, size in sizes.items() if size}
                 for length in given.lengths:
                     rows += measured(machine, log, folder, refs, width=width, length=length)
             machine.stdin.close()
@@ -65,7 +67,8 @@ def measured(machine: subprocess.Popen, log: list, folder: Path, refs: dict, *, 
     """The first batch of the large artifact, and epochs of the small one, asked of a machine."""
     common = {"length": length, "width": width, "scratch": str(folder)}
     what = {"first batch": ("large", MANY, 0.1, 1)}
-    what |= {f"epoch, {name}": ("small", machines, part, 0) for name, (machines, part) in EPOCHS.items()}
+    if "small" in refs:
+        what |= {f"epoch, {name}": ("small", machines, part, 0) for name, (machines, part) in EPOCHS.items()}
     rows = []
     for name, (artifact, machines, part, batches) in what.items():
         question = {**common, "ref": refs[artifact], "machines": machines, "part": part, "batches": batches}
