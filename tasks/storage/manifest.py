@@ -47,7 +47,8 @@ SCHEMA = "headway/manifest/1"
 CHUNK = 4 << 20
 THREADS, AT_ONCE = 16, 1000
 """Files that are hashed at once, and files that wait for it."""
-A, R = TypeVar("A"), TypeVar("R")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class _Part(BaseModel):
