@@ -17,7 +17,7 @@ import logging
 import shlex
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -210,7 +210,7 @@ class MirroredFolders:
         self._folders.pull(prefix, folder, ended=True, key=key_of(folder))
         if not well:
             return
-        if missing := missing_output(folder, range(nodes)):
+        if missing := missing_output(folder, nodes):
             raise IntegrityError(
                 f"of what the job sent, {self._folders.place(prefix).uri}/{prefix} has no {', '.join(missing[:3])}",
                 remedy="See who may write to this container, and run the same command again.",
@@ -242,14 +242,23 @@ class MirroredFolders:
         self._folders.fence(folder)
 
 
-def missing_output(folder: Path, machines: Iterable[int]) -> list[str]:
-    """What some machines of a job that ended well sent of its output and is not here; tasks/jobs/node/mirror.py writes the lists."""
+def missing_output(folder: Path, nodes: int) -> list[str]:
+    """What machines of a job that ended well sent of its output and is not here; tasks/jobs/node/mirror.py writes the lists."""
     missing = []
-    for rank in machines:
-        listed = read_json(folder / "nodes" / str(rank) / "output.json")
+    for rank in range(nodes):
+        listed = read_json(_output_list(folder, rank))
         names = [f"nodes/{rank}/output.json"] if listed is None else listed["files"]
         missing += [name for name in names if not (folder / name).is_file()]
     return missing
+
+
+def has_listed_output(folder: Path, rank: int) -> bool:
+    """Whether a machine's list of its output is here, which it sends after all that the list names."""
+    return _output_list(folder, rank).exists()
+
+
+def _output_list(folder: Path, rank: int) -> Path:
+    return folder / "nodes" / str(rank) / "output.json"
 
 
 def key_of(folder: Path) -> bytes:

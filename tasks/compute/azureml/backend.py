@@ -257,7 +257,7 @@ class AzureMlBackend:
         key = _key_of(result, folder)
         try:
             self._folders.pull(prefix, folder, ended=over, key=key)
-            if key and status == "Completed" and (missing := missing_output(folder, range(_job_of(folder).nodes))):
+            if key and status == "Completed" and (missing := missing_output(folder, _job_of(folder).nodes)):
                 some = ", ".join(missing[:3]) + " ..." * (len(missing) > 3)
                 raise IntegrityError(
                     f"of what the job sent, {self._folders.place(prefix).uri}/{prefix} has no {some}",

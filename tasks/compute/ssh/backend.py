@@ -23,7 +23,7 @@ from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.connection import Connection, Ran, Unreachable, run_all
 from tasks.compute.job import Failure, Job, JobState, NotAccepted, Rendered, before_submission
-from tasks.compute.job_folder import MirroredFolders, key_of, missing_output
+from tasks.compute.job_folder import MirroredFolders, has_listed_output, key_of
 from tasks.compute.nodes import ended_state, python, write_nodes
 from tasks.compute.ssh.hosts import Host, read_hosts, usable
 from tasks.compute.ssh.render import (
@@ -395,7 +395,7 @@ class SshBackend:
                 case Look() as look:
                     alive = look.alive(mirror)
                 case _:  # it did not answer, which is no word about its mirror
-                    alive = ended.code == 0 and bool(missing_output(folder, [rank]))
+                    alive = ended.code == 0 and not has_listed_output(folder, rank)
             sending += [host.name] * alive
         waited = self._silence.seconds(folder / PLACED, placed.submission, of="ended")
         if sending and waited < LAST_FILES_SECONDS:
