@@ -192,7 +192,7 @@ def check(
         lambda entry: check_file(result.get(entry.path), entry, copy_to=(copies or {}).get(entry.path)),
         list(expected.values()),
     )
-    return problems + [problem for found in checked for problem in found]
+    return problems + [problem for each in checked for problem in each]
 
 
 def check_file(

@@ -142,8 +142,8 @@ def _divided(spans: list[Span], first: int, last: int, parts: int) -> Iterator[t
         if last == KEYS - 1:  # nothing stands beyond the last key
             places[number, -1] = stop
     for part, (begin, after) in enumerate(zip(begins, [*begins[1:], last + 1], strict=True)):
-        there = np.flatnonzero(places[:, part] < places[:, part + 1]).tolist()
-        yield [(spans[n][0], *places[n, part : part + 2].tolist()) for n in there], begin, after - 1
+        filled = np.flatnonzero(places[:, part] < places[:, part + 1]).tolist()
+        yield [(spans[n][0], *places[n, part : part + 2].tolist()) for n in filled], begin, after - 1
 
 
 def _sorted(records: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
