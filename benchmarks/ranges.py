@@ -37,7 +37,7 @@ VOCABULARY = {2: 50_000, 4: 128_000}
 """By the bytes of a token."""
 MOST_SECONDS, MOST_RATIO = 2.0, 1.05
 ALONE, MANY = 1, 1000
-EPOCHS = {"where it lies": (MANY, 1.0), "cache": (ALONE, 1.0), "half a cache": (ALONE, 0.5)}
+EPOCHS = {"where it lies": (MANY, 1.0), "cache": (ALONE, 2.0), "half a cache": (ALONE, 0.5)}
 """How many machines share the run, by which one knows whether a cache pays, and the cache's part of the corpus."""
 
 
