@@ -22,7 +22,7 @@ from typing import Any
 from tasks.common.process import read_json, write_json
 from tasks.config.data import PreprocessingConfig
 from tasks.data.corpus.inputs import Unit, cut, find_shards
-from tasks.data.corpus.reading import documents, read_strictly
+from tasks.data.corpus.reading import read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import SHARDED, TokenFile, token_files, write_dataset
@@ -139,10 +139,10 @@ def sample(units: Sequence[Unit], config: PreprocessingConfig) -> Iterator[str]:
     splits = _splits(config)
     read = list(units)[:: max(1, total // (SPREAD * wanted))]
     share = min(1.0, wanted / max(1, sum(unit.bytes for unit in read)))
-    for document in documents(read, config.text_field):
-        drawn = int.from_bytes(hashlib.sha256(document.text.encode()).digest()[8:16], "big") < share * 2**64
-        if drawn and not splits.of(document.text):
-            yield document.text
+    for text in (text for unit in read for batch in read_strictly(unit, (config.text_field,)) for text in batch.texts):
+        drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[8:16], "big") < share * 2**64
+        if drawn and not splits.of(text):
+            yield text
 
 
 def _splits(config: PreprocessingConfig) -> Splits:
