@@ -94,9 +94,7 @@ class SlurmElastic:
     def render(self, job: Job, folder: Path) -> Rendered:
         seen = self._login.seen(folder)
         files = {file_of(part): script_of(part, self._config, seen) for part in parts_of(job, folder)}
-        return Rendered(
-            backend="slurm", command=("sbatch", "--parsable", f"{seen}/part-N.sbatch"), files=files
-        )
+        return Rendered(backend="slurm", command=("sbatch", "--parsable", f"{seen}/part-N.sbatch"), files=files)
 
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         """Open the rendezvous, then submit every machine. What Slurm refuses beyond `min_nodes` is tried again later."""

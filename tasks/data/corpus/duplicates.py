@@ -38,7 +38,9 @@ def signatures(words: Words) -> tuple[Signatures, NDArray[np.bool_]]:
     from rensa import RMinHash
 
     if (first := _process.setdefault("first", os.getpid())) != os.getpid():
-        raise RuntimeError(f"process {first} made signatures before it forked this one: make them in one of the two only")
+        raise RuntimeError(
+            f"process {first} made signatures before it forked this one: make them in one of the two only"
+        )
 
     shingles = ngrams(words, SHINGLE)
     values = np.zeros((len(words.bounds) - 1, HASHES), np.uint16)

@@ -6,7 +6,7 @@ import signal
 import threading
 
 import pytest
-from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
+from elastic_material import Journal, consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
 from slurm_stand import slurm
 from waiting import limit, until
 
@@ -19,24 +19,6 @@ from tasks.config.cluster import ClusterConfig
 CONFIG = training(steps=500, hidden_size=64)
 CLUSTER = {"name": "stand", "backend": "slurm", "ranks_per_node": 1, "elastic": {"min_nodes": 1, "max_nodes": 3}}
 PATIENCE = 300.0
-
-
-class Journal:
-    """Intents and handles, in memory."""
-
-    claims = None
-
-    def __init__(self):
-        self.kept = {}
-
-    def put(self, key, value):
-        return self.kept.setdefault(key, value) is value
-
-    def get(self, key):
-        return self.kept.get(key)
-
-    def list(self, prefix):
-        return sorted(key for key in self.kept if key.startswith(prefix))
 
 
 @pytest.fixture(scope="module")
