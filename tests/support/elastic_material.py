@@ -81,7 +81,7 @@ def admission(proven: tuple[str, ...], *, nodes: str = "1:3", **changes: Any) ->
     quick = {"seconds": 0.2, "matmul_size": 128, "largest_megabytes": 1, "rounds": 1, **changes}
     config = BenchmarkConfig.model_validate(quick)
     cluster = ClusterConfig.model_validate({"backend": "slurm", "ranks_per_node": 1, "nodes": nodes})
-    on = admitting(unqualified(cluster), config, training(steps=4))
+    on = admitting(unqualified(cluster), config, training(steps=5))
     assert on.admission
     return Admission(proven=proven, settings=on.admission)
 
