@@ -69,13 +69,15 @@ class SshElastic:
         for host, error in room.out.items():
             log.warning("%s begins without machine %s: %s", job.submission_id, host.name, error.message)
         open_rendezvous(job, folder)
-        placed = Placed(job.submission_id, tuple(hosts), "started")
-        write_placed(folder, placed)
+        placed = Placed(job.submission_id, tuple(hosts), "starting")
         chosen = [hosts.index(host) for host in room.free][: _most(job)]
-        refused = self._start(job, placed, folder, chosen)
-        if refused and len(refused) == len(chosen):
-            process.stop(folder / "rendezvous")
-            raise refused[0]
+        with process.locked(folder / "ssh.lock"):
+            write_placed(folder, placed)
+            refused = self._start(job, placed, folder, chosen)
+            if refused and len(refused) == len(chosen):
+                process.stop(folder / "rendezvous")
+                raise refused[0]
+            write_placed(folder, replace(placed, stage="started"))
         return handle_of(job)
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
@@ -168,7 +170,7 @@ class SshElastic:
                 log.warning("%s does without a machine: %s", job.submission_id, error.message)
 
     def _start(self, job: Job, placed: Placed, folder: Path, numbers: Sequence[int]) -> list[Missing]:
-        """Start parts; why, for each that did not start. One whose machine is taken or away was not tried."""
+        """Start parts; why, for each whose machine refused it. One that is taken or away was not tried, and is asked again."""
         began: dict[Host, Part] = {}
         for part in (Part(job, folder, number) for number in numbers):
             if part.begin():
@@ -178,10 +180,10 @@ class SshElastic:
                 began[placed.hosts[part.number]] = part
         answers = self._machines.round({host: start_command(folder, part.number) for host, part in began.items()})
         failed = {host: answer for host, answer in answers.items() if isinstance(answer, Missing) or answer.code}
-        for host, answer in failed.items():
-            if may_pass(answer):
-                began[host].withdraw()
-        return [refusal(host, answer, folder) for host, answer in failed.items()]
+        passing = [host for host, answer in failed.items() if may_pass(answer)]
+        for host in passing:
+            began[host].withdraw()
+        return [refusal(host, answer, folder) for host, answer in failed.items() if host not in passing]
 
 
 def handle_of(job: Job) -> dict[str, Any]:
