@@ -21,7 +21,7 @@ from slurm_stand import slurm
 from waiting import limit, until
 
 from tasks.common import process
-from tasks.common.errors import JobFailed
+from tasks.common.errors import Cancelled
 from tasks.compute import open_backend
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
@@ -200,7 +200,7 @@ def test_it_begins_on_one_of_two_machines_and_takes_the_other_in_when_that_is_fr
     def supervise():
         try:
             ends.append(run(job, backend=backend, folder=folder, journal=journal, watch=watch))
-        except JobFailed as error:
+        except Cancelled as error:
             ends.append(error)
 
     supervisor = threading.Thread(target=supervise)
@@ -216,7 +216,7 @@ def test_it_begins_on_one_of_two_machines_and_takes_the_other_in_when_that_is_fr
     finally:
         stopped.set()
         supervisor.join(limit(60))
-    assert ends and ends[0].failure == "cancelled"
+    assert isinstance(ends[0], Cancelled)
     joined = next(record["step"] for record in lines(folder) if record["world_size"] == 2)
     assert joined > alone
     done = consumed(folder)

@@ -21,7 +21,7 @@ from ssh_stand import ssh_stand
 from waiting import limit, until
 
 from tasks.common import process
-from tasks.common.errors import JobFailed
+from tasks.common.errors import Cancelled
 from tasks.compute import open_backend
 from tasks.compute.polling import Watch
 from tasks.compute.ssh.hosts import read_hosts
@@ -93,7 +93,7 @@ def shown(stand, config, tokens, tmp_path_factory):
     def supervise():
         try:
             ends.append(run(job, backend=backend, folder=folder, journal=journal, watch=watch))
-        except JobFailed as error:
+        except Cancelled as error:
             ends.append(error)
 
     supervisor = threading.Thread(target=supervise)
@@ -159,7 +159,7 @@ def test_a_machine_whose_measurement_died_never_joined_and_is_named(shown):
 
 
 def test_cancelling_ends_all_of_it(shown, config):
-    assert shown["end"].failure == "cancelled" and not shown["left"]
+    assert isinstance(shown["end"], Cancelled) and not shown["left"]
     assert not process.alive(process.read_json(shown["folder"] / "rendezvous" / "handle.json"))
     state = open_backend(config).states([(shown["handle"], shown["folder"])])[0]
     assert (state.state, state.reason) == ("ended", "cancelled")

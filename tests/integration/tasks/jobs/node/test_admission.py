@@ -1,4 +1,4 @@
-"""Whether a machine may join an elastic job: who is asked to measure itself, what the verdict comes to, and what of it is kept."""
+"""Whether a machine may join an elastic job: who is asked to measure itself, what comes of it, and what of it is kept."""
 
 import os
 import time
