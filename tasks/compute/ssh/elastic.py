@@ -124,10 +124,10 @@ class SshElastic:
         def again(gone: Sequence[Seen]) -> int:
             may = [seen.part for seen in gone if _may_come(seen, placed, looks)]
             room = _most(job) - (len(known) - len(gone))
-            there = [part.number for part in may if isinstance(looks[placed.hosts[part.number]], Look)]
-            if room > 0 and there and time.monotonic() - self._looked.get(folder, float("-inf")) > AGAIN_SECONDS:
+            answering = [part.number for part in may if isinstance(looks[placed.hosts[part.number]], Look)]
+            if room > 0 and answering and time.monotonic() - self._looked.get(folder, float("-inf")) > AGAIN_SECONDS:
                 self._looked[folder] = time.monotonic()
-                self._take_in(job, placed, folder, there, most=room)
+                self._take_in(job, placed, folder, answering, most=room)
             return len(may)
 
         def end(ending: Sequence[Seen]) -> None:
