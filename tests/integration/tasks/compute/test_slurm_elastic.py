@@ -190,7 +190,7 @@ def test_the_store_is_held_again_after_its_holder_died(cluster, backend, waiting
 def test_it_begins_on_one_of_two_machines_and_takes_the_other_in_when_that_is_free(cluster, backend, tokens, tmp_path):
     """At no moment both are free, so nobody could measure them together; the second one measures itself."""
     folder, journal, ends = tmp_path / "job", Journal(), []
-    cluster.wait_idle()
+    until(lambda: cluster.command("squeue", "--noheader") == "")
     config = CONFIG.model_copy(update={"steps": 20_000})
     job = elastic_job(tokens, config, most=2, only_nodes=("n2", "n3"), admission=admission(("n2",)))
     job = job.model_copy(update={"token": "b0th" * 8})
