@@ -67,7 +67,7 @@ def running(home: Path) -> list[str]:
 
 def runs_at_work(home: Path) -> list[LoggedRun]:
     """Flow runs whose process lives on this machine."""
-    return [run for run in run_log.runs_at_work(home) if run.here and run.alive]
+    return [run for run in run_log.runs_at_work(home, closed=True) if run.here and run.alive]
 
 
 def down(home: Path) -> list[str]:

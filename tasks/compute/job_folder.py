@@ -246,10 +246,19 @@ def missing_output(folder: Path, nodes: int) -> list[str]:
     """What machines of a job that ended well sent of its output and is not here; tasks/jobs/node/mirror.py writes the lists."""
     missing = []
     for rank in range(nodes):
-        listed = read_json(folder / "nodes" / str(rank) / "output.json")
+        listed = read_json(_output_list(folder, rank))
         names = [f"nodes/{rank}/output.json"] if listed is None else listed["files"]
         missing += [name for name in names if not (folder / name).is_file()]
     return missing
+
+
+def has_listed_output(folder: Path, rank: int) -> bool:
+    """Whether a machine's list of its output is here, which it sends after all that the list names."""
+    return _output_list(folder, rank).exists()
+
+
+def _output_list(folder: Path, rank: int) -> Path:
+    return folder / "nodes" / str(rank) / "output.json"
 
 
 def key_of(folder: Path) -> bytes:

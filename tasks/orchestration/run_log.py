@@ -4,7 +4,8 @@ The folder outlives the process. So whoever looks from outside (the platform's w
 can tell a run that works from one that is dead, without asking Prefect or MLflow. ID is Prefect's of the flow run; a retry of
 the same flow run goes on in the same folder. While it waits for a person without a process, `question.json` is what it asks
 (flows/support/approval.py). Events: `opened`, `started`, `progress`, `job`, `ended`, `waiting`, `closed`; and
-`stopped`, which `headway down` writes before it stops the process.
+`stopped`, which `headway down` writes before it stops the process. An empty file `closed` says that the log ended: of ten
+thousand runs those without it are read to see which one is at work.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tasks.security.audit import actor
 
 PROGRESS_EVERY_SECONDS = 1.0
 START = '{"event": '
-HANDLE, EVENTS, QUESTION = "handle.json", "events.jsonl", "question.json"
+HANDLE, EVENTS, QUESTION, CLOSED = "handle.json", "events.jsonl", "question.json", "closed"
 
 
 class RunLog(Unobserved):
@@ -43,6 +44,7 @@ class RunLog(Unobserved):
         handle = {"pid": me, "started": process.process_started(me), "boot_id": process.boot_id()}
         who = {"host": socket.gethostname(), "flow": run.flow, "subject": run.subject, "flow_run": run.flow_run}
         who["actor"] = actor().model_dump()
+        (self.folder / CLOSED).unlink(missing_ok=True)
         process.write_json(self.folder / "handle.json", {**handle, **who})
         self.write("opened", flow=run.flow, subject=run.subject, flow_run=run.flow_run, config=run.config_digest)
 
@@ -72,6 +74,7 @@ class RunLog(Unobserved):
         payload = {"dataset": run.result.dataset, "report": run.result.report}
         self.write("closed", status=run.status, seconds=run.seconds, error=failure, **payload)
         self._events.close()
+        (self.folder / CLOSED).touch()
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event; the time is seconds since the epoch."""
@@ -179,10 +182,17 @@ def logged_runs(home: Path, *, since: float = 0.0) -> Iterator[LoggedRun]:
             yield read_run(home / "runs" / name)
 
 
-def runs_at_work(home: Path) -> Iterator[LoggedRun]:
-    """Runs whose process lives, and those of other hosts, of which nobody can tell. Of ten thousand only these are read."""
+def runs_at_work(home: Path, *, closed: bool = False) -> Iterator[LoggedRun]:
+    """Runs whose process lives, and those of other hosts, of which nobody can tell.
+
+    `closed` wants those too whose log has ended, and whose process has not. In a home of an earlier version, which has no file
+    that tells them, they are always among them.
+    """
     hostname = socket.gethostname()
+    over = {} if closed else _with(home, CLOSED)
     for name in _with(home, HANDLE):
+        if name in over:
+            continue
         handle = process.read_json(home / "runs" / name / HANDLE) or {}
         if handle.get("host") != hostname or process.alive(handle):
             yield read_run(home / "runs" / name)

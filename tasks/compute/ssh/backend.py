@@ -21,7 +21,7 @@ from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.connection import Ran
 from tasks.compute.job import Failure, Job, JobState, NotAccepted, Rendered, before_submission
-from tasks.compute.job_folder import MirroredFolders, key_of
+from tasks.compute.job_folder import MirroredFolders, has_listed_output, key_of
 from tasks.compute.nodes import ended_state, write_nodes
 from tasks.compute.ssh.elastic import SshElastic, handle_of
 from tasks.compute.ssh.hosts import Host, read_hosts, usable
@@ -231,12 +231,14 @@ class SshBackend:
     def _settled(self, placed: Placed, folder: Path, looks: Mapping[Host, Look | Missing], ended: JobState) -> JobState:
         """The state of a mirrored job whose leader ended: over once no mirror sends files any more."""
         assert self._mirrored
-        answers = [looks[host] for host in placed.hosts]
-        sending = [
-            host.name
-            for host, look, mirror in zip(placed.hosts, answers, placed.mirrors, strict=True)
-            if isinstance(look, Look) and look.alive(mirror)
-        ]
+        sending = []
+        for rank, (host, mirror) in enumerate(zip(placed.hosts, placed.mirrors, strict=True)):
+            match looks[host]:
+                case Look() as look:
+                    alive = look.alive(mirror)
+                case _:  # it did not answer, which is no word about its mirror
+                    alive = ended.code == 0 and not has_listed_output(folder, rank)
+            sending += [host.name] * alive
         waited = self._silence.seconds(folder / PLACED, placed.submission, of="ended")
         if sending and waited < LAST_FILES_SECONDS:
             return JobState(state="running", reason=f"{', '.join(sending)} sends its last files")

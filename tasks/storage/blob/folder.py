@@ -45,7 +45,7 @@ PAGE = 5000
 GROWING = (".log", ".jsonl")
 _SEGMENT = re.compile(r"(.+\.(?:log|jsonl))@(\d{6,})", re.DOTALL)
 """The second segment of a file that grows, and those after it."""
-LAST = ("receipt", "manifest", "LATEST", "result", "exit")
+LAST = ("receipt", "manifest", "LATEST", "output.json", "result", "exit")
 """Beginnings of names that tell of others, in the order in which they move: each after all that it tells of."""
 Wanted = Callable[[str], bool]
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import azurite
 import elastic_material
@@ -20,6 +20,7 @@ from azure.storage.blob import BlobServiceClient
 from azurite import ACCOUNT, KEY
 from data_material import PARTS, run_stage, write_corpus
 from ssh_stand import ssh_stand
+from two_machines import TORCHRUN
 from waiting import limit, until
 
 from tasks.artifacts import Dataset
@@ -124,8 +125,11 @@ def lying(job):
 
 def names_of(folder):
     start = f"team/jobs/{folder}/"
-    container = BlobServiceClient.from_connection_string(os.environ[SECRET]).get_container_client("jobs")
-    return [blob.name.removeprefix(start) for blob in container.list_blobs(name_starts_with=start)]
+    return [blob.name.removeprefix(start) for blob in container().list_blobs(name_starts_with=start)]
+
+
+def container():
+    return BlobServiceClient.from_connection_string(os.environ[SECRET]).get_container_client("jobs")
 
 
 def supervised(job, config, home, **watch):
@@ -202,6 +206,55 @@ def test_a_corpus_is_read_by_machines_that_share_no_folder(complete, home, tmp_p
     taking.join()
     assert done.submissions == 2 and apart == alone
     assert not (folder / "parts").exists(), "parts do not pass through the launcher"
+
+
+ENDS_WELL = """
+import sys
+from tasks.jobs.node.runtime import main
+
+def run(rank):
+    (rank.folder / "out").mkdir(exist_ok=True)
+    (rank.folder / "out" / f"part-{rank.rank}").write_text("made")
+    return {}
+
+if __name__ == "__main__":
+    sys.exit(main(run))
+"""
+
+
+@pytest.mark.long
+def test_a_machine_that_does_not_answer_has_not_sent_its_last_files(complete, home, tmp_path):
+    """Its list of what it sent is on its way when the leader has ended: the job is over when the list is there."""
+    shim, program = tmp_path / "shim" / "torch" / "distributed", tmp_path / "ends_well.py"
+    shim.mkdir(parents=True)
+    for path, text in ((shim.parent / "__init__.py", ""), (shim / "__init__.py", ""), (shim / "run.py", TORCHRUN)):
+        path.write_text(text)
+    program.write_text(ENDS_WELL)
+    config = cluster(complete)
+    config = config.model_copy(update={"watch": config.watch.model_copy(update={"silent_node_seconds": 300.0})})
+    fields = {"name": "try", "token": "a7" * 16, "module": False, "settings": {}, "inputs": {}, "watch": config.watch}
+    environment = {"PYTHONPATH": f"{shim.parents[1]}{os.pathsep}{Path(__file__).parents[4]}"}
+    job = Job(program=str(program), nodes=2, ranks_per_node=1, environment=environment, **fields)
+    backend, folder = open_backend(config, partial(open_files, home)), home / "jobs" / job.id
+    machine = complete.machines[1]
+    handle = backend.submit(job, folder)
+
+    def state():
+        return backend.states([(handle, folder)])[0]
+
+    until(lambda: {"nodes/0/exit.json", "nodes/1/exit.json", "nodes/1/output.json"} <= set(lying(job)), every=0.5)
+    until(lambda: not machine.running("tasks.jobs.node.mirror"))
+    blob = container().get_blob_client(f"team/jobs/{job.id}/nodes/1/output.json")
+    data, metadata = blob.download_blob().readall(), blob.get_blob_properties().metadata
+    blob.delete_blob()
+    machine.link("down")
+    try:
+        assert (state().state, state().reason) == ("running", f"{machine.address} sends its last files")
+        blob.upload_blob(data, metadata=metadata)
+        assert (state().state, state().code) == ("ended", 0)
+    finally:
+        machine.link("up")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["part-0", "part-1"]
 
 
 def test_a_machine_that_may_not_use_the_store_ends_the_job_at_once(stand, home, tmp_path):

@@ -29,7 +29,7 @@ FILES = [{"path": "model.onnx", "size": 1000, "sha256": "0" * 64}]
 ENTRA = {"tenant": "11111111-2222-3333-4444-555555555555", "audience": "api://chat", "applications": ["one", "two"]}
 
 
-def made(*, access=None, **azureml) -> Rendering:
+def made(*, access=None, deployment=None, **azureml) -> Rendering:
     where = {
         "subscription_id": "s",
         "resource_group": "g",
@@ -37,7 +37,8 @@ def made(*, access=None, **azureml) -> Rendering:
         "endpoint": "https://management.azure.com",
     }
     said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", "identity": IDENTITY, **azureml}
-    return Rendering("chat", DeploymentConfig(backend="azureml", azureml=said, access=access or {}), "eastus")
+    settings = {"backend": "azureml", "azureml": said, "access": access or {}, **(deployment or {})}
+    return Rendering("chat", DeploymentConfig.model_validate(settings), "eastus")
 
 
 def test_what_is_sent_is_what_the_sdk_has_models_for():
@@ -56,6 +57,21 @@ def test_what_is_sent_is_what_the_sdk_has_models_for():
         "mirrorTraffic": {}, "publicNetworkAccess": "disabled",
     }  # fmt: skip
     assert "dataCollector" not in said and one.deployment_body("green", REF, files=FILES, inputs=["2" * 64]) == body
+
+
+def test_a_deployment_of_vllm_is_one_that_the_sdk_takes_and_says_how_vllm_is_started():
+    deployment = {"runtime": "vllm", "vllm": {"tensor_parallel_size": 2}}
+    one = made(deployment=deployment, instance_type="Standard_NC48ads_A100_v4")
+    body = one.deployment_body("green", REF, files=FILES, inputs=())
+    assert not problem("deployments", body)
+    assert body["properties"]["instanceType"] == "Standard_NC48ads_A100_v4"
+    assert json.loads(body["properties"]["environmentVariables"]["VLLM"])["tensor_parallel_size"] == 2
+    texts = files_of(one, "green", REF, files=FILES, inputs=(), store="az://account/models/team")
+    assert '"tensor_parallel_size": 2' in texts["green-deployment.yml"]
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        made(deployment=deployment, instance_type="Standard_NC24ads_A100_v4").deployment_body(
+            "green", REF, files=FILES, inputs=()
+        )
 
 
 def test_files_are_read_back_and_a_wrong_one_is_not():

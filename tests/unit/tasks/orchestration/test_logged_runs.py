@@ -3,12 +3,13 @@
 import json
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from tasks.common import process
 from tasks.orchestration import run_log
-from tasks.orchestration.run_log import logged_runs, runs_at_work, suspended
+from tasks.orchestration.run_log import RunLog, logged_runs, runs_at_work, suspended
 
 pytestmark = pytest.mark.unit
 
@@ -56,6 +57,17 @@ def test_at_work_are_living_processes_and_those_of_other_hosts(home):
     path, read = home
     assert {run.identity for run in runs_at_work(path)} == set(read) == {"lives", "elsewhere"}
     assert [folder.name for folder in suspended(path)] == ["waits"]
+
+
+def test_a_log_that_has_ended_is_not_at_work_until_its_run_goes_on(home):
+    path, read = home
+    log, run = RunLog(path, "lives"), SimpleNamespace(flow="f", subject="s", flow_run="", config_digest="", error=None)
+    run.status, run.seconds, run.result = "completed", 1.0, SimpleNamespace(dataset="", report="")
+    log.closed(run)
+    assert {each.identity for each in runs_at_work(path)} == set(read) == {"elsewhere"}
+    assert {each.identity for each in runs_at_work(path, closed=True)} == {"lives", "elsewhere"}
+    RunLog(path, "lives").opened(run)
+    assert {each.identity for each in runs_at_work(path)} == {"lives", "elsewhere"}
 
 
 def test_a_home_without_runs_has_none(tmp_path):
