@@ -121,16 +121,16 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     tokens = tokenized(validation, config.preprocessing, config.cluster, given.tokenizer)
     origin, take_over = start_of(continue_from, config, tokens=tokens, base=given.base, mixed=given.mixed)
     qualification = benchmark(config.cluster, config.benchmark, training=config.training)
-    proven, how = as_configured(qualification.require(), config.cluster), config.execution
-    cluster = admitting(proven, config.benchmark, config.training)
+    cluster, how = as_configured(qualification.require(), config.cluster), config.execution
+    cluster = admitting(cluster, config.benchmark, config.training)
     limits = plan(tokens, config.training, config.planning, how, given.base, on=cluster).require()
     checkpoint = train(
         tokens, config.training, given.base, given.mixed, origin, how=how, under=limits, on=cluster, taking=take_over
     )
     scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster)
     champion = champion_scores(scores, tokens, config.evaluation, given, on=cluster)
-    better = compare(scores, champion, config.evaluation, config.comparison)
-    model = export(better, tokens, config.exported, under=scores, on=cluster)
+    proven = compare(scores, champion, config.evaluation, config.comparison)
+    model = export(proven, tokens, config.exported, under=scores, on=cluster)
     challenge(model)
     return deploy(model, config.served)
 
