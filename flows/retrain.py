@@ -34,7 +34,7 @@ from flows.support.inputs import (
 from flows.support.prefect_page import shown_lifecycle
 from flows.support.prefect_run import covered_elsewhere, named, require_dataset, started_by, starters
 from tasks.artifacts import Cluster, Endpoint, Evaluation, Pending, Tokens, as_configured
-from tasks.benchmark import benchmark
+from tasks.benchmark import admitting, benchmark
 from tasks.common.errors import GateFailed
 from tasks.config.continue_from import ContinueFrom
 from tasks.config.evaluation import EvaluationConfig
@@ -122,6 +122,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     origin, take_over = start_of(continue_from, config, tokens=tokens, base=given.base, mixed=given.mixed)
     qualification = benchmark(config.cluster, config.benchmark, training=config.training)
     cluster, how = as_configured(qualification.require(), config.cluster), config.execution
+    cluster = admitting(cluster, config.benchmark, config.training)
     limits = plan(tokens, config.training, config.planning, how, given.base, on=cluster).require()
     checkpoint = train(
         tokens, config.training, given.base, given.mixed, origin, how=how, under=limits, on=cluster, taking=take_over

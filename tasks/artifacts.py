@@ -179,6 +179,9 @@ class Cluster(Value):
     """Reference of the qualification that vouches for it."""
     proven: tuple[NodeName, ...] = ()
     """Machines that proved themselves, healthiest first: jobs run on these only. None: whatever the backend gives."""
+    admission: dict[str, Any] | None = Field(None, exclude_if=lambda value: value is None)
+    """Of a cluster whose elastic jobs take in machines that are not among `proven`: what measures those, as settings of
+    tasks/jobs/benchmark.py. It comes from the run's own settings, never from a record."""
     config: ClusterConfig = ClusterConfig()
     """How it is reached, and how jobs run on it."""
 
@@ -220,7 +223,7 @@ def as_configured(proven: Cluster, config: ClusterConfig) -> Cluster:
     exclude = tuple(dict.fromkeys((*config.exclude, *proven.config.exclude)))
     now = config.model_copy(update={"nodes": nodes, "exclude": exclude, "elastic": elastic})
     shape = unqualified(config).model_dump(include={"name", "backend", "ranks_per_node", "threads_per_rank"})
-    return proven.model_copy(update={**shape, "nodes": nodes, "config": now})
+    return proven.model_copy(update={**shape, "nodes": nodes, "config": now, "admission": None})
 
 
 class Qualification(Gate):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts import Cluster, Qualification
+from tasks.artifacts import Cluster, Pending, Qualification
 from tasks.common.errors import JobFailed
 from tasks.common.home import home
 from tasks.compute import machines_of
@@ -31,6 +31,7 @@ from tasks.orchestration.job_spec import Program
 from tasks.orchestration.node_exclusion import (
     Outcast,
     act_on,
+    begins_with_few,
     left_of,
     machines,
     needed_nodes,
@@ -159,13 +160,33 @@ def benchmark(cluster: ClusterConfig, config: BenchmarkConfig, *, training: Trai
     first = machines(cluster, config, existing=intended_nodes() or machines_of(cluster).count(config.nodes))
     proof = _prove(asked, first, cluster, config, sku, before)
     for _ in range(ROUNDS):
-        rest = proof.unproven
-        if len(rest) < needed_nodes(cluster, config):
+        on = _still_to_measure(proof, cluster, config)
+        if on is None:
             break
-        on = machines(cluster, config, only=rest)
-        proof = joined(proof, _prove(asked, on, cluster, config, sku, before))
+        again = f"rest-{digest(on.proven or on.config.exclude)[:8]}"
+        proof = joined(proof, _prove(asked, on, cluster, config, sku, before, again=again))
     outcast = act_on(proof.measured, proof.verdict, proof.left, cluster, config)
     return _conclude(cluster, config, sku, proof, outcast)
+
+
+def _still_to_measure(proof: Proof, cluster: ClusterConfig, config: BenchmarkConfig) -> Cluster | None:
+    """What is left, by itself, where nothing proves that; others in the place of bad machines, where a job begins with few."""
+    needed = needed_nodes(cluster, config)
+    if len(proof.unproven) >= needed:
+        return machines(cluster, config, only=proof.unproven)
+    bad = sorted(name for name in proof.left.excluded if " " not in name and name not in cluster.exclude)
+    if not bad or not begins_with_few(cluster, config) or len(usable(proof.verdict, proof.left)) >= needed:
+        return None
+    others = cluster.model_copy(update={"exclude": (*cluster.exclude, *bad)})
+    existing = machines_of(others).count()
+    return None if existing is not None and existing < needed else machines(others, config, existing=existing)
+
+
+def admitting(on: Cluster, config: BenchmarkConfig, training: TrainingConfig) -> Cluster:
+    """The cluster that also takes in machines which nobody measured, for elastic jobs; each measures itself before it joins."""
+    if isinstance(on, Pending) or not begins_with_few(on.config, config):
+        return on
+    return on.model_copy(update={"admission": program(on.config, config, training).settings})
 
 
 def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingConfig) -> Program:
@@ -180,14 +201,16 @@ def program(cluster: ClusterConfig, config: BenchmarkConfig, training: TrainingC
 
 
 def _prove(
-    asked: Program, on: Cluster, cluster: ClusterConfig, config: BenchmarkConfig, sku: Sku, before: Sequence[Past]
+    asked: Program,
+    on: Cluster,
+    cluster: ClusterConfig,
+    config: BenchmarkConfig,
+    sku: Sku,
+    before: Sequence[Past],
+    *,
+    again: str = "",
 ) -> Proof:
-    measured, lost = measure(
-        asked,
-        on,
-        hours=config.max_age_hours,
-        again="" if on.proven == config.nodes else f"rest-{digest(on.proven)[:8]}",
-    )
+    measured, lost = measure(asked, on, hours=config.max_age_hours, again=again)
     verdict = judge(measured, sku, config.model_copy(update={"nodes": on.proven}), before)
     return Proof(measured, verdict, left_of(verdict, cluster, config), lost)
 

@@ -130,6 +130,8 @@ def machines(on: Cluster) -> Cluster:
     """Those of a cluster that measure a model: of those that proved themselves, as many as `cluster.evaluation` asks for."""
     config = on.config.for_evaluation
     taken = {name: getattr(config, name) for name in ("nodes", "ranks_per_node", "threads_per_rank")}
+    if on.admission:  # training begins on few and takes others in; of those only the first proved themselves before
+        taken["nodes"] = min(taken["nodes"], len(on.proven))
     return on.model_copy(update={"config": config, **taken})
 
 

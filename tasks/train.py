@@ -63,7 +63,7 @@ def train(
         planned_step_seconds=under.seconds / under.steps,
     )
     peak = peak_of(on, config.precision)
-    how = within_budget(how, under)
+    how = within_budget(how, under, on=on)
     taken_over = None
     if origin and taking:
         taken_over = {"origin": origin.model_dump(mode="json"), "how": taking.model_dump(mode="json")}
@@ -142,11 +142,13 @@ def program(
     return Program(engine.program, settings, inputs, progress="checkpoints/LATEST", by_range=by_range)
 
 
-def within_budget(how: ExecutionConfig, plan: Plan) -> ExecutionConfig:
-    """The plan's budget as a limit of training, where none is configured."""
+def within_budget(how: ExecutionConfig, plan: Plan, *, on: Cluster) -> ExecutionConfig:
+    """The plan's budget as a limit of training, where none is configured; of an elastic run as if all its machines were there."""
     if plan.max_cost is None or not plan.cost_per_hour or how.limits.max_cost is not None:
         return how
-    limits = how.limits.model_copy(update={"max_cost": plan.max_cost, "cost_per_hour": plan.cost_per_hour})
+    most = on.config.elastic.max_nodes if on.config.elastic else on.nodes
+    cost = plan.cost_per_hour * most / on.nodes
+    limits = how.limits.model_copy(update={"max_cost": plan.max_cost, "cost_per_hour": cost})
     return how.model_copy(update={"limits": limits})
 
 

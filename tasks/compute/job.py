@@ -36,6 +36,17 @@ Failure = Literal[
 """Classes of failure; what is retried, and how, is tasks/compute/failures.json."""
 
 
+class Admission(BaseModel):
+    """What a machine of an elastic job must show by itself before it joins, where it did not prove itself before the job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proven: tuple[NodeName, ...]
+    """Machines that qualified before the job: they join as they are."""
+    settings: dict[str, Any]
+    """Of the program that measures the others, tasks/jobs/benchmark.py; each measures itself."""
+
+
 class Job(BaseModel):
     """What to run. Two jobs with one token are the same work; a different spec under one token is an error."""
 
@@ -80,6 +91,8 @@ class Job(BaseModel):
     """The machines that it may run on, such as those that proved themselves; none: any. Azure ML and local choose none."""
     launcher: Literal["torchrun", "mpi"] = "torchrun"
     elastic: ElasticConfig | None = None
+    admission: Admission | None = Field(None, exclude_if=lambda value: value is None)
+    """Of an elastic job: who may join it; None: whatever machine it gets of those that it may run on."""
     scratch: ScratchConfig | None = None
     watch: WatchConfig = WatchConfig()
     retry: RetryConfig | None = RetryConfig()
@@ -99,7 +112,7 @@ class Job(BaseModel):
     @property
     def spec_digest(self) -> str:
         """Of what the job is, without what a further submission of it may change."""
-        may_change = {"submission", "excluded_nodes", "only_nodes", "smaller_batches", "size"}
+        may_change = {"submission", "excluded_nodes", "only_nodes", "admission", "smaller_batches", "size"}
         return digest(self.model_dump(mode="json", exclude=may_change))
 
     @property

@@ -30,11 +30,12 @@ def python(job: Job) -> str:
     return job.python or ("python3" if job.image else sys.executable)
 
 
-def write_nodes(job: Job, folder: Path, *, seen: Path | None = None) -> None:
-    """Write the job folder of a job that runs under one parent a machine; `seen` is the folder as the machines see it."""
+def write_nodes(job: Job, folder: Path, *, seen: Path | None = None, machines: int = 0) -> None:
+    """Write the job folder of a job that runs under one parent a machine; `seen` is the folder as the machines see it, `machines`
+    are those that may become part of an elastic job, where that are more than it may have at a time."""
     write_folder(job, folder)
     most = job.elastic.max_nodes if job.elastic else job.nodes
-    for rank in range(most):
+    for rank in range(machines or most):
         process.write_json(folder / "nodes" / str(rank) / "process.json", asdict(node_spec(job, seen or folder, rank)))
 
 

@@ -27,7 +27,7 @@ from tasks.compute.metrics import newest_step
 from tasks.config.cluster import ClusterConfig
 from tasks.config.database import platform_of
 
-MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "smaller_batches", "size", "retry", "watch")
+MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "admission", "smaller_batches", "size", "retry", "watch")
 """Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
 supervisor only."""
 OF_ITS_END = (

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from tasks.common.claims import ALONE, Claim
 from tasks.common.errors import Cancelled, IntegrityError, JobFailed, Missing, Superseded
 from tasks.common.process import read_json, write_json
+from tasks.compute.elastic import bad_machines
 from tasks.compute.failures import Decision, Failed, close_failed, error_of
 from tasks.compute.job import Backend, Job, JobResult, JobState, Journal, NotAccepted, require_enough, write_folder
 from tasks.compute.job_monitor import Attendance, Forwarding, with_result
@@ -306,10 +307,15 @@ class _Supervision:
                     attempts=state.attempts,
                     adopted=current.adopted,
                     resumed_from_step=result.get("resumed_from_step"),
-                    excluded_nodes=tuple(n for n in current.job.excluded_nodes if n not in self.job.excluded_nodes),
+                    excluded_nodes=self._left_out(current.job),
                     result=result,
                 )
             current = self._after_failure(current, state, hung)
+
+    def _left_out(self, job: Job) -> tuple[str, ...]:
+        """Machines that the job did without in the end; an elastic one also those that were named while it ran."""
+        named = bad_machines(self.folder) if job.elastic else ()
+        return tuple(dict.fromkeys(n for n in (*job.excluded_nodes, *named) if n not in self.job.excluded_nodes))
 
     def _adopt_or_begin(self) -> Submitted:
         generation = newest(self.job.token, self.journal)

@@ -49,9 +49,11 @@ class BenchmarkConfig(Settings):
     checks: tuple[CheckName, ...] = ()
     """Groups of checks that run; empty: those of the depth."""
     spare_nodes: int = Field(0, ge=0)
-    """Machines that are qualified beyond cluster.nodes, so that enough remain when one fails."""
+    """Machines that are qualified beyond cluster.nodes, or elastic.min_nodes, so that enough remain when one fails."""
     nodes: tuple[str, ...] = ()
-    """Machines to qualify, by name; empty: as many as the cluster has and spare_nodes more, whichever the scheduler gives."""
+    """Machines to qualify, by name; empty: as many as the cluster has and spare_nodes more, whichever the scheduler gives. Of an
+    elastic job empty means elastic.min_nodes, and machines that come later measure themselves; where names are given, all of them
+    are measured before it, and no other joins."""
     seconds: float = Field(2.0, gt=0)
     """Time that each measurement of a rate takes."""
     matmul_size: Positive = 512

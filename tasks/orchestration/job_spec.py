@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.artifacts import Artifact, Cluster
 from tasks.common.home import home
-from tasks.compute.job import Job
+from tasks.compute.job import Admission, Job
 from tasks.config.cluster import ClusterConfig
 from tasks.hardware.sku import load_sku
 
@@ -37,6 +37,8 @@ class Program:
 
 def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[str, str]) -> Job:
     """The job of a stage: `key` is the stage's, `folders` are its inputs as they lie there, by name."""
+    machines = _machines(on, program)
+    admission = Admission(proven=on.proven, settings=on.admission) if machines["elastic"] and on.admission else None
     return Job(
         name=name,
         token=key[:32],
@@ -47,8 +49,9 @@ def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[
         by_range=dict(program.by_range),
         progress=program.progress,
         restarts=program.restarts,
-        only_nodes=on.proven,
-        **_machines(on, program),
+        only_nodes=() if admission else on.proven,
+        admission=admission,
+        **machines,
         **{**shape(on.config), **({} if program.restarts else {"retry": None})},
     )
 

@@ -64,19 +64,26 @@ def needed_nodes(cluster: ClusterConfig, config: BenchmarkConfig) -> int:
     return min(config.act.min_nodes or least, len(config.nodes) or least)
 
 
+def begins_with_few(cluster: ClusterConfig, config: BenchmarkConfig) -> bool:
+    """Whether jobs begin on the fewest machines, and each that comes later measures itself: where no machines are named."""
+    return bool(cluster.elastic) and not config.nodes and not cluster.capabilities.cannot_choose
+
+
 def machines(
     cluster: ClusterConfig, config: BenchmarkConfig, *, only: tuple[str, ...] = (), existing: int | None = None
 ) -> Cluster:
     """The machines that are measured, and which they are where that is said; as one job of fixed size, which runs once.
 
+    An elastic job's are as many as it needs to begin; what comes later measures itself (tasks/jobs/node/admission.py).
     `existing` is how many a job could get: spares that are drained are not waited for. Slurm must not queue the job again when a
     machine is lost: it would wait for that machine, and the loss is what it found.
     """
     names = only or config.nodes
     once = cluster.slurm.model_copy(update={"requeue": False})
     rigid = cluster.model_copy(update={"elastic": None, "slurm": once})
-    wanted = (cluster.elastic.max_nodes if cluster.elastic else cluster.nodes) + config.spare_nodes
-    wanted = len(names) or wanted
+    most = cluster.elastic.max_nodes if cluster.elastic else cluster.nodes
+    at_first = needed_nodes(cluster, config) if begins_with_few(cluster, config) else most
+    wanted = len(names) or at_first + config.spare_nodes
     most = wanted if existing is None else min(wanted, max(existing, needed_nodes(cluster, config)))
     return unqualified(rigid).model_copy(update={"nodes": most, "proven": names})
 
@@ -99,7 +106,7 @@ def subject_of(cluster: ClusterConfig, config: BenchmarkConfig, left: Remaining)
     nodes = max(min(most, len(left.nodes)), 1)
     out = [name for name in left.excluded if name not in cluster.exclude and " " not in name]
     elastic = cluster.elastic
-    if elastic:
+    if elastic and not begins_with_few(cluster, config):
         elastic = elastic.model_copy(update={"max_nodes": nodes, "min_nodes": min(elastic.min_nodes, nodes)})
     config_now = cluster.model_copy(
         update={"nodes": nodes, "exclude": (*cluster.exclude, *sorted(out)), "elastic": elastic}

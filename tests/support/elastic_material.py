@@ -6,12 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from tasks.compute.job import Job
-from tasks.config.cluster import ElasticConfig
+from tasks.artifacts import unqualified
+from tasks.benchmark import admitting
+from tasks.compute.job import Admission, Job
+from tasks.config.cluster import ClusterConfig, ElasticConfig
+from tasks.config.qualification import BenchmarkConfig
 from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 
 EVERY = 25
+
+
+class Journal:
+    """Intents and handles, in memory."""
+
+    claims = None
+
+    def __init__(self):
+        self.kept = {}
+
+    def put(self, key, value):
+        return self.kept.setdefault(key, value) is value
+
+    def get(self, key):
+        return self.kept.get(key)
+
+    def list(self, prefix):
+        return sorted(key for key in self.kept if key.startswith(prefix))
 
 
 def training(steps: int, hidden_size: int = 32) -> TrainingConfig:
@@ -50,10 +71,23 @@ def elastic_job(
         settings=settings,
         inputs={"tokens": str(tokens)},
         nodes=least,
-        elastic=ElasticConfig(min_nodes=least, max_nodes=most),
         progress="checkpoints/LATEST",
-        **more,
+        **{"elastic": ElasticConfig(min_nodes=least, max_nodes=most), **more},
     )
+
+
+def admission(proven: tuple[str, ...], *, nodes: str = "1:3", **changes: Any) -> Admission:
+    """What machines of an elastic job that are not `proven` measure, by the stage's own function: little, in a few seconds.
+
+    They share this machine's cores with the training that runs meanwhile, so any rate is fast enough.
+    """
+    quick = {"seconds": 0.2, "matmul_size": 128, "largest_megabytes": 1, "rounds": 1, **changes}
+    config = BenchmarkConfig.model_validate(quick)
+    cluster = ClusterConfig.model_validate({"backend": "slurm", "ranks_per_node": 1, "nodes": nodes})
+    on = admitting(unqualified(cluster), config, training(steps=5))
+    assert on.admission
+    on.admission["sku"]["limits"]["matmul_fp32"]["fail"] = 1e-9
+    return Admission(proven=proven, settings=on.admission)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -44,12 +44,12 @@ STANDS = {"slurm": on_slurm, "ssh": on_ssh, "ray": on_ray}
 
 
 @contextmanager
-def losing_a_machine(folder, parts, take_away):
-    """While a job runs in a folder: lose the machine once three parts are there. Yields those, and those that were made anew."""
+def losing_a_machine(folder, parts, take_away, *, after=3):
+    """While a job runs in a folder: lose the machine once so many parts are there. Yields those, and those made anew."""
     kept, made_anew, over = {}, [], threading.Event()
 
     def lose():
-        until(lambda: over.is_set() or len(list(folder.glob(parts))) >= 3, 300)
+        until(lambda: over.is_set() or len(list(folder.glob(parts))) >= after, 300)
         if not over.is_set():
             take_away()
             kept.update({path: path.stat().st_ino for path in folder.glob(parts)})

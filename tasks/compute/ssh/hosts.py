@@ -59,10 +59,6 @@ def read_hosts(config: SshConfig) -> list[Host]:
 
 def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
     """The machines that are not excluded. Raises ValueError when they are too few, and for what SSH cannot do."""
-    if job.elastic:
-        raise ValueError(
-            "backend ssh runs no elastic jobs, no scheduler gives it machines: set elastic to null, or use slurm"
-        )
     if job.image:
         raise ValueError(f"backend ssh runs plain processes, image is {job.image!r}: leave cluster.image empty")
     existing = [host.name for host in hosts]
@@ -75,10 +71,11 @@ def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
     left = [host for host in hosts if not _called(host) & set(job.excluded_nodes)]
     if job.only_nodes:
         left = [host for host in left if _called(host) & set(job.only_nodes)]
-    if job.nodes > len(left):
+    if job.fewest_nodes > len(left):
         excluded = f", of which {len(hosts) - len(left)} excluded" if len(left) < len(hosts) else ""
         raise ValueError(
-            f"{job.name} needs {job.nodes} machines, and ssh.hosts has {len(hosts)}{excluded}: lower cluster.nodes, or name more"
+            f"{job.name} needs {job.fewest_nodes} machines, and ssh.hosts has {len(hosts)}{excluded}: lower cluster.nodes, or "
+            "name more"
         )
     return left
 

@@ -15,7 +15,9 @@ class RayConfig(BackendSettings):
     capabilities = Capabilities(
         backend="tasks.compute.ray.backend:RayBackend",
         machines="tasks.compute.ray.local:RayMachines",
-        elasticity=Elasticity("a placement group keeps its size, and a lost node's group waits for a whole new node"),
+        elasticity=Elasticity(
+            "a placement group keeps its size, and a group of one node for each machine is not built"
+        ),
         packages=("ray",),
         extra="ray",
         cannot_mirror="",

@@ -14,7 +14,10 @@ class SshConfig(BackendSettings):
         backend="tasks.compute.ssh.backend:SshBackend",
         machines="tasks.compute.ssh.hosts:SshMachines",
         elasticity=Elasticity(
-            "its machines are listed and all there from the start; give the number of them as `nodes`"
+            "each listed machine is asked every 15 s, and joins when it answers and is free; so does one that was lost",
+            grows=True,
+            shrinks=True,
+            survives_first=True,
         ),
         packages=("asyncssh",),
         cannot_mirror="",

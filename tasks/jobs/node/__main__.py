@@ -3,7 +3,8 @@
 Every backend runs `python -m tasks.jobs.node FOLDER` once a machine, under the small parent of tasks/common/process.py, which
 starts the next attempt. The machine of node rank 0 leads: it opens an attempt and says where ranks meet; the others follow it.
 What machines tell each other is marks.py; what starts the ranks is launching.py; health checks while they run are probes.py;
-inputs on a fast local disk are scratch.py; what a rank may use is launching.py too.
+inputs on a fast local disk are scratch.py; what a rank may use is launching.py too; whether a machine may join an elastic job is
+admission.py.
 
 Environment, set by the backend: HEADWAY_NODE_RANK (0 leads), HEADWAY_NODE_NAME (as the scheduler calls the machine),
 HEADWAY_LEADER (the address under which the others reach node rank 0), HEADWAY_SUBMISSION (whose machine this is). Of an elastic
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.process import GIVEN_UP, die_with_parent, read_json, write_json
-from tasks.jobs.node import launching, scratch
+from tasks.jobs.node import admission, launching, scratch
 from tasks.jobs.node.launching import (
     Place,
     adopt_orphans,
@@ -57,6 +58,8 @@ class Node:
         self.probes = Probes(self.marks.place, self.job, name=self.name, submission=submission)
         self.grace = float(self.job["watch"]["grace_seconds"])
         self.stopping = False
+        self.refused = False
+        self.gone = False
         self.looked = 0.0
         self.attempt = 0
 
@@ -69,7 +72,7 @@ class Node:
         end_leftovers(self.folder, self.rank)
         for line in launching.forget_missing_topology(self.job):
             print(f"{self.name}: {line}", flush=True)
-        meeting = self._meet() if self.elastic else self._lead() if self.rank == 0 else self._follow()
+        meeting = self._join() if self.elastic else self._lead() if self.rank == 0 else self._follow()
         if meeting is None:
             return self._without_leader()
         self.attempt = int(meeting["attempt"])
@@ -125,6 +128,24 @@ class Node:
         self.marks.open_attempt(attempt, address=address, port=port)
         return {"attempt": attempt, "address": address, "port": port}
 
+    def _join(self) -> dict[str, Any] | None:
+        """Where the machines of an elastic job meet; None where this one may not join them, or they do not meet any more."""
+        try:
+            sound = admission.admitted(self.job, self.folder, name=self.name, meanwhile=self._is_wanted)
+        except admission.Refused as refused:
+            self._report(refused.report)
+            self.refused = True
+            return None
+        return self._meet() if sound else None
+
+    def _is_wanted(self) -> bool:
+        """Whether the job still waits for this machine, which says that it lives."""
+        self.marks.beat()
+        if time.monotonic() - self.looked > LOOK_SECONDS:
+            self.looked = time.monotonic()
+            self.gone = self.marks.leader_ended() or self.marks.fenced()
+        return not (self.stopping or self.gone)
+
     def _meet(self) -> dict[str, Any] | None:
         """Where the machines of an elastic job meet; None when the job ended or nobody holds the store."""
         deadline = time.monotonic() + self.marks.join_seconds
@@ -177,6 +198,8 @@ class Node:
             return 1
         if self.marks.fenced():
             return self._give_up("another submission has the job folder")
+        if self.refused:
+            return self._give_up("it did not qualify")
         if self.elastic:
             return self._give_up("nobody holds the rendezvous store")
         return self._give_up(self.marks.report_lost(0, self.attempt))

@@ -196,7 +196,7 @@ class Probes:
         except Hangs as hangs:
             code, output = 124, str(hangs)
         if code != 0:
-            self._could_not(f"the kernel log: {output.strip() or code}")
+            self._could_not(f"the kernel log: {(output.strip().splitlines() or [str(code)])[-1]}")
         return output if code == 0 else ""
 
     def _ask(self, *command: str) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """Where the machines of an elastic job meet: the store of torch's rendezvous, held outside of the machines that may go.
 
 `python -m tasks.jobs.node.rendezvous FOLDER` runs under the parent of tasks/common/process.py in `FOLDER/rendezvous`, on the
-machine that jobs are submitted from; who starts it is tasks/compute/slurm/elastic.py. It writes `rendezvous.json` ({host, port,
+machine that jobs are submitted from; who starts it is tasks/compute/elastic.py. It writes `rendezvous.json` ({host, port,
 opening, submission}), which the machines read (__main__.py), and ends when the job has: its parent's `exit.json` is how the
 submission ended.
 """

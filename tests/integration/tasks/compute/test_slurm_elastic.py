@@ -6,11 +6,22 @@ import signal
 import threading
 
 import pytest
-from elastic_material import consumed, elastic_job, expected, lines, training, world_sizes, write_tokens
+from elastic_material import (
+    Journal,
+    admission,
+    consumed,
+    elastic_job,
+    expected,
+    lines,
+    training,
+    world_sizes,
+    write_tokens,
+)
 from slurm_stand import slurm
 from waiting import limit, until
 
 from tasks.common import process
+from tasks.common.errors import Cancelled
 from tasks.compute import open_backend
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
@@ -19,24 +30,6 @@ from tasks.config.cluster import ClusterConfig
 CONFIG = training(steps=500, hidden_size=64)
 CLUSTER = {"name": "stand", "backend": "slurm", "ranks_per_node": 1, "elastic": {"min_nodes": 1, "max_nodes": 3}}
 PATIENCE = 300.0
-
-
-class Journal:
-    """Intents and handles, in memory."""
-
-    claims = None
-
-    def __init__(self):
-        self.kept = {}
-
-    def put(self, key, value):
-        return self.kept.setdefault(key, value) is value
-
-    def get(self, key):
-        return self.kept.get(key)
-
-    def list(self, prefix):
-        return sorted(key for key in self.kept if key.startswith(prefix))
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +184,45 @@ def test_the_store_is_held_again_after_its_holder_died(cluster, backend, waiting
     second = process.read_json(folder / "rendezvous" / "handle.json")
     assert process.alive(second) and second["pid"] != first["pid"]
     until(lambda: json.loads((folder / "rendezvous" / "rendezvous.json").read_text())["opening"] == 2)
+
+
+@pytest.mark.long
+def test_it_begins_on_one_of_two_machines_and_takes_the_other_in_when_that_is_free(cluster, backend, tokens, tmp_path):
+    """At no moment both are free, so nobody could measure them together; the second one measures itself."""
+    folder, journal, ends = tmp_path / "job", Journal(), []
+    until(lambda: cluster.command("squeue", "--noheader") == "")
+    config = CONFIG.model_copy(update={"steps": 20_000})
+    job = elastic_job(tokens, config, most=2, only_nodes=("n2", "n3"), admission=admission(("n2",)))
+    job = job.model_copy(update={"token": "b0th" * 8})
+    taken, stopped = occupy(cluster, "n3"), threading.Event()
+    watch = Watch(cancelled=stopped.is_set)
+
+    def supervise():
+        try:
+            ends.append(run(job, backend=backend, folder=folder, journal=journal, watch=watch))
+        except Cancelled as error:
+            ends.append(error)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    try:
+        until(lambda: len(lines(folder)) > 20, PATIENCE)
+        alone = lines(folder)[-1]["step"]
+        handle = journal.get(f"jobs/{job.token}/0001/handle")
+        assert backend.states([(handle, folder)])[0].reason == "1 of at most 2 machines"
+        assert "n2" in cluster.command("squeue", "--noheader", f"--name={job.submission_id}.e0", "--format=%N")
+        cluster.command("scancel", taken)
+        until(lambda: lines(folder)[-1]["world_size"] == 2, PATIENCE)
+    finally:
+        stopped.set()
+        supervisor.join(limit(60))
+    assert isinstance(ends[0], Cancelled)
+    joined = next(record["step"] for record in lines(folder) if record["world_size"] == 2)
+    assert joined > alone
+    done = consumed(folder)
+    assert done == expected(tokens, config)[: len(done)]
+    assert process.read_json(folder / "qualified" / "n3" / "verdict.json")["passed"]
+    assert not (folder / "qualified" / "n2").exists()
 
 
 def test_what_would_be_submitted_is_a_value(backend, tokens, tmp_path):

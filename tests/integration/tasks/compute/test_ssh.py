@@ -168,7 +168,7 @@ def test_a_folder_of_leases_that_somebody_else_made_is_not_written_to(tmp_path):
         ({"hosts": ["a b", "c"]}, {}, "'a b' is no machine"),
         ({"hosts_file": "/nowhere/hosts"}, {}, "ssh.hosts_file is /nowhere/hosts"),
         ({"hosts": ["a", "b"]}, {"image": "img"}, "image is 'img'"),
-        ({"hosts": ["a", "b"]}, {"elastic": {"min_nodes": 1, "max_nodes": 2}}, "no elastic jobs"),
+        ({"hosts": ["a"]}, {"elastic": {"min_nodes": 2, "max_nodes": 3}}, "needs 2 machines, and ssh.hosts has 1"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(settings, changes, said, tmp_path):

@@ -11,13 +11,26 @@ from azure.ai.ml._restclient.arm_ml_service.models import ClusterUpdateParameter
 from made_versions import make
 
 from tasks.artifacts import as_configured
-from tasks.benchmark import Proof, _hours_since_end, busbw_of, hardware_of, joined, sku_digest, too_old
+from tasks.benchmark import (
+    Proof,
+    _hours_since_end,
+    _still_to_measure,
+    admitting,
+    busbw_of,
+    hardware_of,
+    joined,
+    sku_digest,
+    too_old,
+)
 from tasks.compute import machines_of
 from tasks.compute.azureml.support_requests import requests
+from tasks.compute.machines import Machines
 from tasks.compute.submission import intend, newest, settle
 from tasks.config.cluster import ClusterConfig
 from tasks.config.flows import QualifyConfig, RetrainConfig
 from tasks.config.qualification import ActConfig, BenchmarkConfig
+from tasks.config.training import TrainingConfig
+from tasks.evaluate import machines as on_machines
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.node_exclusion import (
     act_on,
@@ -35,6 +48,7 @@ from tasks.qualification.remaining import Remaining, as_told, gate_checks
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
 from tasks.registry.records import Record
 
+SLURM = {"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}}
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}
 AZURE = {
     "backend": "azureml", "nodes": 2, "image": "own:1",
@@ -196,14 +210,49 @@ def test_a_machine_that_ended_the_job_for_all_leaves_the_others_to_prove_themsel
     assert second.unproven == ("a",)
 
 
-def test_an_elastic_job_grows_no_further_than_what_qualified():
-    slurm = ClusterConfig.model_validate({"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}})
+def test_an_elastic_job_needs_the_fewest_machines_and_grows_beyond_them():
+    slurm = ClusterConfig.model_validate(SLURM)
     on = machines(slurm, BenchmarkConfig())
-    assert (on.nodes, on.config.elastic, on.config.slurm.requeue) == (4, None, False)
+    assert (on.nodes, on.config.elastic, on.config.slurm.requeue) == (2, None, False)
+    assert machines(slurm, BenchmarkConfig(spare_nodes=1)).nodes == 3
     assert needed_nodes(slurm, BenchmarkConfig()) == 2
-    subject = subject_of(slurm, BenchmarkConfig(), rest(("n1", "n2", "n4"), ["n3"]))
+    subject = subject_of(slurm, BenchmarkConfig(spare_nodes=1), rest(("n1", "n2"), ["n3"]))
+    assert as_configured(subject, slurm) == subject
+    assert (subject.nodes, subject.config.elastic, subject.config.exclude) == (2, slurm.elastic, ("n3",))
+    on = admitting(subject, BenchmarkConfig(), TrainingConfig())
+    job = job_of("train", "k" * 32, Program("tasks.jobs.train", {}), on=on, folders={})
+    assert (job.only_nodes, job.admission.proven, job.excluded_nodes) == ((), ("n1", "n2"), ("n3",))
+    assert job.admission.settings["sku"]["name"] == "local-cpu"
+    assert on_machines(on).nodes == 1
+    many = on.model_copy(update={"config": ClusterConfig.model_validate({**SLURM, "evaluation": {"nodes": 4}})})
+    assert on_machines(many).nodes == 2
+
+
+def test_an_elastic_job_of_named_machines_grows_no_further_than_what_qualified():
+    slurm, names = ClusterConfig.model_validate(SLURM), BenchmarkConfig(nodes=("n1", "n2", "n3", "n4"))
+    assert machines(slurm, names).nodes == 4
+    subject = subject_of(slurm, names, rest(("n1", "n2", "n4"), ["n3"]))
     assert as_configured(subject, slurm) == subject
     assert (subject.config.elastic.min_nodes, subject.config.elastic.max_nodes) == (2, 3)
+    on = admitting(subject, names, TrainingConfig())
+    job = job_of("train", "k" * 32, Program("tasks.jobs.train", {}), on=on, folders={})
+    assert (job.only_nodes, job.admission) == (("n1", "n2", "n4"), None)
+
+
+def test_others_are_measured_in_the_place_of_a_bad_machine(monkeypatch):
+    slurm = ClusterConfig.model_validate(SLURM)
+    measured = Measurement(nodes=("n1", "n2"), expected_nodes=2, ranks_per_node=1)
+    bad = rest(("n1",), ["n2"], enough=False, verdict="failed")
+    proof = Proof(measured, verdict_of(node("n1"), node("n2", "failed")), bad)
+    for count, nodes in ((3, 2), (1, None), (None, 2)):
+        monkeypatch.setattr(Machines, "count", lambda self, only=(), count=count: count)
+        monkeypatch.setattr("tasks.compute.slurm.machines.SlurmMachines.count", Machines.count)
+        on = _still_to_measure(proof, slurm, BenchmarkConfig())
+        assert (on and on.nodes) == nodes
+        assert on is None or (on.config.exclude, on.proven) == (("n2",), ())
+    enough = Proof(measured, verdict_of(node("n1"), node("n3"), node("n2", "failed")), rest(("n1", "n3"), ["n2"]))
+    assert _still_to_measure(enough, slurm, BenchmarkConfig()) is None
+    assert _still_to_measure(proof, slurm, BenchmarkConfig(nodes=("n1", "n2"))) is None
 
 
 @pytest.mark.parametrize(

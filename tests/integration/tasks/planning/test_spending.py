@@ -5,7 +5,7 @@ import datetime
 import pytest
 import yaml
 
-from tasks.artifacts import Cluster, Plan
+from tasks.artifacts import Cluster, Plan, unqualified
 from tasks.config.cluster import ClusterConfig
 from tasks.config.planning import SpendingConfig
 from tasks.config.training import ExecutionConfig
@@ -125,10 +125,13 @@ def plan(**changed):
 
 
 def test_the_budget_is_a_limit_of_training_unless_one_is_configured():
-    how = ExecutionConfig()
-    limited = within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0)).limits
+    how, on = ExecutionConfig(), unqualified(ClusterConfig())
+    limited = within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0), on=on).limits
     assert (limited.max_cost, limited.cost_per_hour) == (50.0, 200.0)
     own = ExecutionConfig(limits={"max_cost": 7.0, "cost_per_hour": 1.0})
-    assert within_budget(own, plan(max_cost=50.0, cost_per_hour=200.0)) == own
+    assert within_budget(own, plan(max_cost=50.0, cost_per_hour=200.0), on=on) == own
     for none in (plan(max_cost=50.0), plan(cost_per_hour=200.0)):
-        assert within_budget(how, none) == how
+        assert within_budget(how, none, on=on) == how
+    elastic = {"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 6}}
+    grows = unqualified(ClusterConfig.model_validate(elastic)).model_copy(update={"nodes": 2})
+    assert within_budget(how, plan(max_cost=50.0, cost_per_hour=200.0), on=grows).limits.cost_per_hour == 600.0

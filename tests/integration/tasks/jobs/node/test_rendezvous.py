@@ -16,9 +16,9 @@ from waiting import limit
 from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.common.process import GIVEN_UP
+from tasks.compute import elastic
 from tasks.compute.job import write_folder
 from tasks.compute.nodes import node_command, node_environment, write_nodes
-from tasks.compute.slurm import elastic
 from tasks.jobs.node.launching import Place, environment, launcher, run_id
 
 CONFIG = training(steps=600, hidden_size=64)
