@@ -34,8 +34,8 @@ def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when
         ]
 
     with slurm(2, cpus=1) as stand, reachable(stand):
-        words = ("--parsable", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 900")
-        other = stand.command("sbatch", *words)
+        options = ("--parsable", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 900")
+        other = stand.command("sbatch", *options)
 
         def leave():
             until(metrics, 600, every=0.5)
@@ -43,8 +43,11 @@ def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when
 
         leaving = threading.Thread(target=leave)
         leaving.start()
-        ran = home.ok("retrain", "-c", "tiny", "-c", str(path), "--to", "train", "--dataset", "tiny")
+        words = ("retrain", "-c", "tiny", "-c", str(path), "--to", "train", "--dataset", "tiny")
+        ran = home.ok(*words)
         leaving.join()
+        again = home.ok(*words)
+    assert set(again.statuses().values()) == {"reused", "not_run"}
     assert ran.statuses()["benchmark"] == ran.statuses()["train"] == "ran"
     (folder,) = home.path.glob("jobs/train-*")
     logs = {json.loads(path.read_text())["name"]: path.with_name("node.log") for path in folder.glob("nodes/*/node.json")}
