@@ -1,5 +1,4 @@
-"""A lifecycle whose cluster is a range: it is qualified and trains on one machine of a real Slurm while another job has the second,
-which measures itself and joins when it is free."""
+"""A retraining on `nodes: 1:2` of a real Slurm: it begins on one machine while another job has the second, which joins later."""
 
 import json
 import threading
