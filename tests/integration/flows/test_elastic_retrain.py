@@ -49,7 +49,9 @@ def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when
     assert set(again.statuses().values()) == {"reused", "not_run"}
     assert ran.statuses()["benchmark"] == ran.statuses()["train"] == "ran"
     (folder,) = home.path.glob("jobs/train-*")
-    logs = {json.loads(path.read_text())["name"]: path.with_name("node.log") for path in folder.glob("nodes/*/node.json")}
+    logs = {
+        json.loads(path.read_text())["name"]: path.with_name("node.log") for path in folder.glob("nodes/*/node.json")
+    }
     assert "n2 is healthy after" in logs["n2"].read_text()
     assert "measur" not in logs["n1"].read_text(), "the first was measured before"
     sizes = [record["world_size"] for record in metrics()]
