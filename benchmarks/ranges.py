@@ -75,11 +75,11 @@ def measured(machine: subprocess.Popen, log: list, folder: Path, refs: dict, *, 
         log.clear()
         machine.stdin.write(json.dumps(question) + "\n")
         machine.stdin.flush()
-        said = json.loads(machine.stdout.readline())
+        times = json.loads(machine.stdout.readline())
         of_tokens = [size for path, size in log if path.endswith(".bin")]
-        read, used = sum(of_tokens), said.pop("used")
+        read, used = sum(of_tokens), times.pop("used")
         counted = {"requests": len(of_tokens), "read": read, "used": used, "ratio": read / used}
-        rows.append({"what": name, "length": length, "width": width, **said, **counted})
+        rows.append({"what": name, "length": length, "width": width, **times, **counted})
     return rows
 
 
@@ -113,7 +113,7 @@ def answer(asked: dict) -> dict:
     store = BlobStore(open_container(StoreConfig.model_validate(STORE)), Path(asked["scratch"]))
     manifest = find(store, *parse_ref(asked["ref"]))
     stay = [entry.path for entry in manifest.content.files if entry.path.endswith((".bin", ".idx"))]
-    there = fetch_but(store, manifest, stay, Path(asked["scratch"]) / "machine")
+    tokens = fetch_but(store, manifest, stay, Path(asked["scratch"]) / "machine")
     done()
     size = sum(entry.size for entry in manifest.content.files if entry.path.endswith(".bin"))
     samples = (size // asked["width"] - 1) // asked["length"]
@@ -125,7 +125,7 @@ def answer(asked: dict) -> dict:
     }
     config = TrainingConfig(sequence_length=asked["length"], **shape)
     how = ExecutionConfig(cache_gib=max(size * asked["part"], 8 << 20) / 2**30)
-    source = open_source({"tokens": there}, config, how)
+    source = open_source({"tokens": tokens}, config, how)
     if not asked["batches"]:
         source.tokens.wait()
     done()
@@ -135,9 +135,9 @@ def answer(asked: dict) -> dict:
     done()
     source.close(done=True)
     seconds = [after[0] - before[0] for before, after in pairwise(marks)]
-    said = {**dict(zip(("bring", "open", "batches"), seconds, strict=True)), "seconds": sum(seconds)}
-    said |= {"processors": marks[-1][1] - marks[0][1]}
-    return {**said, "samples": taken, "used": taken * (asked["length"] + 1) * asked["width"]}
+    times = {**dict(zip(("bring", "open", "batches"), seconds, strict=True)), "seconds": sum(seconds)}
+    times |= {"processors": marks[-1][1] - marks[0][1]}
+    return {**times, "samples": taken, "used": taken * (asked["length"] + 1) * asked["width"]}
 
 
 def publish(folder: Path, name: str, size: int, width: int) -> str:
@@ -202,15 +202,22 @@ def served(folder: Path):
             os.close(file)
             log.append((path, len(data)))
             self.send_response(206)
-            told = {"Content-Range": f"bytes {first}-{first + len(data) - 1}/{size}", "Content-Length": str(len(data))}
-            told |= {"ETag": '"0x1"', "Last-Modified": "Sun, 29 Nov 2026 00:00:00 GMT", "x-ms-blob-type": "BlockBlob"}
-            for name, value in {**told, "Content-Type": "application/octet-stream"}.items():
+            headers = {
+                "Content-Range": f"bytes {first}-{first + len(data) - 1}/{size}",
+                "Content-Length": str(len(data)),
+            }
+            headers |= {
+                "ETag": '"0x1"',
+                "Last-Modified": "Sun, 29 Nov 2026 00:00:00 GMT",
+                "x-ms-blob-type": "BlockBlob",
+            }
+            for name, value in {**headers, "Content-Type": "application/octet-stream"}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
-            """Counted, not told."""
+            """Requests are counted in `log`, not printed."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -20,10 +20,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.scale import rates, real
 from benchmarks.scale.chain import Corpus, Model, Rates
-from benchmarks.scale.clock import Machines, superlinear
+from benchmarks.scale.clock import Machines, Where, superlinear
 from benchmarks.scratch import scratch
 
 MOST_HOURS, MOST_RANK, MOST_LAUNCHER = 4.0, 32e9, 1e9
@@ -54,14 +55,16 @@ def main() -> None:
             print(json.dumps(row, indent=1))
             print("\n".join(real.table(row)), file=sys.stderr)
             return
-        found = measured(folder, given)
-    models = {(size, shared): model_of(found, size, shared) for size in ("tenth", "whole") for shared in (True, False)}
+        measurements = measured(folder, given)
+    models = {
+        (size, shared): model_of(measurements, size, shared) for size in ("tenth", "whole") for shared in (True, False)
+    }
     rows = {
         f"{'shared' if shared else 'own'} folders, {count} machines": simulated(models, shared, count, given)
         for shared in (True, False)
         for count in given.machines
     }
-    print(json.dumps({**found, "load": os.getloadavg()[0], "rows": rows}, indent=1))
+    print(json.dumps({**measurements, "load": os.getloadavg()[0], "rows": rows}, indent=1))
     lines, held = table(rows, given)
     print("\n".join(lines), file=sys.stderr)
     sys.exit(not held)
@@ -73,15 +76,15 @@ def measured(folder: Path, given: argparse.Namespace) -> dict:
     small, large = (folder / name for name in ("small", "large"))
     for corpus, part in ((small, 0.2), (large, 1.0)):
         rates.make_corpus(corpus, round(given.megabytes * 1e6 * part), shard=round(given.megabytes * 1e6 / 8))
-    found = ask("rates", str(max(64 << 20, size // 32_768)), str(OFTEN), str(small), str(large))
-    document = Rates(found["corpora"]).document
+    measurements = ask("rates", str(max(64 << 20, size // 32_768)), str(OFTEN), str(small), str(large))
+    document = Rates(measurements["corpora"]).document
     known = json.loads(given.names.read_text())["names"] if given.names else {}
     for name, its in (("tenth", size // 10), ("whole", size)):
         if name not in known:
             with scratch(folder) as place:
                 roles = {role: ask("names", role, str(place), str(its), str(shard), str(document)) for role in ROLES}
             known[name] = {"size": its, "shard": shard, "roles": roles}
-    return {"rates": found, "names": known}
+    return {"rates": measurements, "names": known}
 
 
 def ask(module: str, *words: str) -> dict:
@@ -90,12 +93,12 @@ def ask(module: str, *words: str) -> dict:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
-def model_of(found: dict, size: str, shared: bool):
+def model_of(measurements: dict, size: str, shared: bool):
     """A model of a corpus on any machines."""
-    known, of = found["names"][size], Rates(found["rates"]["corpora"])
+    known, of = measurements["names"][size], Rates(measurements["rates"]["corpora"])
     units = round(known["roles"]["rank"]["units"])
     corpus = Corpus(known["size"], round(known["size"] / of.document), [known["size"] / units] * units)
-    return lambda on: Model(corpus, of, known["roles"], found["rates"]["unit"], on, shared)
+    return lambda on: Model(corpus, of, known["roles"], measurements["rates"]["unit"], on, shared)
 
 
 def simulated(models: dict, shared: bool, count: int, given: argparse.Namespace) -> dict:
@@ -104,11 +107,11 @@ def simulated(models: dict, shared: bool, count: int, given: argparse.Namespace)
     stages = {}
     for name in ("validate", "preprocess"):
         tenth, whole = (getattr(models[size, shared](on), name)() for size in ("tenth", "whole"))
-        for small, large in zip(tenth.stages, whole.stages, strict=True):
-            said = {"where": large.where, "hours": large.seconds / 3600, "memory": large.memory}
-            said |= {"read": large.read, "written": large.written, "processors": large.processors}
+        for small, large in zip(tenth, whole, strict=True):
+            row = {"where": large.where, "hours": large.seconds / 3600, "memory": large.memory}
+            row |= {"read": large.read, "written": large.written, "processors": large.processors}
             grows = superlinear(small.seconds, large.seconds, times=10) and large.seconds > 60
-            stages[f"{name}: {large.name}"] = {**said, "tenth": small.seconds / 3600, "superlinear": grows}
+            stages[f"{name}: {large.name}"] = {**row, "tenth": small.seconds / 3600, "superlinear": grows}
     return {"machines": count, "cores": given.cores, "stages": stages}
 
 
@@ -128,22 +131,18 @@ def table(rows: dict, given: argparse.Namespace) -> tuple[list[str], bool]:
                 f"{(stage['read'] + stage['written']) / 1e12:9.2f} TB moved{grows}"
             )
         hours = sum(stage["hours"] for stage in stages.values())
-        peaks = {where: max(s["memory"] for s in stages.values() if s["where"] == where) for where in WHERE}
+        peaks = {where: max(s["memory"] for s in stages.values() if s["where"] == where) for where in get_args(Where)}
         moved = sum(stage["read"] + stage["written"] for stage in stages.values()) / 1e12
-        told = ", ".join(f"{where} {peak / 1e9:.1f} GB" for where, peak in peaks.items())
-        lines.append(f"  {'all':51}{hours:8.2f} h; most memory: {told}; {moved:.0f} TB moved")
+        memory = ", ".join(f"{where} {peak / 1e9:.1f} GB" for where, peak in peaks.items())
+        lines.append(f"  {'all':51}{hours:8.2f} h; most memory: {memory}; {moved:.0f} TB moved")
         broken = [f"{name} is superlinear" for name, stage in stages.items() if stage["superlinear"]]
-        broken += [f"{hours:.1f} h" for _ in range((row["machines"], row["cores"]) == GOAL and hours > MOST_HOURS)]
-        broken += [f"{where} holds {peaks[where] / 1e9:.0f} GB" for where in WHERE[:2] if peaks[where] > MOST_RANK]
-        broken += [
-            f"the launcher holds {peaks['launcher'] / 1e9:.1f} GB" for _ in range(peaks["launcher"] > MOST_LAUNCHER)
-        ]
+        if (row["machines"], row["cores"]) == GOAL and hours > MOST_HOURS:
+            broken.append(f"{hours:.1f} h")
+        limits = {"machines": MOST_RANK, "first machine": MOST_RANK, "launcher": MOST_LAUNCHER}
+        broken += [f"{where}: {peaks[where] / 1e9:.1f} GB" for where, most in limits.items() if peaks[where] > most]
         lines.append(f"  limits: {'; '.join(broken) or 'all hold'}")
         held = held and not broken
     return lines, held
-
-
-WHERE = ("machines", "first machine", "launcher")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.scale.clock import Machines, Stage, Total, shared_out
+from benchmarks.scale.clock import Machines, Stage, shared_out
 from tasks.storage.manifest import THREADS
 
 OF_A_DOCUMENT = {"ranks": 1, "mapped": 21, "launcher": 5}
@@ -17,8 +17,8 @@ PARTS = 536
 class Rates:
     """What a byte of a corpus takes, from two corpora of different sizes; see rates.py."""
 
-    def __init__(self, found: Sequence[dict]) -> None:
-        self.small, self.large = found
+    def __init__(self, corpora: Sequence[dict]) -> None:
+        self.small, self.large = corpora
         self.document = self.large["bytes"] / self.large["documents"]
         """Bytes on disk."""
         self.tokens = self.large["steps"]["tokens"]["bytes"] / self.large["bytes"]
@@ -59,7 +59,7 @@ class Model:
     shared: bool = True
     """Whether machines and launcher share a folder."""
 
-    def validate(self) -> Total:
+    def validate(self) -> list[Stage]:
         size, documents, rank, first = self.corpus.size, self.corpus.documents, self.names["rank"], self.names["first"]
         linking = self.on.count if self.shared else 1
         work = rank["peak after receipts"] + self.on.cores * self.unit_memory
@@ -97,7 +97,7 @@ class Model:
         merging = size * self.rates("merge") + own
         held = first["peak"] + OF_A_DOCUMENT["mapped"] * documents
         stages.append(Stage("merge", "first machine", merging, merging, parts / 4, 20 * documents, held))
-        return Total((*stages, *self._judged()))
+        return [*stages, *self._judged()]
 
     def _judged(self) -> list[Stage]:
         size, documents, launcher = self.corpus.size, self.corpus.documents, self.names["launcher"]
@@ -124,7 +124,7 @@ class Model:
             ),
         ]
 
-    def preprocess(self) -> Total:
+    def preprocess(self) -> list[Stage]:
         size, tokens = self.corpus.size, self.corpus.size * self.rates.tokens
         known, writing = self.names["tokens"], self.on.count if self.shared else 1
         files = max(1, int(known["files"]))
@@ -164,7 +164,7 @@ class Model:
                 known["peak"],
             )
         )
-        return Total(tuple(stages))
+        return stages
 
     def _inputs(self, size: float) -> list[Stage]:
         """The launcher checks every byte where it shares the folder; elsewhere each machine brings all, and checks it."""

@@ -1,8 +1,8 @@
-"""A virtual clock: work shared out as the product shares it out, and stages that add up. Pure."""
+"""A virtual clock: work shared out as the product shares it out. Pure."""
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Where = Literal["machines", "first machine", "launcher"]
@@ -52,25 +52,6 @@ def shared_out(seconds: Sequence[float], *, machines: int, cores: int) -> float:
             heapq.heapreplace(free, free[0] + unit)
         ends.append(max(free))
     return max(ends, default=0.0)
-
-
-@dataclass(frozen=True)
-class Total:
-    """The stages of a chain, one after the other."""
-
-    stages: tuple[Stage, ...] = field(default=())
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def traffic(self) -> float:
-        return sum(stage.read + stage.written for stage in self.stages)
-
-    def peak(self, where: Where) -> float:
-        """Most bytes that a process tree of this place holds."""
-        return max((stage.memory for stage in self.stages if stage.where == where), default=0.0)
 
 
 def superlinear(small: float, large: float, *, times: float, slack: float = 1.1) -> bool:

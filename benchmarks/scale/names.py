@@ -66,17 +66,17 @@ class Clock:
     """Seconds of this process by what it did, and the most that it held."""
 
     def __init__(self) -> None:
-        self.found: dict[str, float] = {}
+        self.taken: dict[str, float] = {}
 
     def __call__(self, name: str, do):
         began = time.process_time()
         result = do()
-        self.found[name] = time.process_time() - began
+        self.taken[name] = time.process_time() - began
         return result
 
     def peak(self, name: str) -> None:
         status = Path("/proc/self/status").read_text()  # ru_maxrss would begin with what the parent held when it forked
-        self.found[name] = 1024.0 * int(status.partition("VmHWM:")[2].split()[0])
+        self.taken[name] = 1024.0 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def make(names: Names, clock: Clock) -> None:
@@ -250,14 +250,14 @@ def rank(names: Names, clock: Clock) -> None:
     clock("receipts", lambda: [parts.receipt(names.parts, unit, names.work) is not None for unit in names.units])
     linking = clock("linking", lambda: linking_of(names.units, names.work, names.parts))
     clock.peak("peak after receipts")
-    clock.found["units"], clock.found["shards"] = len(names.units), len(names.work.shards)
+    clock.taken["units"], clock.taken["shards"] = len(names.units), len(names.work.shards)
     for step in ("exact", "near"):
         wanted = linking.ranges(step)[-1]
         runs = clock(f"{step}: begin", partial(linking._runs, step))
         link = partial(_equal, runs) if step == "exact" else clock("near: links", partial(linking._near, runs))
         opened = Opened()
         links = clock(f"{step}: a range", partial(link, wanted))
-        clock.found |= {
+        clock.taken |= {
             f"{step}: ranges": wanted.index + 1,
             f"{step}: found": len(links),
             f"{step}: opened": opened.count,
@@ -301,7 +301,7 @@ def first(names: Names, clock: Clock) -> None:
     columns["characters"][:] = LENGTHS[20]
     heldout = np.zeros(rows, np.bool_)
     clock("rows of a unit", lambda: summary.add(columns, heldout))
-    clock.found["rows"] = rows
+    clock.taken["rows"] = rows
     out = names.folder / "profile"
     out.mkdir(exist_ok=True)
     clock("write", lambda: summary.write(out, seconds=1.0))
@@ -328,13 +328,13 @@ def launcher(names: Names, clock: Clock) -> None:
 
     manifest = clock("manifest", written)
     data = clock("manifest written", partial(manifest_bytes, manifest))
-    clock.found["bytes of the manifest"] = len(data)
-    told = {"where": "here", "kind": "dataset", "name": "corpus", "version": manifest.version}
-    clock("manifest read", partial(parse_manifest, data, **told))
+    clock.taken["bytes of the manifest"] = len(data)
+    about = {"where": "names.py", "kind": "dataset", "name": "corpus", "version": manifest.version}
+    clock("manifest read", partial(parse_manifest, data, **about))
     clock.peak("peak of the manifest")
     del manifest, data
     profile = Profile(names.folder / "profile")
-    clock.found["bytes of shards.json"] = (profile.folder / "shards.json").stat().st_size
+    clock.taken["bytes of shards.json"] = (profile.folder / "shards.json").stat().st_size
     clock("shards read", lambda: profile.shards)
     apart = clock("shards judged", lambda: outliers(profile.shards, fewest=100))
     judged = Judged(profile, (), [], np.zeros(0, np.uint16), (), [], apart, {})
@@ -352,7 +352,7 @@ def tokens(names: Names, clock: Clock) -> None:
     receipts = clock("receipts", lambda: [read_receipt(unit, work, names.folder / "tokens") for unit in units])
     assert all(receipts)
     files = clock("files", lambda: token_files(receipts, work, most_bytes=16 * 2**30))
-    clock.found["files"] = len(files)
+    clock.taken["files"] = len(files)
     clock.peak("peak")
 
 
@@ -372,7 +372,7 @@ def mirror(names: Names, clock: Clock) -> None:
     )
     folder = BlobFolder(open_container(StoreConfig(uri="az://account/container")), "jobs/1", job, only="parts/")
     folder._there |= {name: f"0x{number:015X}" for number, name in enumerate(listed)}
-    clock.found["names"] = len(listed)
+    clock.taken["names"] = len(listed)
     clock("announcements", PartsMirror(folder, job / "nodes" / "0", leads=True).bring)
     clock("a look", lambda: sum(1 for _ in folder._look()))
     clock.peak("peak")
@@ -389,7 +389,7 @@ def main() -> None:
     names, clock = Names(Path(folder), size, shard, float(numbers[2])), Clock()
     began = time.perf_counter()
     ROLES[role](names, clock)
-    os.write(answers, json.dumps({**clock.found, "wall": time.perf_counter() - began}).encode())
+    os.write(answers, json.dumps({**clock.taken, "wall": time.perf_counter() - began}).encode())
 
 
 if __name__ == "__main__":

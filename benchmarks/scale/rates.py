@@ -243,11 +243,11 @@ def main() -> None:
     unit, often, *folders = sys.argv[1:]
     with scratch(Path(folders[0]).parent) as home:
         memory = unit_memory(home, int(unit))
-    found = []
+    corpora = []
     for folder in folders:
         with scratch(Path(folder).parent) as home:
-            found.append(measured(Path(folder), home, often=int(often) * (folder == folders[-1])))
-    os.write(answers, json.dumps({"unit": memory, "corpora": found}).encode())
+            corpora.append(measured(Path(folder), home, often=int(often) * (folder == folders[-1])))
+    os.write(answers, json.dumps({"unit": memory, "corpora": corpora}).encode())
 
 
 if __name__ == "__main__":

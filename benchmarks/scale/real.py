@@ -43,8 +43,8 @@ def compared(folder: Path, size: int, small: int) -> dict:
     unit = min(max(size // 64, 1 << 20), 64 << 20)
     words = [str(unit), str(500_000), str(corpora["smallest"]), str(corpora["small"])]
     command = [sys.executable, "-m", "benchmarks.scale.rates", *words]
-    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-    known = Rates(found["corpora"])
+    measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    known = Rates(measured["corpora"])
     sizes = {name: sum(path.stat().st_size for path in corpus.iterdir()) for name, corpus in corpora.items()}
     runs = {name: run(folder / "home" / name, corpora[name]) for name in ("small", "large")}
     more = sizes["large"] - sizes["small"]
@@ -59,12 +59,12 @@ def compared(folder: Path, size: int, small: int) -> dict:
         documents = more / known.document
         of_ranks = OF_A_DOCUMENT["ranks"] + OF_A_DOCUMENT["mapped"] if stage == "validate" else 0
         of_launcher = OF_A_DOCUMENT["launcher"] if stage == "validate" else 0
-        predicted[RANKS] = max(before[RANKS] + documents * of_ranks, before["base"] + rates.WORKERS * found["unit"])
+        predicted[RANKS] = max(before[RANKS] + documents * of_ranks, before["base"] + rates.WORKERS * measured["unit"])
         predicted[LAUNCHER] = before[LAUNCHER] + documents * of_launcher
         rows[stage] = {
             what: {"predicted": predicted[what], "real": after[what], "small": before[what]} for what in predicted
         }
-    return {"bytes": sizes, "load": os.getloadavg(), "cores": rates.WORKERS, "rows": rows, "rates": found}
+    return {"bytes": sizes, "load": os.getloadavg(), "cores": rates.WORKERS, "rows": rows, "rates": measured}
 
 
 def run(home: Path, corpus: Path) -> dict[str, dict[str, float]]:
@@ -73,10 +73,10 @@ def run(home: Path, corpus: Path) -> dict[str, dict[str, float]]:
     headway = str(Path(sys.executable).parent / "headway")
     say([headway, "dataset", "publish", "corpus", str(corpus)], environment)
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    found = {name: watched([headway, *words, *settings], environment) for name, words in COMMANDS.items()}
+    measured = {name: watched([headway, *words, *settings], environment) for name, words in COMMANDS.items()}
     say([headway, "down", "--yes"], environment)
     shutil.rmtree(home)
-    return found
+    return measured
 
 
 def say(command: list[str], environment: dict[str, str]) -> None:

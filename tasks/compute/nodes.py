@@ -31,8 +31,9 @@ def python(job: Job) -> str:
 
 
 def write_nodes(job: Job, folder: Path, *, seen: Path | None = None, machines: int = 0) -> None:
-    """Write the job folder of a job that runs under one parent a machine; `seen` is the folder as the machines see it, `machines`
-    are those that may become part of an elastic job, where that are more than it may have at a time."""
+    """Write the job folder of a job that runs under one parent a machine; `seen` is the folder as the machines see it.
+
+    An elastic job may choose among more machines than it has at a time; `machines` is how many (0: as many as it has)."""
     write_folder(job, folder)
     most = job.elastic.max_nodes if job.elastic else job.nodes
     for rank in range(machines or most):

@@ -83,8 +83,8 @@ def test_a_rate_is_what_more_bytes_take_without_what_every_corpus_takes():
 
 
 def test_stages_are_the_work_by_those_who_do_it():
-    alone = {stage.name: stage for stage in model(Machines(1, 2), measure=1.0, merge=0.1, verify=0.5).validate().stages}
-    many = {stage.name: stage for stage in model(Machines(4, 2), measure=1.0, merge=0.1, verify=0.5).validate().stages}
+    alone = {stage.name: stage for stage in model(Machines(1, 2), measure=1.0, merge=0.1, verify=0.5).validate()}
+    many = {stage.name: stage for stage in model(Machines(4, 2), measure=1.0, merge=0.1, verify=0.5).validate()}
     assert (alone["measure"].seconds, many["measure"].seconds) == (2000, 500)
     assert (alone["near duplicates"].seconds, many["near duplicates"].seconds) == (5 + 20, 5 + 10)
     assert alone["merge"].seconds == many["merge"].seconds == 400 + 1 + 1 + 40 * 0.5
@@ -94,15 +94,15 @@ def test_stages_are_the_work_by_those_who_do_it():
 
 def test_bytes_that_must_move_bound_a_stage():
     slow = model(Machines(4, 2, network=1.0), measure=1e-9).validate()
-    assert next(stage for stage in slow.stages if stage.name == "measure").seconds == (4000 + 536 * 1000) / 4
+    assert next(stage for stage in slow if stage.name == "measure").seconds == (4000 + 536 * 1000) / 4
     throttled = model(Machines(4, 2, network=1e9, files=2.0), shared=False).validate()
-    assert throttled.stages[0].seconds == 4 * 4000 / 2, "each machine brings all of it"
+    assert throttled[0].seconds == 4 * 4000 / 2, "each machine brings all of it"
 
 
 def test_machines_that_share_no_folder_leave_the_rest_to_the_first():
     both = [model(Machines(4, 1), shared=shared, write=1.0) for shared in (True, False)]
-    near = [next(s for s in each.validate().stages if s.name == "near duplicates").seconds for each in both]
-    writing = [next(s for s in each.preprocess().stages if s.name == "write token files").seconds for each in both]
+    near = [next(s for s in each.validate() if s.name == "near duplicates").seconds for each in both]
+    writing = [next(s for s in each.preprocess() if s.name == "write token files").seconds for each in both]
     assert near == [15, 45] and writing == [1000, 4000]
 
 

@@ -68,7 +68,7 @@ def newest(rows: list[Row], part: Part) -> Row | None:
 
 
 def seen_of(part: Part, row: Row | None) -> Seen:
-    """The same as every elastic job has it."""
+    """A part, by what Slurm says of its newest job."""
     if row is None:
         return Seen(part, "gone")
     if row.state in QUEUED:

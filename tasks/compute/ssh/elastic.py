@@ -202,8 +202,11 @@ def _in_order(job: Job, hosts: Sequence[Host]) -> list[Host]:
 
 
 def _may_come(seen: Seen, placed: Placed, looks: Mapping[Host, Look | Missing]) -> bool:
-    """Whether a machine that is gone may come again: not after its time limit, and after somebody ended its part not before it
-    was started anew."""
+    """Whether a machine that is gone may come again.
+
+    Not one that a check found bad, that was started too often without progress, or whose part reached its time limit; one whose
+    part was cancelled only after a reboot.
+    """
     part, host = seen.part, placed.hosts[seen.part.number]
     if host.name in bad_machines(part.folder) or part.tries() > part.job.restarts:
         return False
