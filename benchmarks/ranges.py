@@ -142,7 +142,7 @@ def answer(asked: dict) -> dict:
 
 def publish(folder: Path, name: str, size: int, width: int) -> str:
     """Lay an artifact of zeros where the server finds it, its `.bin` sparse; returns its reference."""
-    from tasks.formats.token_blocks import BLOCK, DIGEST
+    from tasks.formats.mmididx import BLOCK, DIGEST
     from tasks.storage.blob import layout
     from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, hash_file, manifest_bytes
 

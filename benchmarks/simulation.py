@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from tasks.planning.checkpointing import Recovery, Saving
-from tasks.planning.simulation import Failing, Replacing, Simulated, spares_for
-from tasks.planning.simulation_bands import band, expected, played
+from tasks.planning.simulation import Failing, Replacing, Simulated, band, expected, played, spares_for
 
 HOUR, MINUTE = 3600.0, 60.0
 GPUS_OF_MACHINE = 8

@@ -22,7 +22,7 @@ from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import attach, note, publish, run_job
 from tasks.planning.configured import division_of
 from tasks.planning.spent import kind_of, measured, measured_on
-from tasks.report.training import draw_training
+from tasks.report.page import draw_training
 
 log = logging.getLogger("headway.train")
 

@@ -145,7 +145,7 @@ class Runs:
     """The last range of hashes of every unit's run, as long as it would be; `again` of the records share a hash with others."""
 
     def __init__(self, records: np.ndarray, every: int, again: float) -> None:
-        from tasks.data.corpus.runs import ranges
+        from tasks.data.corpus.duplicates import ranges
 
         last = ranges(every)[-1]
         self.records, self.counts = records, np.maximum(1, records // (last.index + 1))
@@ -196,9 +196,8 @@ def make_links(names: Names) -> None:
 
 def token_work(names: Names):
     """Units and work of tokenizing; the tokenizer is any small one, since nothing is encoded."""
-    from tasks.data.tokenizing.splits import Splits
     from tasks.data.tokenizing.tokenizer import open_tokenizer
-    from tasks.data.tokenizing.units import Work
+    from tasks.data.tokenizing.units import Splits, Work
 
     return Work(open_tokenizer(names.folder / "tokenizer"), ("text",), Splits((1 - SPLIT, SPLIT)), immutable=True)
 
@@ -267,7 +266,7 @@ def rank(names: Names, clock: Clock) -> None:
 
 def _equal(runs: list, wanted):
     from tasks.data.corpus import duplicates
-    from tasks.data.corpus.runs import buckets
+    from tasks.data.corpus.duplicates import buckets
 
     return duplicates.equal(buckets(runs, wanted))
 
@@ -311,9 +310,9 @@ def first(names: Names, clock: Clock) -> None:
 def launcher(names: Names, clock: Clock) -> None:
     """The stage's process: the shards of a profile judged and written down, and a manifest of the corpus's files."""
     from tasks.data.corpus.quarantine import Profile
-    from tasks.data.drift.histograms import outliers
+    from tasks.data.drift.sampling import outliers
     from tasks.data.expectations import DocumentRule  # noqa: F401 - what a stage has imported
-    from tasks.data.verdict import Judged, _shard
+    from tasks.data.judging import Judged, _shard
     from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes, parse_manifest
 
     paths = sorted(path.name for path in os.scandir(names.corpus))
@@ -358,7 +357,7 @@ def tokens(names: Names, clock: Clock) -> None:
 
 def mirror(names: Names, clock: Clock) -> None:
     """The first machine where machines share no folder: what others sent, by name, of which all is here already."""
-    from tasks.jobs.node.parts_mirror import SENT, PartsMirror
+    from tasks.jobs.node.checkpoint_mirror import SENT, PartsMirror
     from tasks.storage.blob.client import open_container
     from tasks.storage.blob.folder import BlobFolder
     from tasks.storage.settings import StoreConfig

@@ -2,7 +2,7 @@
 
 A batch is in the ledger before Prefect hears of it. So it does not matter who is killed when: a batch that no flow run has
 claimed is sent again, and of several flow runs for one batch the first to claim it does the work (flows/support/prefect_run.py).
-What runs where is Prefect's: an automation a trigger (deployments/catalogue/triggers.py), which a person can switch off.
+What runs where is Prefect's: an automation a trigger (deployments/catalogue/routes.py), which a person can switch off.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Dispatch:
             else:
                 self._followed = now
             if any(not batch.flow_run for batch in opened) or waiting or not 0 <= now - self._looked < LOOK_SECONDS:
-                from deployments.catalogue.triggers import switched
+                from deployments.catalogue.routes import switched
 
                 self._switched = switched(client, list(self.routes)) if self.routes else {}
                 self._looked = now
@@ -320,7 +320,7 @@ class Dispatch:
         return batch is not None
 
     def _send(self, client: Any, batch: Batch, now: float) -> None:
-        from deployments.catalogue.triggers import DUE
+        from deployments.catalogue.routes import DUE
 
         covered = batches.events_of(self.ledger, batch.id)
         send(client, due(DUE, batch, covered, now))

@@ -29,12 +29,12 @@ from tasks.common.errors import HeadwayError, Missing
 from tasks.common.home import stopped_mark
 from tasks.common.process import locked, write_text
 from tasks.compute.jobs_book import list_jobs
-from tasks.compute.ray.local import stop_local_cluster
+from tasks.compute.ray.backend import stop_local_cluster
 from tasks.config.cluster import on_this_machine
 from tasks.config.files import Loader, load_with_text, validated
 from tasks.orchestration import run_log
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.serving.known import settle_all
 from tasks.storage import open_store
 
@@ -213,7 +213,7 @@ def _wait_for_the_worker(home: Path, say: Say) -> None:
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
     """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
-    from deployments.catalogue import triggers
+    from deployments.catalogue import routes
     from deployments.platform.notifications import apply
     from deployments.services.registration import register
     from deployments.watch.schedules import Schedules
@@ -224,5 +224,5 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
         register(client, catalogue(config))
         worker.allow(client, config.parallel_runs)
         apply(client, config)
-        triggers.apply(client, config.events)
+        routes.apply(client, config.events)
         Schedules(home, config).tick(client, time.time())

@@ -16,8 +16,8 @@ from deployments.telemetry import instruments as of
 from deployments.telemetry.measure import failing
 from deployments.telemetry.runs import RunView
 from tasks.registry.model_integrity import Untrusting
-from tasks.security import access_anomalies
-from tasks.security.access_anomalies import Habits, Unusual
+from tasks.security import access
+from tasks.security.access import Habits, Unusual
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _broken(seen: Seen, limits: AlertsConfig) -> Found:
 
 
 def _habit(judge: Callable[[Habits, float, AlertsConfig], list[Unusual]]) -> Callable[[Seen, AlertsConfig], Found]:
-    """What is unusual, as a rule of tasks/security/access_anomalies.py judges it."""
+    """What is unusual, as a rule of tasks/security/access.py judges it."""
 
     def find(seen: Seen, limits: AlertsConfig) -> Found:
         if seen.habits is None:
@@ -389,7 +389,7 @@ RULES = (
         "`headway audit-log --person NAME` shows what was tried and from where. `headway person renew NAME` ends a token.",
         "warning",
         _habit(
-            lambda habits, now, limits: access_anomalies.many_denials(
+            lambda habits, now, limits: access.many_denials(
                 habits, now, most=limits.denials, minutes=limits.denials_minutes
             )
         ),
@@ -402,7 +402,7 @@ RULES = (
         "`headway audit-log --access --person NAME` lists what was read. `headway person remove NAME` ends their token.",
         "warning",
         _habit(
-            lambda habits, now, limits: access_anomalies.bulk_downloads(
+            lambda habits, now, limits: access.bulk_downloads(
                 habits,
                 now,
                 most_gb=limits.download_gb,
@@ -418,7 +418,7 @@ RULES = (
         "Ask that person. If it was somebody else, `headway person renew NAME` ends the token, and the audit log shows "
         "what was done.",
         "warning",
-        _habit(lambda habits, now, limits: access_anomalies.new_places(habits, now, hours=limits.new_place_hours)),
+        _habit(lambda habits, now, limits: access.new_places(habits, now, hours=limits.new_place_hours)),
         _fires("new_place"),
     ),
 )

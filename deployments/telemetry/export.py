@@ -22,7 +22,6 @@ from prometheus_client.registry import Collector
 from deployments.configuration.platform import PlatformConfig, TelemetryConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
-from deployments.telemetry.ledger import Key, Ledger
 from deployments.telemetry.measure import (
     Host,
     added,
@@ -34,7 +33,7 @@ from deployments.telemetry.measure import (
     totals,
     written,
 )
-from deployments.telemetry.runs import Jobs, Runs, Tail, read_object
+from deployments.telemetry.runs import Jobs, Key, Ledger, Runs, Tail, read_object
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, metrics_data, otlp_sink
 from deployments.telemetry.trace_builder import Log, Span, Story
 from tasks.common import process

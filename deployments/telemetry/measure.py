@@ -16,8 +16,7 @@ import psutil
 
 from deployments.telemetry import instruments as of
 from deployments.telemetry.instruments import SECONDS, Instrument, Point
-from deployments.telemetry.ledger import Key
-from deployments.telemetry.runs import JobView, RunView, read_object
+from deployments.telemetry.runs import JobView, Key, RunView, read_object
 from deployments.telemetry.trace_builder import Span
 
 COUNTED = {instrument.name: instrument for instrument in (of.RUNS, of.GATES, of.STAGES, of.RESTARTS)}

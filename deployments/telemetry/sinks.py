@@ -43,7 +43,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFl
 from opentelemetry.trace.status import Status, StatusCode
 
 from deployments.telemetry.instruments import SECONDS, Point
-from deployments.telemetry.ledger import Ledger
+from deployments.telemetry.runs import Ledger
 from deployments.telemetry.trace_builder import Log, Span
 
 NUMBERS = {

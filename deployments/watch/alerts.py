@@ -34,7 +34,7 @@ from tasks.registry.model_integrity import standing, untrusted_endpoints
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_revalidated, revalidations
 from tasks.security import access, audit_chain
-from tasks.security.access_anomalies import Habits
+from tasks.security.access import Habits
 from tasks.security.audit import Entry
 from tasks.serving.monitor.watch import standing_anomalies
 from tasks.storage import open_store

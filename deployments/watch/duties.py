@@ -23,7 +23,7 @@ from tasks.lineage.spool import start_publisher, unpublished
 from tasks.registry.model_integrity import act_on, bar_rungs, findings, forget, standing, told
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, last_looked_at
-from tasks.security.audit_copy import copy_of, send
+from tasks.security.audit import copy_of, send
 from tasks.serving.known import endpoint_of, known_endpoints, tidy_all
 from tasks.serving.monitor import watch
 from tasks.storage import open_store
@@ -99,7 +99,7 @@ AUDIT_COPY_SECONDS = 15.0
 
 
 class AuditCopy:
-    """Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one (tasks/security/audit_copy.py).
+    """Keeps the copy of the audit log elsewhere up to date, where stores.yaml names one (tasks/security/audit.py).
 
     State: when it last looked.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from tasks.azure import arm_client
 from tasks.azure.arm_client import OpenFiles
 from tasks.compute.job import Backend
-from tasks.compute.machines import Machines
+from tasks.compute.nodes import Machines
 from tasks.config.cluster import ClusterConfig
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from tasks.common.claims import ALONE, Claim
 from tasks.common.errors import Cancelled, JobFailed, Missing, Superseded
-from tasks.compute import metrics
+from tasks.compute import logs
 from tasks.compute.job import Backend, Job, JobState
-from tasks.compute.metrics import is_step
+from tasks.compute.logs import is_step
 from tasks.compute.nodes import read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Kind, Poller, Watch, Watched
 from tasks.compute.supervisor_lock import note
@@ -39,7 +39,7 @@ class HangWatch:
     has made five; before its first steps, `start_minutes` since the machines run. These are no hangs:
 
     - waiting in a queue, booting, pulling an image, and the time between two attempts in place: the clock stands;
-    - a job that counts no steps (no `step` in metrics.jsonl, and no `job.progress`): only its time limit ends it;
+    - a job that counts no steps (no `step` in logs.jsonl, and no `job.progress`): only its time limit ends it;
     - the end: once progress.json has `done` >= `total`, saving is left, which may take `start_minutes`;
     - a change of the file that `job.progress` names: a checkpoint was written;
     - files that come late: a step is missed only when the machines' own beat (`nodes/K/beat`, every five seconds) is newer
@@ -71,7 +71,7 @@ class HangWatch:
         self._moved = self._clock()
 
     def look(self, state: JobState, records: list[dict[str, Any]]) -> str:
-        """What hangs, in words; empty while nothing does. `records` are those of metrics.jsonl since the last look."""
+        """What hangs, in words; empty while nothing does. `records` are those of logs.jsonl since the last look."""
         now = self._clock()
         if state.state != "running":
             self._moved = now
@@ -227,7 +227,7 @@ class Attendance:
 
     def _forward(self) -> list[dict[str, Any]]:
         """Hand on the whole records that came since, and progress when it changed."""
-        records, self.forwarding.offset = metrics.since(self.folder / "metrics.jsonl", self.forwarding.offset)
+        records, self.forwarding.offset = logs.since(self.folder / "metrics.jsonl", self.forwarding.offset)
         if records:
             self.watch.metrics(records)
         progress = read_mark(self.folder / "progress.json")

@@ -24,7 +24,7 @@ from tasks.common.errors import Missing, Unknown
 from tasks.compute import open_backend
 from tasks.compute.failures import close_failed
 from tasks.compute.job import Backend, Job, JobState, Journal
-from tasks.compute.metrics import newest_step
+from tasks.compute.logs import newest_step
 from tasks.compute.nodes import ended_state, read_mark
 from tasks.compute.submission import CANCELLED, Generation, mark_settled, newest, settle
 from tasks.compute.supervisor_lock import is_supervised, unsupervised

@@ -12,8 +12,7 @@ from typing import Any
 
 from tasks.common import process
 from tasks.compute.job import Job, JobState, Rendered, write_folder
-from tasks.compute.machines import Finding, Machines
-from tasks.compute.nodes import AGENT_SECONDS, clean_up
+from tasks.compute.nodes import AGENT_SECONDS, Finding, Machines, clean_up
 from tasks.config.cluster import ClusterConfig
 
 

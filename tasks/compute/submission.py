@@ -23,7 +23,7 @@ from tasks.common.errors import Conflict
 from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.job import Job, Journal
 from tasks.compute.job_folder import key_of as folder_key
-from tasks.compute.metrics import newest_step
+from tasks.compute.logs import newest_step
 from tasks.config.cluster import ClusterConfig
 from tasks.config.database import platform_of
 

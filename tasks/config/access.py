@@ -1,7 +1,7 @@
 """Who may ask a server of Headway's, as settings: tokens of Microsoft Entra, API keys, and on which address it listens.
 
 What checks a token is tasks/azure/entra.py; what stands before a model, tasks/jobs/serving/api_middleware.py; keys,
-tasks/formats/api_keys.py.
+tasks/serving/keys.py.
 """
 
 from __future__ import annotations

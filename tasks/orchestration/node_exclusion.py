@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from tasks.artifacts import Check, Cluster, unqualified
 from tasks.compute import machines_of
 from tasks.compute.azureml.support_requests import Request, requests
-from tasks.compute.machines import Drained
+from tasks.compute.nodes import Drained
 from tasks.config.cluster import ClusterConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.orchestration.stage_context import at_work

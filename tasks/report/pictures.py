@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.report.data import number
 
 if TYPE_CHECKING:
-    from tasks.planning.simulation_bands import Band
+    from tasks.planning.simulation import Band
 
 INK, MUTED, LINE, ACCENT, SOFT = "#1b2430", "#5b6675", "#dde2e9", "#1f5fbf", "#a9bfdf"
 WARN, BAD = "#8a5a00", "#b3261e"

@@ -18,7 +18,7 @@ from waiting import limit
 
 from tasks.common import process
 from tasks.compute.job import Job
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.compute.supervisor import run
 from tasks.compute.polling import Watch
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.storage import open_store
 
 base, moment = Path(sys.argv[1]), sys.argv[3]

@@ -259,7 +259,7 @@ def notify(
     It is sent from here, with this command's environment; Prefect's server sends the real ones, from where it runs.
     """
     from deployments.configuration.platform import load_settings
-    from deployments.platform.channels import send
+    from deployments.platform.notifications import send
 
     channels = load_settings(home()).notifications
     names = [one.name for one in channels]

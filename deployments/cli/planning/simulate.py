@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from tasks.planning.case import Case
     from tasks.planning.checkpointing import Interval, Saving
     from tasks.planning.failures import Range, Rates
-    from tasks.planning.simulation import Failing, Simulated
-    from tasks.planning.simulation_bands import Band
+    from tasks.planning.simulation import Band, Failing, Simulated
 
 GENERIC_MACHINE = 8
 """GPUs of a machine, where none is named."""
@@ -272,7 +271,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate a training with failures, at three rates: what share of its time is useful, and what took the rest."""
-    from tasks.planning.simulation_bands import FEWEST_RUNS, bands, default_runs, swept
+    from tasks.planning.simulation import FEWEST_RUNS, bands, default_runs, swept
 
     asked = question(
         Words(
@@ -295,7 +294,7 @@ def simulate(
 
 
 def _fields(asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int) -> dict[str, Any]:
-    from tasks.planning.simulation_bands import best_interval
+    from tasks.planning.simulation import best_interval
 
     played = asked.simulated
     return {
@@ -346,7 +345,7 @@ def _page(
     asked: Question, result: Mapping[str, Band], sweep: Swept, *, seed: int, picture: Path | None
 ) -> Iterator[str]:
     """For people."""
-    from tasks.planning.simulation_bands import best_interval
+    from tasks.planning.simulation import best_interval
 
     played, size = asked.simulated, f"{asked.checkpoint_gib:,.0f} GiB, " if asked.checkpoint_gib else ""
     spares = f"{played.replacing.spares:,} spare ones"

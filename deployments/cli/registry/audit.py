@@ -15,9 +15,8 @@ from deployments.cli.output import CommandError, in_home, say
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.home import home
 from tasks.security.access import accesses
-from tasks.security.audit import entries
+from tasks.security.audit import copy_of, entries, newest_copied
 from tasks.security.audit_chain import check
-from tasks.security.audit_copy import copy_of, newest_copied
 from tasks.storage import open_store
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}

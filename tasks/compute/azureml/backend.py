@@ -20,8 +20,7 @@ from tasks.compute.azureml.client import Workspace
 from tasks.compute.azureml.render import CODED, FOLDER_KEY, OURS, SERVERLESS, Rendering, job_name, rendering, rest
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.job_folder import Files, Folders, code_name, key_of, missing_output, prefix_of, write_code
-from tasks.compute.machines import Finding, Machines, network_finding
-from tasks.compute.nodes import ended_state
+from tasks.compute.nodes import Finding, Machines, ended_state, network_finding
 from tasks.config.cluster import ClusterConfig
 
 # What Azure ML says of a job, as ours: its states, and the classes of its errors. Pure.

@@ -1,7 +1,7 @@
 """The Slurm backend: sbatch over a job folder that login and compute nodes share. The walk of five files ends here.
 
 With `cluster.mirror` they share none: the folder lies in a store (../job_folder.py), and each node's task is a mirror of it.
-What is submitted is render.py, what Slurm's answers mean is states.py and errors.py. The commands run on this
+What is submitted is render.py, what Slurm's answers mean is states.py and states.py. The commands run on this
 machine or on a login node through SSH (commands.py). Who calls the backend, from submission to submission, is
 tasks/compute/supervisor.py. As shipped, Slurm itself starts a job again whose node failed (`slurm.requeue`): then there is no
 further submission. Which faults end how: docs/slurm.md.
@@ -20,8 +20,8 @@ from tasks.common.process import read_json, write_json, write_text
 from tasks.compute.job import Job, JobState, Rendered, before_submission
 from tasks.compute.job_folder import MirroredFolders, key_of
 from tasks.compute.nodes import write_nodes
-from tasks.compute.slurm import errors
 from tasks.compute.slurm import render as slurm_render
+from tasks.compute.slurm import states
 from tasks.compute.slurm import states as slurm_states
 from tasks.compute.slurm.commands import Apart, Login, NoAnswer, Said, open_login, silent
 from tasks.compute.slurm.elastic import SlurmElastic
@@ -69,10 +69,10 @@ class SlurmBackend:
         if job.elastic:
             return self._elastic.submit(job, folder)
         with before_submission():
-            partitions = self._login.run(errors.PARTITIONS)
-            errors.require_limits(job, self._config, errors.parse_partitions(partitions.out))
-            errors.require_image(job, self._login)
-            rendered = self.render(errors.restricted(job, self._config, self._login), folder)
+            partitions = self._login.run(states.PARTITIONS)
+            states.require_limits(job, self._config, states.parse_partitions(partitions.out))
+            states.require_image(job, self._login)
+            rendered = self.render(states.restricted(job, self._config, self._login), folder)
             remote = self._login.seen(folder)
             mine = self._login.seen_job(job)
             write_nodes(mine, folder, seen=remote)
@@ -92,7 +92,7 @@ class SlurmBackend:
                     return result
                 continue
             if output.code:
-                raise errors.refusal(output, job, self._config, self._login)
+                raise states.refusal(output, job, self._config, self._login)
             return _handle(job, output.out.splitlines()[-1])
         raise silent("it took no submission")
 

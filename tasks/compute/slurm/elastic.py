@@ -17,7 +17,7 @@ from tasks.common.errors import HeadwayError, JobFailed
 from tasks.compute.elastic import Part, Seen, bad_machines, open_rendezvous, state_of
 from tasks.compute.job import Job, JobState, Rendered
 from tasks.compute.nodes import write_nodes
-from tasks.compute.slurm import errors, render
+from tasks.compute.slurm import render, states
 from tasks.compute.slurm.commands import Here, Login, NoAnswer, Said, silent
 from tasks.compute.slurm.render import WARNED
 from tasks.compute.slurm.states import ENDS, QUEUED, Row, parse_squeue
@@ -102,8 +102,8 @@ class SlurmElastic:
             raise ValueError(
                 "an elastic job's machines meet on the login node: run Headway there and leave slurm.login empty"
             )
-        partitions = errors.parse_partitions(self._login.run(errors.PARTITIONS).out)
-        errors.require_limits(job.model_copy(update={"nodes": 1}), self._config, partitions)
+        partitions = states.parse_partitions(self._login.run(states.PARTITIONS).out)
+        states.require_limits(job.model_copy(update={"nodes": 1}), self._config, partitions)
         write_nodes(job, folder)
         open_rendezvous(job, folder)
         for part in parts_of(job, folder):
@@ -173,7 +173,7 @@ class SlurmElastic:
 
     def _submit(self, part: Part) -> Said | None:
         """Submit one machine; what Slurm said when it refused."""
-        part = Part(errors.restricted(part.job, self._config, self._login), part.folder, part.number)
+        part = Part(states.restricted(part.job, self._config, self._login), part.folder, part.number)
         if not part.begin():
             return None
         (part.submissions / f"{part.number}.job").unlink(missing_ok=True)
@@ -190,7 +190,7 @@ class SlurmElastic:
             return
         if refused and part.number < part.job.elastic.min_nodes:
             process.stop(part.folder / "rendezvous")
-            raise errors.refusal(refused, part.job, self._config, self._login)
+            raise states.refusal(refused, part.job, self._config, self._login)
 
     def _end(self, rows: list[Row]) -> None:
         if not rows:

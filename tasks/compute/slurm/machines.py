@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tasks.common.errors import HeadwayError, Missing
-from tasks.compute.machines import Drained, Finding, Machines, network_finding
+from tasks.compute.nodes import Drained, Finding, Machines, network_finding
 from tasks.compute.slurm.commands import Login, Said, open_login, silent
-from tasks.compute.slurm.errors import PARTITIONS, parse_partitions
+from tasks.compute.slurm.states import PARTITIONS, parse_partitions
 from tasks.config.cluster import ClusterConfig
 
 SECONDS = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tasks.compute.connection import Connection, parse_address, run_all
 from tasks.compute.job import Job
-from tasks.compute.machines import Finding, Machines
+from tasks.compute.nodes import Finding, Machines
 from tasks.config.backends.ssh import SshConfig
 
 

@@ -39,7 +39,7 @@ class Capabilities:
     backend: str
     """Its class, as MODULE:CLASS; the module is imported when a job is submitted."""
     machines: str
-    """The class that answers for its machines, a subclass of tasks.compute.machines:Machines; imported when they are asked."""
+    """The class that answers for its machines, a subclass of tasks.compute.nodes:Machines; imported when they are asked."""
     elasticity: Elasticity
     packages: tuple[str, ...] = ()
     """Modules that must be installed where jobs are submitted."""

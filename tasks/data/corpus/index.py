@@ -2,7 +2,7 @@
 
 `documents.bin`: one DOCUMENT each, in the order of the corpus. `signatures.bin`: the MinHash signature of each, in that order
 (tasks/data/corpus/duplicates.py). `index.json`: how many, the names of shards, and how signatures were made. It takes about 290
-bytes a document, and is read in pieces; each is a part of its own when duplicates are looked for (tasks/data/corpus/linking.py).
+bytes a document, and is read in pieces; each is a part of its own when duplicates are looked for (tasks/data/corpus/duplicates.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.data.corpus import duplicates
-from tasks.data.corpus.linking import PIECE, Part, write_runs
+from tasks.data.corpus.duplicates import PIECE, Part, write_runs
 
 DOCUMENTS, SIGNATURES, ABOUT = "documents.bin", "signatures.bin", "index.json"
 DOCUMENT = np.dtype([("shard", "<i4"), ("line", "<i8"), ("shingled", "?"), ("high", "<u8"), ("low", "<u8")])

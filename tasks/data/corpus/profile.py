@@ -4,7 +4,7 @@
 and personal data, the first 1,000 of each type. `unreadable.jsonl`: every line that is no document. `shards.json` and
 `columns.json`: counts and histograms of each shard and of the corpus. `known.jsonl`: the documents of earlier corpora that some
 repeat. `index/`: what later corpora are compared with (tasks/data/corpus/index.py). An exact duplicate is not
-looked at again as a near one. Memory: a block of records (tasks/data/corpus/runs.py), one row group, and a byte a document; the
+looked at again as a near one. Memory: a block of records (tasks/data/corpus/duplicates.py), one row group, and a byte a document; the
 columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
 """
 
@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus import measures, parts
-from tasks.data.corpus.duplicates import Links
+from tasks.data.corpus.duplicates import STEPS, Linking, Links, Part, Step
 from tasks.data.corpus.index import Index, Piece, open_index, write_part
 from tasks.data.corpus.index import write as write_index
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
-from tasks.data.corpus.linking import STEPS, Linking, Part, Step
 from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
 from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes

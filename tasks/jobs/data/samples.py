@@ -25,8 +25,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tasks.config.training import TrainingConfig
-from tasks.formats.mmididx import map_tokens, prefixes
-from tasks.formats.token_blocks import remote_files
+from tasks.formats.mmididx import map_tokens, prefixes, remote_files
 
 UNITS = 1 << 22
 """Shares are rounded to so many parts, so that 2^40 places count exactly in 64 bits."""

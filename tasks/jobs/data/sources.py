@@ -26,8 +26,7 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.mmididx import map_tokens, prefixes, read_header, token_count, token_dtype
-from tasks.formats.token_blocks import BLOCK, remote_files
+from tasks.formats.mmididx import BLOCK, map_tokens, prefixes, read_header, remote_files, token_count, token_dtype
 from tasks.jobs.data.samples import (
     TRAIN,
     Chain,

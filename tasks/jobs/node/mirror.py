@@ -39,8 +39,7 @@ from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.process import die_with_parent, locked, own_folder, read_json, write_json
 from tasks.jobs.checkpoint.files import age, manifests
 from tasks.jobs.checkpoint.mirrored import PLACE, agree_to, is_written_by_ranks, say_durable
-from tasks.jobs.node.checkpoint_mirror import CheckpointMirror
-from tasks.jobs.node.parts_mirror import PARTS, PartsMirror
+from tasks.jobs.node.checkpoint_mirror import PARTS, CheckpointMirror, PartsMirror
 from tasks.storage.blob.client import open_container
 from tasks.storage.blob.folder import GROWING, BlobFolder
 from tasks.storage.blob.ranges import fetch_but
@@ -302,7 +301,7 @@ def scratch_folder(path: Path, size_gib: float) -> Path:
 
 
 def _staying(manifest: Manifest, patterns: Collection[str]) -> set[str]:
-    """Files of an input that are read in parts where they lie: their blocks have digests (tasks/formats/token_blocks.py)."""
+    """Files of an input that are read in parts where they lie: their blocks have digests (tasks/formats/mmididx.py)."""
     paths = {entry.path for entry in manifest.content.files}
     wanted = {path for path in paths if any(fnmatch(path, pattern) for pattern in patterns)}
     stay = {path for path in wanted if f"{path.rpartition('.')[0]}.blocks" in paths}

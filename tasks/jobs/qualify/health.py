@@ -3,6 +3,12 @@
 Local rank 0 looks, the others wait. Each look is a function of a file health_*.py that gives probes; what it cannot look at
 becomes `missing`, `timed out` or `failed`, for each of its checks. What a value means is judged elsewhere; what a machine says
 of itself (an Xid, a throttled GPU) is a finding already, by the rules of tasks/hardware/health.json and AzNHC.
+
+Azure's node health checks (AzNHC), where they are installed: run within a time limit, and their log read.
+
+They are run with `-a`, for they stop at the first failure otherwise. A size that they do not know exits 0, and is unknown here.
+What they do not look at (throttling never fails there, Xid 94 and 95 are not in their list) our own looks see. The log stays
+with the job. What its lines mean is tasks/qualification/nccl_findings.py. See https://github.com/Azure/azurehpc-health-checks.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import platform
 import re
 import shutil
 import statistics
+import tempfile
 import time
 import urllib.request
 from collections import Counter
@@ -20,18 +27,135 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from http.client import HTTPException
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import cuda, distributed
 
-from tasks.formats import azure_machine, gpu_health
-from tasks.formats.azure_machine import DAY, Interface
+from tasks.formats import gpu_health
+from tasks.formats.aznhc import read_aznhc
+from tasks.formats.gpu_health import DAY, Interface
 from tasks.jobs.node.probes import Hangs, ports
-from tasks.jobs.qualify import health_amd, health_aznhc, health_nvidia
+from tasks.jobs.qualify import health_amd, health_nvidia
 from tasks.jobs.qualify.bench import Bench
-from tasks.jobs.qualify.machine import Machine, Missing, of_file, of_kernel
+from tasks.jobs.qualify.machine import LOGS, Machine, Missing, of_file, of_kernel
 from tasks.qualification.measured import Probe, Status
+from tasks.qualification.nccl_findings import probes_of
+
+SCRIPT = "opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh"
+"""Where Azure's HPC images have it."""
+INSIDE = "azure-nhc/aznhc-entrypoint.sh"
+"""Its own entry point, where this machine is the container."""
+IMAGES = {"nvidia": "mcr.microsoft.com/aznhc/aznhc-nv", "amd": "mcr.microsoft.com/aznhc/aznhc-rocm"}
+CHECK_SECONDS = 500
+"""Of one check; its own default."""
+OUTPUT = "/azure-nhc/output"
+Command = tuple[str, ...]
+
+
+class NoRights(Exception):
+    """It is installed, and this user may not run it."""
+
+
+def limit(bench: Bench) -> float:
+    """Seconds that the checks may take on a machine."""
+    return bench.config.aznhc_seconds if bench.config.aznhc == "auto" else 0.0
+
+
+def checks(bench: Bench, machine: Machine) -> Iterator[Probe]:
+    """A probe a check that failed or warned, and one of the whole; nothing where they are not installed."""
+    if bench.config.aznhc == "never":
+        return
+    with tempfile.TemporaryDirectory(prefix="headway-aznhc-") as folder:
+        log = Path(folder) / "aznhc.log"
+        try:
+            command = command_of(bench.sku.vendor, machine, log)
+        except NoRights as error:
+            yield Probe(check="aznhc", status="skipped", said=str(error))
+            return
+        if command:
+            # The log, and what was printed where there is none. Raises Hangs; then its container is ended too.
+            try:
+                _, printed = machine.ask(*command, seconds=limit(bench))
+            except Hangs:
+                with suppress(Missing, Hangs):
+                    machine.ask(*(("sudo", "-n") if command[0] == "sudo" else ()), "docker", "kill", "aznhc")
+                raise
+            try:
+                output = log.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                output = printed
+            name = re.sub(r"[^\w.-]", "_", bench.node)
+            place = bench.rank.output / "health" / f"{name}.aznhc.log"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(output, encoding="utf-8")
+            yield from read(output)
+
+
+def command_of(vendor: str, machine: Machine, log: Path) -> Command | None:
+    """What runs the checks here; None where nothing of them is installed. Raises NoRights."""
+    ways: tuple[Callable[[str, Machine, Path], Command | None], ...] = (_by_script, _inside, _by_docker, _by_enroot)
+    return next((command for way in ways if (command := way(vendor, machine, log))), None)
+
+
+def _by_script(vendor: str, machine: Machine, log: Path) -> Command | None:
+    script = machine.root / SCRIPT
+    if not script.exists():
+        return None
+    command = ("bash", str(script), "-a", "-t", str(CHECK_SECONDS), "-o", str(log))
+    if os.geteuid() == 0:
+        return command
+    with suppress(Missing):
+        if machine.ask("sudo", "-n", "true")[0] == 0:
+            return ("sudo", "-n", *command)
+    raise NoRights(f"{SCRIPT} needs root, and sudo asks for a password")
+
+
+def _inside(vendor: str, machine: Machine, log: Path) -> Command | None:
+    script = machine.root / INSIDE
+    return ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", str(script)) if script.exists() else None
+
+
+def _by_docker(vendor: str, machine: Machine, log: Path) -> Command | None:
+    image = IMAGES[vendor]
+    try:
+        exists = machine.ask("docker", "image", "inspect", "--format", "{{.Id}}", image)[0] == 0
+    except Missing:
+        return None
+    if not exists:
+        return None
+    gpus = ("--gpus", "all") if vendor == "nvidia" else ()
+    kernel_log = next((f"/{log}" for log in LOGS if (machine.root / log).exists()), "")
+    mounts = ("-v", f"{kernel_log}:/azure-nhc/syslog") if kernel_log else ()
+    return (
+        *("docker", "run", "--rm", "--name=aznhc", "--net=host", "--privileged", "--shm-size=8g", *gpus, *mounts),
+        *("-e", "NHC_ARGS=-a", "-e", f"TIMEOUT={CHECK_SECONDS}", "-v", f"{log.parent}:{OUTPUT}"),
+        *(image, "bash", "-c", f"/{INSIDE}"),
+    )
+
+
+def _by_enroot(vendor: str, machine: Machine, log: Path) -> Command | None:
+    try:
+        code, output = machine.ask("enroot", "list")
+    except Missing:
+        return None
+    name = re.search(r"^\S*aznhc\S*$", output, re.MULTILINE)
+    if code or not name:
+        return None
+    inside = ("env", "NHC_ARGS=-a", f"TIMEOUT={CHECK_SECONDS}", "bash", f"/{INSIDE}")
+    return ("enroot", "start", "--root", "--rw", "--mount", f"{log.parent}:{OUTPUT}", name[0], *inside)
+
+
+def read(message: str) -> Iterator[Probe]:
+    """What a log says: silence is not health."""
+    runs = read_aznhc(message)
+    if not runs:
+        text = " ".join(message.split())[:200] or "nothing"
+        yield Probe(check="aznhc", status="failed", said=f"it ran, and its log says {text}")
+    for run in runs:
+        yield from probes_of(run)
+
 
 # Clocks are compared through the launcher's store as NTP does it: the first machine asks each of the others a few
 # times, and the shortest round trip counts. Half of that round trip bounds the error; a difference below the bound
@@ -146,10 +270,10 @@ def note(bench: Bench, machine: Machine) -> None:
     compute = metadata(machine)
     own, of_image = dict(_own(machine)), _components(machine)
     result = {**dict(_looked_up(machine, bench.sku.vendor)), **of_image, **own}
-    image = image_of(azure_machine.urn(compute), result["os"], known=bool(of_image))
+    image = image_of(gpu_health.urn(compute), result["os"], known=bool(of_image))
     bench.note(
         versions={name: value for name, value in {**result, "image": image}.items() if value},
-        machine={**azure_machine.instance(compute), **_physical_host(machine)},
+        machine={**gpu_health.instance(compute), **_physical_host(machine)},
     )
 
 
@@ -162,7 +286,7 @@ def image_of(urn: str, system: str, *, known: bool) -> str:
 
 def metadata(machine: Machine) -> dict[str, object]:
     """IMDS's `instance/compute`; empty on machines that are not Azure's, and where nothing answers."""
-    if machine.text("sys/class/dmi/id/chassis_asset_tag") != azure_machine.AZURE_ASSET_TAG:
+    if machine.text("sys/class/dmi/id/chassis_asset_tag") != gpu_health.AZURE_ASSET_TAG:
         return {}
     request = urllib.request.Request(machine.imds + IMDS_PATH, headers={"Metadata": "true"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it may not be asked through a proxy
@@ -180,20 +304,20 @@ def _physical_host(machine: Machine) -> dict[str, str]:
         pool = (machine.root / "var/lib/hyperv/.kvp_pool_3").read_bytes()
     except OSError:
         return {}
-    host = azure_machine.key_values(pool).get("PhysicalHostName", "")
+    host = gpu_health.key_values(pool).get("PhysicalHostName", "")
     return {"physical_host": host} if host else {}
 
 
 def _components(machine: Machine) -> dict[str, str]:
     with suppress(ValueError):
-        return azure_machine.components(machine.text(COMPONENTS) or "{}")
+        return gpu_health.components(machine.text(COMPONENTS) or "{}")
     return {}
 
 
 def _own(machine: Machine) -> Iterator[tuple[str, str]]:
     """What this very process runs on and with."""
     yield "kernel", machine.text("proc/sys/kernel/osrelease") or platform.release()
-    yield "os", azure_machine.os_release(machine.text("etc/os-release"))
+    yield "os", gpu_health.os_release(machine.text("etc/os-release"))
     yield "python", platform.python_version()
     yield "torch", torch.__version__
     yield "torch_cuda", torch.version.cuda or ""
@@ -294,7 +418,7 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
     )
     for name, port in result.items():
         # A port that is not active carries nothing.
-        rate = azure_machine.rate(port.rate) if port.active else 0.0
+        rate = gpu_health.rate(port.rate) if port.active else 0.0
         yield Probe(
             check="ib_rate",
             status="measured" if rate is not None else "failed",
@@ -328,7 +452,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
     at_once = min((port.downed for port in result.values()), default=0)
     for name, port in result.items():
-        times[name] = max(times[name], round(azure_machine.per_day(port.downed - at_once, uptime)))
+        times[name] = max(times[name], round(gpu_health.per_day(port.downed - at_once, uptime)))
     text = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
         f", by the ports' counters alone: {unread}" if unread else ""
     )
@@ -348,7 +472,7 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
         )
         for place in machine.places("sys/class/net/*")
     ]
-    for interface, function in azure_machine.behind(interfaces):
+    for interface, function in gpu_health.behind(interfaces):
         up = function is not None and function.state == "up"
         yield Probe(
             check="sriov",
@@ -389,7 +513,7 @@ LOOKS = (
     Look(("ecc",), health_amd.errors, ("amd",)),
     Look(("throttle",), health_amd.throttled, ("amd",)),
     Look(("sm_clock", "memory_clock"), health_amd.clocks, ("amd",)),
-    Look(("aznhc",), health_aznhc.checks, ("nvidia", "amd")),
+    Look(("aznhc",), checks, ("nvidia", "amd")),
 )
 """In this order; Azure's checks last, for they take minutes."""
 
@@ -399,7 +523,7 @@ def measure(bench: Bench, machine: Machine | None = None) -> None:
     if bench.local_rank == 0:
         look(bench, machine or Machine())
     if bench.sku.vendor != "cpu":  # Azure's checks use the GPUs: nobody measures meanwhile
-        bench.share("health/end", True, seconds=bench.config.check_seconds + health_aznhc.limit(bench))
+        bench.share("health/end", True, seconds=bench.config.check_seconds + limit(bench))
 
 
 def look(bench: Bench, machine: Machine) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from tasks.formats.onnx_data import require_own_data
+from tasks.formats.model_folder import require_own_data
 from tasks.jobs.serving.runtime import Contents
 
 Logits = NDArray[np.float32]

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder, read_json
 from tasks.config.training import ExecutionConfig
-from tasks.jobs.checkpoint.choice import choose, good_ones
 from tasks.jobs.checkpoint.files import (
     Manifest,
     claim_attempt,
@@ -42,7 +41,7 @@ from tasks.jobs.checkpoint.files import (
 from tasks.jobs.checkpoint.mirrored import bring, lag_limit, neighbours, terms, wait_until_durable
 from tasks.jobs.checkpoint.origins import take_over
 from tasks.jobs.checkpoint.pieces import read_into, saved_in, shards_of
-from tasks.jobs.checkpoint.retention import PIN, clean
+from tasks.jobs.checkpoint.retention import PIN, choose, clean, good_ones
 from tasks.jobs.checkpoint.snapshot import Pieces, set_generators
 from tasks.jobs.checkpoint.writer import LOCAL_KEEP
 from tasks.jobs.node.runtime import Rank
@@ -256,7 +255,7 @@ class Saves:
 # a checkpoint by itself
 #
 # One of the second tier counts when every rank has it, of the same step and attempt, whole. What is verified, and how:
-# tasks/jobs/checkpoint/choice.py. See docs/training.md, "Checkpoints".
+# tasks/jobs/checkpoint/retention.py. See docs/training.md, "Checkpoints".
 
 
 Place = tuple[int, int]

@@ -28,20 +28,19 @@ from torch import Tensor, nn
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import write_json
 from tasks.jobs.checkpoint.files import Manifest, place_of
-from tasks.jobs.checkpoint.process import FolderSaver
-from tasks.jobs.checkpoint.snapshot import generators, take_generators
+from tasks.jobs.checkpoint.snapshot import FolderSaver, generators, take_generators
 from tasks.jobs.checkpoint.writer import OWN
 from tasks.jobs.data.samples import Batch, Shares
 from tasks.jobs.node.elastic import newcomers_seed
 from tasks.jobs.training.engine import Saving, Setting
-from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.metrics_logger import Meter
 from tasks.jobs.training.network import adamw, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import own_device, recompute
 from tasks.jobs.training.starting import starting_network, write_network
 
 # DeepSpeed's own checkpoint files: written by DeepSpeed, read only as they were hashed, and never unpickled freely.
 #
-# Who hashes and commits them is tasks/jobs/checkpoint/process.py. torch's format is a pickle inside: `weights_only`
+# Who hashes and commits them is tasks/jobs/checkpoint/snapshot.py. torch's format is a pickle inside: `weights_only`
 # admits tensors, plain values and the few classes of NAMED, so a file that was made to run code is refused, whatever
 # its manifest says.
 

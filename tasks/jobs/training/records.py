@@ -1,4 +1,4 @@
-"""The record of steps, `metrics.jsonl`, as training itself reads it. Who else reads it: tasks/compute/metrics.py."""
+"""The record of steps, `metrics.jsonl`, as training itself reads it. Who else reads it: tasks/compute/logs.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tasks.jobs.checkpoint.pieces import Piece
 from tasks.jobs.checkpoint.snapshot import Saver, restore, training_tensors
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.training.engine import Setting
-from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.metrics_logger import Meter
 from tasks.jobs.training.network import build_optimizer, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
 from tasks.jobs.training.starting import starting_network, write_network

@@ -27,7 +27,7 @@ from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.elastic import Asked, Groups, fingerprint
 from tasks.jobs.node.runtime import Ended, Rank
 from tasks.jobs.training.engine import Engine
-from tasks.jobs.training.meter import Meter
+from tasks.jobs.training.metrics_logger import Meter
 from tasks.jobs.training.network import next_token_loss
 from tasks.jobs.training.stops import Guard, Held, Reaction, Stops, Verdict, losses_before, next_position, note, noted
 

@@ -24,7 +24,7 @@ from tasks.qualification.limits import bandwidths
 from tasks.qualification.measured import TrainingPoint
 from tasks.qualification.sweeps import Merged, merged
 from tasks.qualification.verdicts import Reason
-from tasks.report.charts import Band, Line, drawing, legend, words
+from tasks.report.charts import Band, Line, drawing, legend, stacked, words
 from tasks.report.data import duration, number, percent
 from tasks.report.pages import SIGNS, render, write_page
 from tasks.report.qualification.data import (
@@ -40,9 +40,7 @@ from tasks.report.qualification.data import (
     size_text,
     until,
 )
-from tasks.report.qualification.pairs import pairs
-from tasks.report.qualification.rates import curves, limit_steps, missing, rates, said_in_words, versions
-from tasks.report.strips import stacked
+from tasks.report.qualification.rates import curves, limit_steps, missing, pairs, rates, said_in_words, versions
 
 FILE = "qualification.html"
 SENTENCES_SHOWN = 20

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from tasks.artifacts import parse_ref
 from tasks.common.redaction import redact
-from tasks.report import strips
+from tasks.report import charts
 from tasks.report.charts import fit
 from tasks.report.data import number, percent, short
 from tasks.report.pages import render, write_page
@@ -292,7 +292,7 @@ def _calibration(column: Column, name: str) -> Markup:
     """This window's value among those after both sides were mixed and split at random."""
     null = [value for value in column.null if value is not None]
     title = f"{column.name}: calibration"
-    return strips.histogram(null, column.value, column.threshold, failed=column.found, name=name, title=title)
+    return charts.histogram(null, column.value, column.threshold, failed=column.found, name=name, title=title)
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:

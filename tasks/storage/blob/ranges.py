@@ -1,7 +1,7 @@
 """Files of an artifact that stay in the store while a job reads parts of them: each part is verified by itself.
 
 `fetch_but` brings all other files of an artifact and describes those that stay in `remote.json` beside them; `open_remote` opens
-them there. What verifies a part are the digests of the file's blocks (tasks/formats/token_blocks.py), which are brought.
+them there. What verifies a part are the digests of the file's blocks (tasks/formats/mmididx.py), which are brought.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from azure.core.exceptions import ResourceNotFoundError
 
 from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
-from tasks.formats.token_blocks import BLOCK, REMOTE, Blocks, Remote, remote_files
+from tasks.formats.mmididx import BLOCK, REMOTE, Blocks, Remote, remote_files
 from tasks.storage.blob import layout
 from tasks.storage.blob.client import READ_TRIES, Container, open_container
 from tasks.storage.blob.store import BlobStore

@@ -23,14 +23,12 @@ from deployments.telemetry.alert_rules import RULES, Seen
 from deployments.telemetry.runs import firing
 from deployments.watch.alerts import CLEARED, FIRED, Alerts, Sources
 from tasks.common import process
-from tasks.registry.records import StoreJournal
-from tasks.registry.refs import move_ref
+from tasks.registry.refs import StoreJournal, move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.security.access import Access, accesses
 from tasks.security.audit import entries
 from tasks.security.audit_chain import append, check
-from tasks.security.signatures import sign
-from tasks.security.trust import add_key, revoke_key
+from tasks.security.trust import add_key, revoke_key, sign
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 

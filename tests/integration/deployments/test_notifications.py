@@ -12,7 +12,7 @@ from aiosmtpd.controller import Controller
 from waiting import limit
 
 from deployments.configuration.platform import NotificationConfig, PlatformConfig
-from deployments.platform.channels import address_of, send
+from deployments.platform.notifications import address_of, send
 from deployments.services import prefect_server
 from deployments.services.checks import free_port
 from deployments.watch.alerts import event_of

@@ -29,9 +29,9 @@ from deployments.telemetry import export
 from deployments.telemetry import instruments as of
 from deployments.telemetry.alert_rules import RULES
 from deployments.telemetry.export import Telemetry
-from deployments.telemetry.ledger import Ledger
 from deployments.telemetry.measure import Host
 from deployments.telemetry.monitors import ROWS, camel, dashboard, queries
+from deployments.telemetry.runs import Ledger
 from deployments.telemetry.sinks import FileSink
 from deployments.telemetry.trace_builder import Log
 from tasks.common import process

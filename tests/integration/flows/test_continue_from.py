@@ -13,7 +13,7 @@ import pytest
 from support import publish_tiny
 from waiting import limit
 
-from flows.support.agreement import beginnings
+from flows.support.approval import beginnings
 from flows.support.continuing import Start, require_possible, start_of
 from tasks.artifacts import Tokens
 from tasks.common.errors import Refused
@@ -21,8 +21,8 @@ from tasks.compute.job import Job
 from tasks.config.continue_from import ContinueFrom, Origin
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
-from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
+from tasks.jobs.checkpoint.retention import identity
 from tasks.orchestration.run import lifecycle
 from tasks.registry.approvals import asked_about
 from tasks.registry.versions import publish

@@ -3,7 +3,7 @@
 import pytest
 from lease_service import LeaseService
 
-from deployments.watch.hosts import GONE_SECONDS, Hosts
+from deployments.watch.dead_runs import GONE_SECONDS, Hosts
 from tasks.common.claims import host_claim, run_claim, watch_claim
 from tasks.common.errors import Missing
 from tasks.config.database import keep, parse, platform_of
@@ -26,7 +26,7 @@ def watch(service, tmp_path, monkeypatch, host):
     made.process = process
 
     def turn():
-        monkeypatch.setattr("deployments.watch.hosts.socket.gethostname", lambda: host)
+        monkeypatch.setattr("deployments.watch.dead_runs.socket.gethostname", lambda: host)
         made.tick(service.now)
         return made.act()
 

@@ -34,7 +34,7 @@ import subprocess
 
 from tasks.common import process
 from tasks.compute.job import JobState, Rendered
-from tasks.compute.machines import Machines
+from tasks.compute.nodes import Machines
 from tasks.compute.nodes import ended_state, node_command, node_environment, write_nodes
 
 
@@ -130,7 +130,7 @@ from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.planning.spending import kind_of_preemptible
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.storage import open_store
 
 home = Path(tempfile.mkdtemp(dir=sys.argv[1]))

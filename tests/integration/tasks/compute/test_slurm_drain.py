@@ -8,7 +8,7 @@ from tasks.compute import machines_of
 from tasks.compute.job import require_enough, write_folder
 from tasks.compute.slurm import machines as slurm_machines
 from tasks.compute.slurm.commands import Here
-from tasks.compute.slurm.errors import restricted
+from tasks.compute.slurm.states import restricted
 from tasks.config.cluster import ClusterConfig
 
 CLUSTER = ClusterConfig.model_validate({"backend": "slurm", "nodes": 1})

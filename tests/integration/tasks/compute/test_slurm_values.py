@@ -15,10 +15,19 @@ from tasks.common.process import write_json
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.slurm.commands import NoAnswer, There
-from tasks.compute.slurm.errors import minutes, parse_partitions, require_limits
 from tasks.compute.slurm.machines import slurm_findings
 from tasks.compute.slurm.render import script
-from tasks.compute.slurm.states import bad_nodes, over_all, parse_sacct, parse_squeue, state_of, waits_because
+from tasks.compute.slurm.states import (
+    bad_nodes,
+    minutes,
+    over_all,
+    parse_partitions,
+    parse_sacct,
+    parse_squeue,
+    require_limits,
+    state_of,
+    waits_because,
+)
 from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ClusterConfig, ScratchConfig
 

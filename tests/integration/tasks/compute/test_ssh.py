@@ -28,7 +28,7 @@ from tasks.compute.ssh.hosts import read_hosts
 from tasks.compute.ssh.render import probe_command
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[4]
@@ -376,7 +376,7 @@ from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.polling import Watch
-from tasks.registry.records import StoreJournal
+from tasks.registry.refs import StoreJournal
 from tasks.storage import open_store
 
 config = ClusterConfig.model_validate_json(sys.argv[1])

@@ -1,6 +1,6 @@
 """Which records of a long job become points in MLflow."""
 
-from tasks.compute.metrics import Thinning
+from tasks.compute.logs import Thinning
 
 
 def records(steps, seconds):

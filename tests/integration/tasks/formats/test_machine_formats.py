@@ -4,9 +4,9 @@ import datetime
 
 import pytest
 
-from tasks.formats import azure_machine, gpu_health, smi
+from tasks.formats import gpu_health, smi
 from tasks.formats import gpu_health as kernel_log
-from tasks.formats.azure_machine import Interface
+from tasks.formats.gpu_health import Interface
 from tasks.formats.smi import Links
 
 DOWN = "GPU 1: NVIDIA A100 80GB PCIe (UUID: GPU-2)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"
@@ -72,31 +72,31 @@ def test_what_was_logged_before_the_machine_started_is_left_out():
 
 
 def test_rates_and_flaps_of_links():
-    assert [azure_machine.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [
+    assert [gpu_health.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [
         400.0,
         2.5,
         None,
     ]
-    assert azure_machine.per_day(6, 3600.0) == 6.0
-    assert azure_machine.per_day(6, 3 * azure_machine.DAY) == 2.0
+    assert gpu_health.per_day(6, 3600.0) == 6.0
+    assert gpu_health.per_day(6, 3 * gpu_health.DAY) == 2.0
 
 
 def test_the_virtual_function_has_the_address_of_hyper_vs_interface():
     eth0, other = Interface("eth0", "hv_netvsc", "aa", "up"), Interface("enP1s1", "mlx5_core", "aa", "up")
     ib0 = Interface("ib0", "mlx5_core", "bb", "up")
-    assert azure_machine.behind([eth0, other, ib0]) == [(eth0, other)]
-    assert azure_machine.behind([eth0, ib0]) == [(eth0, None)]
-    assert azure_machine.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
+    assert gpu_health.behind([eth0, other, ib0]) == [(eth0, other)]
+    assert gpu_health.behind([eth0, ib0]) == [(eth0, None)]
+    assert gpu_health.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
 
 
 def test_what_an_azure_machine_says_of_itself():
     record = b"PhysicalHostName".ljust(512, b"\0") + b"BLZ1".ljust(2048, b"\0")
-    assert azure_machine.key_values(record + record[:100]) == {"PhysicalHostName": "BLZ1"}
+    assert gpu_health.key_values(record + record[:100]) == {"PhysicalHostName": "BLZ1"}
     assert (
-        azure_machine.urn({"storageProfile": {"imageReference": {"id": "/subscriptions/x", "publisher": ""}}})
+        gpu_health.urn({"storageProfile": {"imageReference": {"id": "/subscriptions/x", "publisher": ""}}})
         == "/subscriptions/x"
     )
-    assert azure_machine.urn({}) == ""
-    assert azure_machine.os_release('NAME=x\nID="almalinux"\nVERSION_ID="8.10"') == "almalinux 8.10"
+    assert gpu_health.urn({}) == ""
+    assert gpu_health.os_release('NAME=x\nID="almalinux"\nVERSION_ID="8.10"') == "almalinux 8.10"
     with pytest.raises(ValueError, match="no JSON object"):
-        azure_machine.components("[]")
+        gpu_health.components("[]")

@@ -19,10 +19,10 @@ from waiting import limit
 from deployments.cli.registry.models import tell
 from tasks.lineage.messages import MODEL_NOTE
 from tasks.lineage.spool import Spool
-from tasks.registry.logged_model import logged_model
+from tasks.registry.promoting import logged_model
 from tasks.registry.refs import move_ref
 from tasks.registry.versions import publish
-from tasks.security.signatures import sign
+from tasks.security.trust import sign
 from tasks.serving import open_endpoint
 from tasks.serving.client import Sampling, complete
 from tasks.signing.keys import ensure_key, public_key_of

@@ -24,7 +24,7 @@ from tasks.benchmark import (
 )
 from tasks.compute import machines_of
 from tasks.compute.azureml.support_requests import requests
-from tasks.compute.machines import Machines
+from tasks.compute.nodes import Machines
 from tasks.compute.submission import intend, newest, settle
 from tasks.config.cluster import ClusterConfig
 from tasks.config.flows import QualifyConfig, RetrainConfig
@@ -46,7 +46,7 @@ from tasks.orchestration.stage_context import Work, intended_nodes, run_again, w
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.remaining import Remaining, as_told, gate_checks
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
-from tasks.registry.records import Record
+from tasks.registry.refs import Record
 
 SLURM = {"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}}
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}

@@ -16,7 +16,7 @@ from support import HEADWAY
 from tasks.config.qualification import BenchmarkConfig
 from tasks.hardware.files import find_sku, read_sku
 from tasks.qualification import from_logs
-from tasks.qualification.log_files import machines_of, read_logs
+from tasks.qualification.from_logs import machines_of, read_logs
 
 pytestmark = pytest.mark.unit
 

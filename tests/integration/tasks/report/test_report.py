@@ -370,7 +370,7 @@ def test_what_came_before_is_read_from_the_verdict_that_is_named(tmp_path):
 
 @pytest.mark.integration
 def test_matplotlib_is_only_loaded_for_a_picture():
-    modules = "page, tasks.report.run_charts, tasks.report.training, tasks.report.scaling, tasks.report.pictures"
+    modules = "page, tasks.report.run_charts, tasks.report.page, tasks.report.scaling, tasks.report.pictures"
     code = f"import sys, tasks.report.{modules}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -7,8 +7,7 @@ import pytest
 from html_page import Page
 
 from tasks.report.data import RunReport
-from tasks.report.page import render_page
-from tasks.report.training import MOST_POINTS, draw_training, read_training
+from tasks.report.page import MOST_POINTS, draw_training, read_training, render_page
 
 HASH = "0123456789abcdef" * 4
 METRICS = {"tokens_per_second_per_rank": 8123.4, "tflops_per_rank": 0.0123, "mfu": 0.412, "data_share": 0.004}

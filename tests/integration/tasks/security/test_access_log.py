@@ -8,8 +8,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from waiting import limit
 
-from tasks.security.access import KEPT_DAYS, Access, accesses, days, lines, note_access
-from tasks.security.access_anomalies import Habits, bulk_downloads, many_denials, new_places
+from tasks.security.access import (
+    KEPT_DAYS,
+    Access,
+    Habits,
+    accesses,
+    bulk_downloads,
+    days,
+    lines,
+    many_denials,
+    new_places,
+    note_access,
+)
 from tasks.security.audit import Entry, account, acting
 
 fork = multiprocessing.get_context("fork")

@@ -15,8 +15,7 @@ from waiting import limit
 from deployments.watch.duties import AUDIT_COPY_SECONDS, AuditCopy
 from tasks.common.errors import Conflict, IntegrityError, Missing
 from tasks.security import audit_chain
-from tasks.security.audit import audit
-from tasks.security.audit_copy import copy_of, newest_copied, send
+from tasks.security.audit import audit, copy_of, newest_copied, send
 from tasks.storage import open_store
 from tasks.storage.blob import lines as blob_lines
 

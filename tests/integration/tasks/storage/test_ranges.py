@@ -9,8 +9,7 @@ from store_stand import put
 
 from tasks.common.errors import IntegrityError
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.formats.mmididx import TokenWriter
-from tasks.formats.token_blocks import BLOCK, write_blocks
+from tasks.formats.mmididx import BLOCK, TokenWriter, write_blocks
 from tasks.jobs.data import sources
 from tasks.jobs.data.samples import tokens_identity
 from tasks.jobs.data.sources import open_source

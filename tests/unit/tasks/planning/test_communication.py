@@ -9,7 +9,7 @@ from plan_machines import A100
 
 from tasks.hardware.machines import machine_of_gpu
 from tasks.planning.prediction import Constants
-from tasks.planning.traffic import Link, all_gather_seconds, all_reduce_seconds, dispatch_seconds, link, send_seconds
+from tasks.planning.steps import Link, all_gather_seconds, all_reduce_seconds, dispatch_seconds, link, send_seconds
 
 pytestmark = pytest.mark.unit
 

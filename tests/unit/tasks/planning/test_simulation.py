@@ -11,8 +11,21 @@ from waiting import limit
 from benchmarks.simulation import RUNS, compared, largest
 from tasks.planning.checkpointing import Recovery, Saving, expected_goodput
 from tasks.planning.failures import eviction_hazard
-from tasks.planning.simulation import DAY, Failing, Replacing, Simulated, Slowing, simulate, spares_for
-from tasks.planning.simulation_bands import band, best_interval, default_runs, expected, played, swept
+from tasks.planning.simulation import (
+    DAY,
+    Failing,
+    Replacing,
+    Simulated,
+    Slowing,
+    band,
+    best_interval,
+    default_runs,
+    expected,
+    played,
+    simulate,
+    spares_for,
+    swept,
+)
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
-from tasks.jobs.qualify import health, health_aznhc
+from tasks.jobs.qualify import health
 from tasks.qualification.limits import of_probe
 
 META = """------ VM Meta Data ------
@@ -41,7 +41,7 @@ def script(machine, text, *, code=0, then=""):
     """run-health-checks.sh, which leaves this log where it is told to, and ends with a code."""
     said = machine.file("said.log", text)
     checks = machine.file(
-        health_aznhc.SCRIPT, f'echo "$@" > {machine.folder}/arguments\ncat {said} > "$5"\n{then}\nexit {code}'
+        health.SCRIPT, f'echo "$@" > {machine.folder}/arguments\ncat {said} > "$5"\n{then}\nexit {code}'
     )
     checks.chmod(0o755)
 
@@ -148,5 +148,5 @@ for part; do case "$part" in *:/azure-nhc/output) cat {said} > "${{part%%:*}}/az
 
 def test_where_the_machine_is_the_container_its_entry_point_is_run(recorded):
     said = recorded.file("said.log", log(PASSED, SLOW, code=1))
-    recorded.file(health_aznhc.INSIDE, f'[ "$NHC_ARGS" = -a ] && cat {said}; exit 1')
+    recorded.file(health.INSIDE, f'[ "$NHC_ARGS" = -a ] && cat {said}; exit 1')
     assert verdicts(azure(looked(recorded))) == ["failed"]

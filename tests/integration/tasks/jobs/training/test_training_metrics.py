@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from tasks.config.training import LoraConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.data.samples import Shares
-from tasks.jobs.training import meter
-from tasks.jobs.training.heldout import Heldout
-from tasks.jobs.training.meter import Meter
-from tasks.jobs.training.metrics_logger import MachineUse, flops_of
+from tasks.jobs.train import Heldout
+from tasks.jobs.training import metrics_logger
+from tasks.jobs.training.metrics_logger import MachineUse, Meter, flops_of
 from tasks.planning.case import Network
 from tasks.planning.counts import model_flops_per_token
 
@@ -67,9 +66,9 @@ def told(forks, tokens, tmp_path_factory):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock of meter.py that is moved by hand."""
+    """A clock of metrics_logger.py that is moved by hand."""
     now = SimpleNamespace(time=100.0)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: now.time))
+    monkeypatch.setattr(metrics_logger, "time", SimpleNamespace(monotonic=lambda: now.time))
     return now
 
 
