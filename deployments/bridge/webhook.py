@@ -271,7 +271,7 @@ class Answers:
     """The ASGI application: two paths, and no page. docs/webhook.md has every status.
 
     A request is measured, then proven, then read (messages.py), then compared with what is allowed and written to disk
-    (intake.py), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says was taken is on disk.
+    (`Intake`), and answered; storage is asked afterwards. An answer of 2xx is a promise: what it says was taken is on disk.
     Event Grid drops an event at 400, 401, 403 and 413, so what is our own fault is always 503.
     """
 

@@ -4,9 +4,7 @@ A channel of the settings becomes one block, `headway-NAME`, and one automation 
 Prefect ships are used, so that any Prefect server can send, without Headway on it. What is told comes
 first, as values. Imports Prefect: `prepare` comes first.
 
-Where a channel of the settings sends to, and sending to it from here. No Prefect: what Prefect sends is notifications.py.
-
-An address holds passwords: nothing here says more of it than how it begins.
+An address of a channel holds passwords: no message says more of it than how it begins.
 """
 
 from __future__ import annotations

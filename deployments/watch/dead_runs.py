@@ -10,7 +10,7 @@ up when the platform stopped, and runs that were at work before and lost their s
 on.
 
 Only runs of this platform are touched: those of our work pool whose worker was on this host, or on a host of the same store that
-is gone (hosts.py), and those of this home's command line. A run from the command line that dies before it opened its folder
+is gone (`Hosts`), and those of this home's command line. A run from the command line that dies before it opened its folder
 (runs/ID) cannot be attributed to a home, and is left alone.
 
 The watches of the hosts of one platform: which one acts for all, and which host is gone.
@@ -137,9 +137,9 @@ class Hosts:
 
     def end(self) -> None:
         """Give back what is ours: another watch need not wait."""
-        for claim in (self._acting, self._host):
-            if claim:
-                claim.give_back()
+        for held in (self._acting, self._host):
+            if held:
+                held.give_back()
         self._acting = self._host = None
 
     def _claims(self) -> Claims | None:

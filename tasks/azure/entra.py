@@ -5,7 +5,8 @@ sooner for a key that is not known, but not within five seconds. While it is awa
 the authority of the settings is ever asked. The format of a token: https://learn.microsoft.com/entra/identity-platform/
 access-token-claims-reference; RS256 is the only algorithm that Entra signs with, and the only one that is believed.
 
-Two doors ask here: the bridge of events (deployments/bridge/webhook.py) and the edge of an endpoint (tasks/jobs/serving/api_middleware.py).
+Two doors ask here: the bridge of events (deployments/bridge/webhook.py) and the edge of an endpoint
+(tasks/jobs/serving/api_middleware.py).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Ranks divide the work by batches, and rank 0 puts it together: the figures have 
 tokens' own, the same text is encoded again, and only per-byte numbers are compared. Its parts are tasks/jobs/evaluation/, the
 baselines tasks/jobs/evaluation/ngram.py, intervals tasks/evaluation/scores.py; verdicts are the stages'. See docs/evaluation.md.
 
-`evaluation.json` of what was scored: the whole, calibration, and every slice. What suites say is added by evaluate.py.
+`evaluation.json` holds the figures of the whole, calibration, and every slice; what suites say is added last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A training played through, failure by failure, until its days are over: what is asked for, and where every second went.
 
 Pure, seeded, all in seconds. Between two interruptions all is known, so saves are counted and not played: what takes time is
-failures, not GPUs or saves. Many runs and a sweep of intervals are simulation_bands.py; the formulas that it agrees with are in
+failures, not GPUs or saves. Many runs and a sweep of intervals come last; the formulas that it agrees with are in
 checkpointing.py. See docs/planning.md, "Failures".
 
 Many trainings played, each with its own dice: bands, not points; and a sweep of intervals with the same dice for each.

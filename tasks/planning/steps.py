@@ -2,10 +2,8 @@
 
 Memory is memory.py; a whole plan predict.py. See docs/planning.md.
 
-What one GPU of a pipeline stage sends in a step: seconds of each kind of traffic, before any of it is hidden. Pure.
-
-Bus bandwidth is as nccl-tests define it (doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce. What
-hides behind computing is steps.py. See docs/planning.md.
+The traffic of one GPU of a pipeline stage is counted before any of it is hidden. Bus bandwidth is as nccl-tests define it
+(doc/PERFORMANCE.md): bytes / time x (n - 1) / n, twice that for an all-reduce.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 Colours are classes of the page's style, so that a chart follows the page into dark mode, and text stays text. Matplotlib, which
 draws the pictures for MLflow (pictures.py), takes a tenth of a second a chart: a page has two dozen, and a stage waits for it.
-Drawings that fill a table's cell are strips.py's.
 
-Drawings that fill a table's cell: SVG in percent of its width, with round marks and text of its own size at any width.
-
-Colours are classes of the page's style; what is told by colour is told by form too. Charts on axes are charts.py's.
+Drawings that fill a table's cell are SVG in percent of its width, with round marks and text of its own size at any width. What
+is told by colour is told by form too.
 """
 
 from __future__ import annotations

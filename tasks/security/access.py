@@ -1,12 +1,8 @@
 """Who read what: one line for every read of an artifact's files, in a file a day below the home. No contents, and no chain.
 
 Reads are many, so they are not in the audit log (audit.py), which tells what changed and who was refused. What is unusual about
-them is access_anomalies.py. See docs/audit.md.
-
-What is unusual about who reads, and who is refused: three rules over what was seen of each name. Pure.
-
-Where it is seen is access.py and audit.py. deployments/watch/alerts.py follows them and remembers, and alert_rules.py
-there makes alerts of what is found here. See docs/audit.md.
+who reads, and who is refused, is told by three rules over what was seen of each name. deployments/watch/alerts.py follows both
+logs and remembers; deployments/telemetry/alert_rules.py makes alerts of it. See docs/audit.md.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
 A trust policy that others may write, or that is damaged, trusts nobody. A revoked key counts for nothing that it ever signed:
 the time in a statement is the signer's own word, and whoever stole a key writes what they like. How signatures are checked is
-tasks/signing; against what, signatures.py. See docs/trust.md.
+tasks/signing. See docs/trust.md.
 
-Signatures of artifacts: signing what leaves training, and the one door through which it is asked for ever after.
-
-Beside a manifest lie the bundle over the files (tasks/signing/statement.py) and the statement of what they are
-(tasks/signing/statement.py). Whose key counts is trust.py. Bytes are not read here: a store compares every byte that it hands
+Artifacts are signed as they leave training, and asked for ever after through one door. Beside a manifest lie the bundle over the
+files and the statement of what they are (tasks/signing/statement.py). Bytes are not read here: a store compares every byte that it hands
 out with the manifest, whose digests the bundle must name, no more and no fewer. So a checked file is a signed file, and the
 same bytes are hashed once. See docs/trust.md.
 """

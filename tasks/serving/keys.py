@@ -1,12 +1,8 @@
 """The API keys of an endpoint: make, list, revoke. A key is shown once; `keys.json` in the endpoint's folder keeps hashes only.
 
-Whoever stands before the model reads that file again when it changes: tasks/jobs/serving/api_middleware.py. Headway's own commands have a
-key of their own, `own.key`, made with the first one. How keys look is tasks/formats/py.
-
-API keys of an endpoint: how one looks, and the file that keeps who has which, with hashes only. Pure: text in, values out.
-
-`keys.json` is written by tasks/serving/keys.py and read by what stands before the model, tasks/jobs/serving/api_middleware.py. A key is
-256 random bits, so one sha256 of it says as little as a slow hash would, and is looked up in no time.
+Whoever stands before the model reads that file again when it changes: tasks/jobs/serving/api_middleware.py. Headway's own
+commands have a key of their own, `own.key`, made with the first one. A key is 256 random bits, so one sha256 of it says as little
+as a slow hash would, and is looked up in no time.
 """
 
 from __future__ import annotations

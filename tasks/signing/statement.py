@@ -1,6 +1,6 @@
 """What a signer says of an artifact: which one it is, what it was made from, when. An in-toto statement in a DSSE envelope.
 
-The bundle (bundle.py) signs bytes; the statement says whose bytes these are, so that a good signature cannot be shown under
+The bundle signs bytes; the statement says whose bytes these are, so that a good signature cannot be shown under
 another name. Whether it is true of an artifact is asked in tasks/security/trust.py. https://github.com/in-toto/attestation.
 
 A DSSE envelope is a payload and one signature over it: https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md

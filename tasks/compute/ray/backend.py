@@ -1,7 +1,7 @@
 """The Ray backend: Ray Jobs on a cluster that runs, or on one that is started on this machine.
 
 The job's program is tasks/jobs/ray/driver.py, which starts the same part on each machine as every backend. The
-cluster on this machine is local.py, what the driver is given ../ray_driver.py. See docs/ray.md.
+cluster on this machine is below, what the driver is given ../ray_driver.py. See docs/ray.md.
 
 A Ray cluster of this machine's own, for whoever names none: started once a home, found again, and stopped by `headway down`.
 

@@ -20,7 +20,7 @@ class Planned:
     """How the planner counts an engine: memory, traffic, operations, and which divisions it tries.
 
     The defaults are those of a loop over PyTorch with its optimizer on float32 weights. Where each comes from is said where it is
-    used (tasks/planning/memory.py, traffic.py, steps.py, search.py).
+    used (tasks/planning/memory.py, steps.py, search.py).
     """
 
     plain_torch: bool = True

@@ -2,7 +2,8 @@
 
 `documents.bin`: one DOCUMENT each, in the order of the corpus. `signatures.bin`: the MinHash signature of each, in that order
 (tasks/data/corpus/duplicates.py). `index.json`: how many, the names of shards, and how signatures were made. It takes about 290
-bytes a document, and is read in pieces; each is a part of its own when duplicates are looked for (tasks/data/corpus/duplicates.py).
+bytes a document, and is read in pieces; each is a part of its own when duplicates are looked for
+(tasks/data/corpus/duplicates.py).
 """
 
 from __future__ import annotations

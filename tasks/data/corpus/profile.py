@@ -4,8 +4,8 @@
 and personal data, the first 1,000 of each type. `unreadable.jsonl`: every line that is no document. `shards.json` and
 `columns.json`: counts and histograms of each shard and of the corpus. `known.jsonl`: the documents of earlier corpora that some
 repeat. `index/`: what later corpora are compared with (tasks/data/corpus/index.py). An exact duplicate is not
-looked at again as a near one. Memory: a block of records (tasks/data/corpus/duplicates.py), one row group, and a byte a document; the
-columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
+looked at again as a near one. Memory: a block of records (tasks/data/corpus/duplicates.py), one row group, and a byte a document;
+the columns of duplicates, 20 bytes a document, and the signatures lie in files that are mapped. Nothing is judged here.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 The only stall is the copy into a buffer that the writer process shares; the buffer is a whole safetensors file, so that
 the writer needs no tensor library. On disk: files.py. The writing: writer.py. Which one is gone on from:
-choice.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md, "Checkpoint".
+retention.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md, "Checkpoint".
 
 A rank's end of its writer process: one save in flight, and what became of it.
 
-What the process does: writer.py. What it is given: a snapshot (snapshot.py) or a folder. A save
+What the process does: writer.py. What it is given: a snapshot or a folder. A save
 that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
 """
 

@@ -4,9 +4,7 @@ The harness divides documents by rank itself (`lm.rank`, `lm.world_size`), but t
 other bits, and nothing is left of a rank that is lost. Here all ranks ask for all requests, each computes every n-th batch, and
 the harness's own code makes metrics of the whole on rank 0.
 
-Which requests lm-evaluation-harness answers together, so that ranks can divide them and each computes whole batches. Pure.
-
-As `Collator` in lm_eval/models/utils.py orders and groups them; what asks the model is lm_eval_model.py.
+Which requests make a batch is decided as `Collator` in lm_eval/models/utils.py orders and groups them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on the inner side of tasks/jobs/evaluation/code_suite.py: limits itself, runs foreign code, and tells what came of it.
+"""The inner side of the sandbox of tasks/jobs/evaluation/code_suite.py: limits itself, runs foreign code, tells what came of it.
 
 Standard library only, and a file by itself: it is run by path, with neither our packages nor anybody else's in reach.
 """

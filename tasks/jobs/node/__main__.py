@@ -2,7 +2,7 @@
 
 Every backend runs `python -m tasks.jobs.node FOLDER` once a machine, under the small parent of tasks/common/process.py, which
 starts the next attempt. The machine of node rank 0 leads: it opens an attempt and says where ranks meet; the others follow it.
-What machines tell each other is marks.py; what starts the ranks is launching.py; health checks while they run are probes.py;
+What starts the ranks is launching.py; health checks while they run are probes.py;
 inputs on a fast local disk are scratch.py; what a rank may use is launching.py too; whether a machine may join an elastic job is
 admission.py.
 
@@ -13,7 +13,7 @@ job no machine leads: all meet where rendezvous.json says (rendezvous.py). See d
 What one machine of a job tells the others, and what it sees of them, in the job folder that all share.
 
 `attempt.json` is the leader's word of the attempt and where ranks meet; `nodes/K/node.json` says where a machine is;
-`nodes/K/beat` changes while it lives; `errors/node-NAME.json` says what went wrong with it. Who acts on them is __main__.py.
+`nodes/K/beat` changes while it lives; `errors/node-NAME.json` says what went wrong with it.
 
 The folder may lie on NFS. A reader there may see an old entry of a directory for as long as a minute, so a beat is written in
 place, which a client checks at every open, and silence is longer than a cache. Clocks are never compared between machines:

@@ -6,7 +6,7 @@
 Brings the folder and the verified inputs, runs the command, and every two seconds sends what this machine changed and brings what
 others did. `{node}` is this machine's part of the folder. What is sent last is what says that all is there: manifests, results,
 exit marks. Shards of checkpoints, and parts of a corpus, move by themselves, and to who reads them alone: checkpoint_mirror.py,
-parts_mirror.py. How files move is tasks/storage/blob/folder.py, which machine this is at the top of this file. See
+checkpoint_mirror.py. How files move is tasks/storage/blob/folder.py, which machine this is at the top of this file. See
 docs/training.md and docs/azureml.md.
 """
 

@@ -277,7 +277,7 @@ async def _text(send: Send, body: bytes) -> None:
 
 # Asks every server whether it is ready, again and again: one that does not answer gets no requests until it does.
 #
-# What a request itself meets counts at once (table.py, `lost_sight`). Starting and stopping servers is scaling.py.
+# What a request itself meets counts at once (table.py, `lost_sight`). Starting and stopping servers is `Scaler`.
 
 
 PERIODS: dict[Health, float] = {"ready": 1.0, "live": 0.25, "loading": 0.1, "mute": 0.25, "down": 0.1, "gone": 0.25}

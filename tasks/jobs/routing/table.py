@@ -1,7 +1,7 @@
 """Who gets the next request: a colour by its share, then the server of it with the least under way.
 
 Routes come from tasks/serving/protocol/routes.py; what is known of a server's health, from gateway.py; how many there are, from
-scaling.py. Sending is proxy.py.
+there too. Sending is proxy.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Group:
     waiting: int = 0
     """Requests that wait for a server to come."""
     arrived: int = 0
-    """Requests since the last look of scaling.py."""
+    """Requests since scaling (gateway.py) looked last."""
 
 
 class Table:

@@ -3,7 +3,7 @@
 One pure ASGI middleware. The server mounts it where it stands alone (in a container, or on its public port), the gateway where it
 stands before several. What is behind it finds in the request's headers `X-Request-Id`, always made here, and `X-Headway-Caller`,
 where callers have to say who they are; their keys and tokens are taken out. It tells the edge how many tokens an answer had: in
-the header `X-Headway-Tokens`, or in a comment of a stream, `: tokens N`. Who a caller is lives in keys.py.
+the header `X-Headway-Tokens`, or in a comment of a stream, `: tokens N`. Who a caller is, its key says.
 
 Who asks? A caller shows an API key, or a token of Microsoft Entra; the file of keys is read again when it changes.
 

@@ -1,6 +1,6 @@
 """A qualification for people: its page and the same in short, both from `qualification.json`.
 
-What templates/qualification.html shows is worked out by pairs.py and rates.py; what `qualification.json` holds is data.py, and
+What templates/qualification.html shows is worked out by rates.py; what `qualification.json` holds is data.py, and
 what the report of a run says of it published.py of tasks/report. Who measures and judges does not live here. See
 docs/qualification.md.
 """

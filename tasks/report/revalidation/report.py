@@ -279,7 +279,7 @@ def evidence_page(payload: Evidence) -> str:
         evidence=payload,
         style=VERDICTS[payload.verdict],
         words={"MEANS": MEANS, "SIGN": SIGN, **{each.__name__: each for each in sentences}},
-        strips=strips,
+        strips=charts,
         calibration=_calibration,
         in_order=_in_order,
         shares_of=_shares,

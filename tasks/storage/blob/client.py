@@ -2,9 +2,8 @@
 
 Every call ends with its answer or with an error that a person can act on (faults.py). Large files are transfer.py's.
 
-How Azure knows us: the one kind of credential that stores.yaml names, and no other when that one fails.
-
-Which kind is used is logged; a token, a key or a connection string never is. Clients are made in client.py.
+Azure knows us by the one kind of credential that stores.yaml names, and no other when that one fails. Which kind is used is
+logged; a token, a key or a connection string never is.
 """
 
 from __future__ import annotations
