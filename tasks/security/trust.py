@@ -5,9 +5,9 @@ the time in a statement is the signer's own word, and whoever stole a key writes
 tasks/signing. See docs/trust.md.
 
 Artifacts are signed as they leave training, and asked for ever after through one door. Beside a manifest lie the bundle over the
-files and the statement of what they are (tasks/signing/statement.py). Bytes are not read here: a store compares every byte that it hands
-out with the manifest, whose digests the bundle must name, no more and no fewer. So a checked file is a signed file, and the
-same bytes are hashed once. See docs/trust.md.
+files and the statement of what they are (tasks/signing/statement.py). Bytes are not read here: a store compares
+every byte that it hands out with the manifest, whose digests the bundle must name, no more and no fewer. So a checked file is a
+signed file, and the same bytes are hashed once. See docs/trust.md.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What rank 0 tells of training: a record a step in `metrics.jsonl`, the bar of progress, and the figures of the whole run.
 
-What the records of all attempts add up to is tasks/planning/spent.py. Who shows it: the supervisor forwards it to MLflow, the terminal and the flow run (tasks/orchestration/stage_context.py). See
-docs/training.md.
+What the records of all attempts add up to is tasks/planning/spent.py. Who shows it: the supervisor forwards it to MLflow, the
+terminal and the flow run (tasks/orchestration/stage_context.py). See docs/training.md.
 
-Where a step's time goes: waiting for data, computing, communicating, standing still. One clock a rank.
-
-A step lasts from the end of the one before to its own, so every second of training is in one step.
+Where a step's time goes: waiting for data, computing, communicating, standing still. One clock a rank. A step lasts from the end
+of the one before to its own, so every second of training is in one step.
 """
 
 from __future__ import annotations
