@@ -1,6 +1,6 @@
 """Slurm's commands, on this machine or on a login node: run with a time limit, and told apart from an answer when there is none.
 
-What is asked, and what an answer means, is in the other files of Slurm (render.py, states.py, errors.py). The
+What is asked, and what an answer means, is in the other files of Slurm (render.py, states.py). The
 same commands on a login node that is reached through SSH stand below.
 """
 
