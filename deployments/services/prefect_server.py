@@ -88,7 +88,8 @@ def without_heartbeats() -> AbstractContextManager[object]:
     """
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    return temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+    result: AbstractContextManager[object] = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+    return result
 
 
 def named_server(home: Path) -> str | None:
