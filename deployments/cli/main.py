@@ -110,7 +110,8 @@ def _run(as_json: bool) -> int:
             named = {"dataset": "a dataset as --dataset NAME", "set_": "a setting as --set A.B=VALUE"}
             options = [named[one.name] for one in context.command.params if one.opts[0][0] == "-" and one.name in named]
             text += f": give {', or '.join(options)}" if options else ""
-        usage = ValueError(f"{text if text.endswith('?') else text.rstrip('.') + '.'} See `headway --help`, or --help after the command.")
+        text = text if text.endswith("?") else f"{text.rstrip('.')}."
+        usage = ValueError(f"{text} See `headway --help`, or --help after the command.")
         return say_error(redacted(usage), as_json=as_json)
     except SystemExit as error:  # of a library: nothing of ours raises it
         return error.code if isinstance(error.code, int) else int(error.code is not None)
