@@ -1,19 +1,20 @@
 """What became of each stage, and who watches a lifecycle: the terminal, Prefect's page, the run's own log.
 
-Values and a protocol only; the frame that calls them is tasks/orchestration/run.py.
-
-What a person reads in Prefect's page: a note a stage, a gate's checks as a table. And the one way to talk to its server.
+The frame that calls them is tasks/orchestration/run.py. A person reads in Prefect's page a note a stage, and a gate's checks as a
+table; `ask` is the one way to talk to its server.
 
 The server may be away at any moment: killed, restarted, hung. A run never fails by that here, and waits seconds at most: what
-could not be told is kept, and told with the next note or at the end of the run. Belongs to tasks/orchestration/stage.py and
-flows/.
+could not be told is kept, and told with the next note or at the end of the run. Notes of stages are sent while the run goes on.
+Belongs to tasks/orchestration/stage.py and flows/.
 """
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ TRY_AGAIN = (408, 429)
 """Answers of 400 and more that are a matter of time only."""
 log = logging.getLogger("headway.prefect")
 _kept: deque[Request] = deque()
+_sending = threading.Lock()
 
 
 class Away(Exception):
@@ -74,17 +76,18 @@ def hand_in(*requests: Request) -> None:
 def flush(patience: float = 0.0) -> None:
     """Make the requests that were kept, for so many seconds while the server does not answer."""
     deadline = time.monotonic() + patience
-    while _kept:
-        try:
-            ask(_kept[0])
-        except Away as away:
-            if not away.refused and time.monotonic() < deadline:
-                time.sleep(1.0)
-                continue
-            log.warning("Prefect was not told: %s", away)
-            if not away.refused:
-                return
-        _kept.popleft()
+    with _sending:
+        while _kept:
+            try:
+                ask(_kept[0])
+            except Away as away:
+                if not away.refused and time.monotonic() < deadline:
+                    time.sleep(1.0)
+                    continue
+                log.warning("Prefect was not told: %s", away)
+                if not away.refused:
+                    return
+            _kept.popleft()
 
 
 def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
@@ -98,7 +101,11 @@ def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
         link = f"[{page.stem}]({page.as_uri()})"  # as Prefect's own artifacts of links are written
         key = re.sub("[^a-z0-9-]", "-", f"{outcome.name}-{page.stem}".lower())  # Prefect takes no other characters
         notes.append(new_artifact("markdown", key, link, f"A page of {described}, which a browser opens from the disk"))
-    hand_in(*notes)
+    _kept.extend(notes)
+    if (
+        not _sending.locked()
+    ):  # who sends now sends these too; what it missed goes with the next note, or at the end of the run
+        threading.Thread(target=contextvars.copy_context().run, args=(flush,), daemon=True).start()
 
 
 def new_artifact(kind: str, key: str, data: Any, description: str) -> Request:
@@ -180,7 +187,7 @@ def _mark(check: dict[str, object]) -> str:
     return "warned" if check.get("warned") else "passed"
 
 
-Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+Status = Literal["ran", "reused", "failed", "gate_closed", "cancelled", "pending", "not_run"]
 
 
 @dataclass(frozen=True)
@@ -345,8 +352,11 @@ SIGNALS = ("KeyboardInterrupt", "Terminated", "TerminationSignal")
 
 def status_of(error: BaseException | None) -> str:
     """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
-    if error is None:
-        return "completed"
+    return "completed" if error is None else stopped_as(error)
+
+
+def stopped_as(error: BaseException) -> Literal["gate_closed", "failed", "cancelled"]:
+    """How what ended a run, or one of its stages, is shown."""
     if interrupted(error):
         return "cancelled"
     return "gate_closed" if isinstance(error, GateFailed) else "failed"

@@ -3,9 +3,8 @@
 Standing alone, as in its container, it is its own edge. Else its port is private, on loopback, and the edge stands before the
 gateway (tasks/jobs/gateway.py).
 
-Requests that are handed on to vLLM as they are: chat, and completions that ask for more than every runtime of ours does.
-
-A middleware before the routes of api.py, of a server whose model is vLLM's. What is plain goes on to these routes, so that it
+Some requests are handed on to vLLM as they are: chat, and completions that ask for more than every runtime of ours does. A
+middleware before the routes of api.py does it, of a server whose model is vLLM's. What is plain goes on to these routes, so that it
 is measured, and a lower rung may answer it. Keys, quotas and sizes are the edge's (api_middleware.py), which learns the tokens of
 an answer as there. Only fields that are named below go on, each within its bounds: vLLM has others that read files or fetch
 addresses.
@@ -42,9 +41,8 @@ from tasks.formats.model_folder import smaller_rungs
 from tasks.jobs.serving import service
 from tasks.jobs.serving.api import (
     DEFAULT_TOKENS,
+    MOST_LOGPROBS,
     MOST_PROMPTS,
-    NEUTRAL,
-    CompletionRequest,
     EventStream,
     make_api,
     told_headers,
@@ -71,8 +69,18 @@ FIELDS = {
     COMPLETIONS: (*SAMPLING, "prompt", "echo", "suffix", "add_special_tokens"),
     CHAT: (*SAMPLING, "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"),
 }
-MOST_LOGPROBS = 20
-"""As many as vLLM gives without being told otherwise."""
+PLAIN = ("prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "model", "user")
+"""What is asked of vLLM as of every runtime, so that it is measured and a lower rung may answer it."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+}
+"""Other fields, and the values by which nothing is asked for; null is one of them."""
 
 
 class PassedOn:
@@ -179,11 +187,11 @@ class PassedOn:
 
 def _asks_for_more(body: Mapping[str, Any]) -> bool:
     """Whether a completion asks for what not every runtime does: then vLLM judges the whole of it."""
-    known = {*CompletionRequest.model_fields, *NEUTRAL, "user"}
-    more = any(value is not None and name not in known for name, value in body.items())
-    unusual = any(body.get(name) is not None and body[name] not in neutral for name, neutral in NEUTRAL.items())
+    more = any(
+        value is not None and name not in PLAIN and value not in NEUTRAL.get(name, ()) for name, value in body.items()
+    )
     prompt = body.get("prompt")
-    return more or unusual or (isinstance(prompt, list) and [type(one) for one in prompt] != [str])
+    return more or (isinstance(prompt, list) and [type(one) for one in prompt] != [str])
 
 
 def _checked(path: str, body: Any, *, most_tokens: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 from tasks.common.seal import opened
 from tasks.config.serving import AnswersConfig
 from tasks.formats.answers import Answer, Expected, line, refuses, unparsed
-from tasks.jobs.serving import api
-from tasks.jobs.serving.api import MOST_LABEL_SEGMENTS, router
+from tasks.jobs.serving import feedback
+from tasks.jobs.serving.feedback import MOST_LABEL_SEGMENTS, router
 from tasks.jobs.serving.outputs import REMEMBERED, Outputs, looked_at
 from tasks.serving.monitor.measures import read
 
@@ -135,7 +135,7 @@ def test_what_is_remembered_and_what_is_kept_is_bounded(folder, monkeypatch):
     assert server.label("r1").status_code == 200
     left = sorted(path.name for path in (folder / "feedback").glob("*.jsonl"))
     assert len(left) == MOST_LABEL_SEGMENTS and left[0] == "old-000004.jsonl" and left[-1] == "one-000001.jsonl"
-    monkeypatch.setattr(api, "LOOKS", 0)
+    monkeypatch.setattr(feedback, "LOOKS", 0)
     busy = server.label("r1")
     assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
     server.outputs.close()
