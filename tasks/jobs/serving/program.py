@@ -4,9 +4,9 @@ Standing alone, as in its container, it is its own edge. Else its port is privat
 gateway (tasks/jobs/gateway.py).
 
 Some requests are handed on to vLLM as they are: chat, and completions that ask for more than every runtime of ours does. A
-middleware before the routes of api.py does it, of a server whose model is vLLM's. What is plain goes on to these routes, so that it
-is measured, and a lower rung may answer it. Keys, quotas and sizes are the edge's (api_middleware.py), which learns the tokens of
-an answer as there. Only fields that are named below go on, each within its bounds: vLLM has others that read files or fetch
+middleware before the routes of api.py does it, of a server whose model is vLLM's. What is plain goes on to these routes, so that
+it is measured, and a lower rung may answer it. Keys, quotas and sizes are the edge's (api_middleware.py), which learns the tokens
+of an answer as there. Only fields that are named below go on, each within its bounds: vLLM has others that read files or fetch
 addresses.
 """
 
