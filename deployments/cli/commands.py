@@ -142,11 +142,11 @@ COMMANDS = {
         "Run your own program on a backend until it ends: submitted once, retried when machines fail, adopted after a crash.",
     ),
     "jobs": Row(
-        "cluster.submit:jobs",
+        "cluster.job:jobs",
         "List open jobs: state, machines, attempts, and whether each is supervised.",
     ),
     "reconcile": Row(
-        "cluster.submit:reconcile",
+        "cluster.job:reconcile",
         "Record the end of jobs that ended unsupervised, and list those that still run unsupervised.",
     ),
     "doctor": Row(
@@ -206,15 +206,15 @@ COMMANDS = {
     ),
     "job": Row("", "One job: render, show, cancel, logs."),
     "job render": Row(
-        "cluster.submit:render", "Print exactly what would be submitted for a stage, without submitting it."
+        "cluster.job:render", "Print exactly what would be submitted for a stage, without submitting it."
     ),
     "job show": Row(
-        "cluster.submit:show",
+        "cluster.job:show",
         "Show everything about one job: its state, its request, each submission and how it ended, what ranks reported.",
     ),
-    "job cancel": Row("cluster.submit:cancel", "Cancel a job on its backend."),
+    "job cancel": Row("cluster.job:cancel", "Cancel a job on its backend."),
     "job logs": Row(
-        "cluster.submit:logs",
+        "cluster.job:logs",
         "Print the logs of a job's ranks, the failing rank first; with --follow as they are written.",
     ),
     "events": Row("operations.events:events", "List events: what came, what it caused, and what was refused and why."),

@@ -12,7 +12,8 @@ import pytest
 from support import Home, Ran
 from waiting import limit
 
-from deployments.cli.cluster.submit import age, job_of_program, said
+from deployments.cli.cluster.job import age, said
+from deployments.cli.cluster.submit import job_of_program
 from deployments.cli.main import app
 from tasks.common.errors import Unknown
 from tasks.compute.jobs_book import JobEntry
