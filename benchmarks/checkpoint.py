@@ -25,9 +25,9 @@ import torch.distributed.checkpoint as dcp
 
 from benchmarks.scratch import scratch
 from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt
 from tasks.jobs.checkpoint.pieces import piece_of
-from tasks.jobs.checkpoint.retention import choose, identity
 from tasks.jobs.checkpoint.snapshot import Saver, restore
 
 WIDTH = 2048

@@ -148,7 +148,7 @@ def deployed(marks):
     """The settings of one trigger, whose deployment and automation are registered."""
     from prefect.client.orchestration import get_client
 
-    from deployments.catalogue import routes
+    from deployments.catalogue import triggers
     from deployments.catalogue.flows import POOL
     from deployments.configuration.events import EventsConfig, TriggerConfig
     from deployments.services import registration
@@ -165,7 +165,7 @@ def deployed(marks):
             enforce_parameter_schema=False,
             pull_steps=[],
         )
-        routes.apply(client, config)
+        triggers.apply(client, config)
     return config
 
 

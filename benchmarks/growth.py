@@ -124,7 +124,7 @@ def inside() -> None:
     from deployments.configuration.platform import PlatformConfig
     from deployments.services import prefect_server
     from deployments.watch.__main__ import duties
-    from deployments.watch.dead_runs import Hosts
+    from deployments.watch.hosts import Hosts
 
     home, answers = Path(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)
@@ -179,7 +179,7 @@ def copy_rows(
 
 def copy_jobs(home: Path, wanted: int) -> None:
     """Have so many jobs, each a copy of the first but for its token; a few of them are open."""
-    from tasks.registry.refs import StoreJournal
+    from tasks.registry.records import StoreJournal
     from tasks.storage import open_store
 
     first = next((home / "jobs").glob("*/job.json")).parent

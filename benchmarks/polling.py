@@ -113,7 +113,7 @@ def supervised(folder: Path, jobs: int) -> tuple[set, threading.Event]:
     from tasks.compute.polling import Watch
     from tasks.compute.supervisor import run
     from tasks.config.cluster import ClusterConfig
-    from tasks.registry.refs import StoreJournal
+    from tasks.registry.records import StoreJournal
     from tasks.storage import open_store
 
     cluster = ClusterConfig.model_validate({"backend": "slurm"})

@@ -34,7 +34,8 @@ from tasks.orchestration.result import ChampionScore
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import files_of, publish, run_job
-from tasks.registry.refs import Record, made_from
+from tasks.registry.records import Record
+from tasks.registry.refs import made_from
 from tasks.storage.store import find
 
 LONGEST = 1024

@@ -274,7 +274,7 @@ class Dispatch:
             else:
                 self._followed = now
             if any(not batch.flow_run for batch in opened) or waiting or not 0 <= now - self._looked < LOOK_SECONDS:
-                from deployments.catalogue.routes import switched
+                from deployments.catalogue.triggers import switched
 
                 self._switched = switched(client, list(self.routes)) if self.routes else {}
                 self._looked = now
@@ -320,7 +320,7 @@ class Dispatch:
         return batch is not None
 
     def _send(self, client: Any, batch: Batch, now: float) -> None:
-        from deployments.catalogue.routes import DUE
+        from deployments.catalogue.triggers import DUE
 
         covered = batches.events_of(self.ledger, batch.id)
         send(client, due(DUE, batch, covered, now))

@@ -34,7 +34,7 @@ from tasks.config.cluster import on_this_machine
 from tasks.config.files import Loader, load_with_text, validated
 from tasks.orchestration import run_log
 from tasks.orchestration.run_log import LoggedRun, logged_runs, note_stopped
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.serving.known import settle_all
 from tasks.storage import open_store
 
@@ -213,7 +213,7 @@ def _wait_for_the_worker(home: Path, say: Say) -> None:
 
 def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say) -> None:
     """Tell Prefect what is deployed, whom to notify, what events start, and what becomes of missed times, before any worker."""
-    from deployments.catalogue import routes
+    from deployments.catalogue import triggers
     from deployments.platform.notifications import apply
     from deployments.services.registration import register
     from deployments.watch.schedules import Schedules
@@ -224,5 +224,5 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
         register(client, catalogue(config))
         worker.allow(client, config.parallel_runs)
         apply(client, config)
-        routes.apply(client, config.events)
+        triggers.apply(client, config.events)
         Schedules(home, config).tick(client, time.time())

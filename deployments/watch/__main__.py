@@ -20,7 +20,7 @@ from typing import Any
 from deployments.configuration.platform import PlatformConfig, current_settings, load_settings
 from deployments.services import prefect_server
 from deployments.services.parts import Duty, restart_what_died, take
-from deployments.watch.dead_runs import Hosts
+from deployments.watch.hosts import Hosts
 from tasks.azure.arm_client import use_files
 from tasks.common.redaction import clean_logs
 from tasks.storage import open_files

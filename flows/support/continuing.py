@@ -35,7 +35,7 @@ from tasks.config.continue_from import (
 from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.orchestration.run import Lifecycle, current
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security.audit import audit
 from tasks.security.policy import require
 from tasks.storage import open_folder

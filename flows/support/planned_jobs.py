@@ -23,7 +23,7 @@ from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.node_exclusion import machines
 from tasks.orchestration.observers import Outcome
 from tasks.orchestration.run import lifecycle
-from tasks.registry import refs
+from tasks.registry import records
 from tasks.storage.store import Store, find
 
 A = TypeVar("A", bound=Artifact)
@@ -127,7 +127,7 @@ def _of_preprocess(result: _Found, config: RetrainConfig) -> Program:
 
 def _of_train(result: _Found, config: RetrainConfig) -> Program:
     plan = result.outcomes["plan"]
-    record = refs.load(result.store, "plan", plan.key) if plan.outputs and plan.key else None
+    record = records.load(result.store, "plan", plan.key) if plan.outputs and plan.key else None
     limits = config.planning.checkpoint
     every = record.value["checkpoint_every_steps"] if record else limits.every_steps
     if every is None:

@@ -32,9 +32,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.mmididx import open_tokens
+from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.mirrored import terms
 from tasks.jobs.checkpoint.origins import continued_from
-from tasks.jobs.checkpoint.retention import identity
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import Loader, Shares, Source, positions, vocabulary
 from tasks.jobs.data.sources import open_source, source_identity

@@ -26,9 +26,10 @@ from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.data.tokenizing.units import Part, blend
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.formats.mmididx import prefixes, token_count
+from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt
 from tasks.jobs.checkpoint.mirrored import neighbours
-from tasks.jobs.checkpoint.retention import choose, clean, identity
+from tasks.jobs.checkpoint.retention import clean
 from tasks.jobs.checkpoint.writer import Writing
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import TRAIN, vocabulary

@@ -15,8 +15,9 @@ from tasks.lineage import messages
 from tasks.orchestration.run import Lifecycle, code_version, current
 from tasks.orchestration.stage_context import at_work, stored
 from tasks.registry.approvals import asked_about, require_standing
+from tasks.registry.logged_model import offered
 from tasks.registry.model_integrity import untrusted
-from tasks.registry.promoting import compared_with, offered
+from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
 from tasks.security import trust
 from tasks.security.audit import audited

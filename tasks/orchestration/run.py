@@ -32,7 +32,7 @@ from tasks.orchestration.observers import Observer, Observers, Outcome, Shown, U
 from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog, read_question
 from tasks.registry.approvals import Approval, Asked
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.registry.versions import flat
 from tasks.security.audit import actor
 from tasks.storage import open_files, open_store

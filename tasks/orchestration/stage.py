@@ -30,7 +30,7 @@ from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, worki
 from tasks.registry import refs
 from tasks.registry.ancestry import told
 from tasks.registry.approvals import require_standing
-from tasks.registry.refs import Record
+from tasks.registry.records import Record
 from tasks.registry.versions import flat, what_changed
 from tasks.storage.store import find
 

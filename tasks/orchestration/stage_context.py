@@ -32,7 +32,7 @@ from tasks.config.base import digest
 from tasks.config.environment import surroundings
 from tasks.orchestration.job_spec import Program, job_of
 from tasks.orchestration.run import Lifecycle, code_version
-from tasks.registry import refs
+from tasks.registry import records
 from tasks.registry.versions import lineage_conflict, publish_for_signing
 from tasks.registry.versions import publish as publish_artifact
 from tasks.security.access import note_access
@@ -336,7 +336,7 @@ def stored(artifact: Artifact) -> Manifest:
 
 def _close_published_generation(work: Work, token: str) -> None:
     """A kill between record and settle leaves a generation open whose result was published: close it."""
-    record = refs.load(work.lifecycle.store, work.stage, work.key)
+    record = records.load(work.lifecycle.store, work.stage, work.key)
     if not record:
         return
     intents = [key for key in work.lifecycle.journal.list(f"jobs/{token}") if key.endswith("/intent")]

@@ -21,7 +21,7 @@ from tasks.artifacts import Value, parse_ref
 from tasks.common.errors import IntegrityError, Refused
 from tasks.config.base import canonical_json, digest
 from tasks.config.flows import ApprovalConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security import audit_chain
 from tasks.security.audit import DECISIONS, KEY, SPENT, audit, audited, noted
 from tasks.security.audit_chain import Link

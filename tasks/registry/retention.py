@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pydantic import BaseModel, ConfigDict
 
 from tasks.common.errors import HeadwayError, Unknown
-from tasks.registry.refs import StoreJournal, made_from, read_ref
+from tasks.registry.records import StoreJournal
+from tasks.registry.refs import made_from, read_ref
 from tasks.registry.versions import Past, note, past
 from tasks.security.audit import audited, entries
 from tasks.storage.history import Change, current

@@ -20,7 +20,7 @@ from tasks.qualification.history import Past
 from tasks.qualification.measured import Measurement
 from tasks.qualification.remaining import as_told
 from tasks.qualification.verdicts import ClusterVerdict
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
 

@@ -18,7 +18,7 @@ from waiting import limit
 
 from tasks.common import process
 from tasks.compute.job import Job
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 import torch
 
 from tasks.config.training import TrainingConfig
-from tasks.jobs.checkpoint.retention import identity
+from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.snapshot import Saver
 from tasks.jobs.training.network import build_optimizer
 

@@ -12,7 +12,7 @@ from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.data import PreprocessingConfig, TokenizerConfig, ValidationConfig
 from tasks.orchestration.job_spec import job_of
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 SHARDS, DOCUMENTS = 8, 800

@@ -13,7 +13,7 @@ from tasks.compute.supervisor import run
 from tasks.config.evaluation import EvaluationConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.orchestration.job_spec import job_of
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 CONTEXT = 64

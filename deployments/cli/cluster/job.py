@@ -21,7 +21,7 @@ from tasks.common.redaction import require_no_secrets
 from tasks.compute import logs as of
 from tasks.compute import open_backend
 from tasks.compute.job import Journal
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security.audit import audited
 from tasks.storage import open_files, open_store
 

@@ -40,7 +40,7 @@ from tasks.lineage.messages import run_page
 from tasks.lineage.spool import Spool
 from tasks.orchestration.job_spec import shape
 from tasks.orchestration.observers import Outcome, interrupted, stopped_as
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.security.access import note_access
 from tasks.security.audit import actor, audit
 from tasks.storage import open_store

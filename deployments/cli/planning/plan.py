@@ -163,7 +163,7 @@ def of_ranks(settings: RetrainConfig) -> tuple[dict[str, Any], str] | None:
     from tasks.common.errors import Missing
     from tasks.common.home import home
     from tasks.planning.configured import unmeasured
-    from tasks.registry.refs import newest
+    from tasks.registry.records import newest
     from tasks.storage import open_store
 
     cluster = settings.cluster
@@ -227,7 +227,7 @@ def _reckoned(settings: RetrainConfig, on: Cluster, store: Any, *, qualification
     from tasks.plan import PAST_RUNS, reckon
     from tasks.planning.spending import Use, cost_of
     from tasks.planning.spent import measured_on
-    from tasks.registry.refs import StoreJournal
+    from tasks.registry.records import StoreJournal
 
     journal, limits = StoreJournal(store) if store else None, settings.planning
     keys = sorted(journal.list(measured_on(on.name)))[-PAST_RUNS:] if journal else []

@@ -14,7 +14,7 @@ from tasks.config.base import openlineage_key
 from tasks.config.environment import code_place
 from tasks.lineage import spool
 from tasks.registry.ancestry import PLACE, walk
-from tasks.registry.refs import load
+from tasks.registry.records import load
 from tasks.storage import open_store
 
 LINES_SHOWN = 200

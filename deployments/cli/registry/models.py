@@ -20,7 +20,7 @@ from tasks.common.home import home
 from tasks.config.base import experiment, tracking_uri
 from tasks.lineage import messages
 from tasks.lineage.spool import Spool
-from tasks.registry.promoting import evaluation_of, offered
+from tasks.registry.logged_model import evaluation_of, offered
 from tasks.registry.refs import aliases
 from tasks.storage import open_store
 from tasks.storage.manifest import Manifest

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from tasks.common.errors import IntegrityError
 from tasks.common.process import own_folder, read_json
 from tasks.config.training import ExecutionConfig
+from tasks.jobs.checkpoint.choice import choose, good_ones
 from tasks.jobs.checkpoint.files import (
     Manifest,
     claim_attempt,
@@ -41,7 +42,7 @@ from tasks.jobs.checkpoint.files import (
 from tasks.jobs.checkpoint.mirrored import bring, lag_limit, neighbours, terms, wait_until_durable
 from tasks.jobs.checkpoint.origins import take_over
 from tasks.jobs.checkpoint.pieces import read_into, saved_in, shards_of
-from tasks.jobs.checkpoint.retention import PIN, choose, clean, good_ones
+from tasks.jobs.checkpoint.retention import PIN, clean
 from tasks.jobs.checkpoint.snapshot import Pieces, set_generators
 from tasks.jobs.checkpoint.writer import LOCAL_KEEP
 from tasks.jobs.node.runtime import Rank

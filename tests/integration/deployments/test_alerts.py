@@ -23,7 +23,8 @@ from deployments.telemetry.alert_rules import RULES, Seen
 from deployments.telemetry.runs import firing
 from deployments.watch.alerts import CLEARED, FIRED, Alerts, Sources
 from tasks.common import process
-from tasks.registry.refs import StoreJournal, move_ref
+from tasks.registry.records import StoreJournal
+from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.security.access import Access, accesses
 from tasks.security.audit import entries

@@ -22,7 +22,7 @@ from support import Home, publish_tiny
 from waiting import limit
 
 from deployments.catalogue.flows import POOL
-from deployments.catalogue.routes import apply
+from deployments.catalogue.triggers import apply
 from deployments.configuration.platform import PlatformConfig, kept
 from deployments.services import prefect_server
 from deployments.services.parts import PARTS, bridge

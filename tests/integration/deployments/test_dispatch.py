@@ -20,7 +20,8 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from deployments.bridge.dispatch import AGAIN_SECONDS, CRASH_SECONDS, Dispatch, forward
 from deployments.catalogue.flows import POOL, catalogue
-from deployments.catalogue.routes import apply, routes, switched
+from deployments.catalogue.routes import routes
+from deployments.catalogue.triggers import apply, switched
 from deployments.configuration.events import EventsConfig, TriggerConfig
 from deployments.configuration.platform import PlatformConfig
 from deployments.services import prefect_server

@@ -17,8 +17,8 @@ from deployments.services.parts import take
 from deployments.telemetry.runs import firing
 from deployments.watch.__main__ import duties
 from deployments.watch.alerts import SLOW_SECONDS, Alerts, Sources
-from deployments.watch.dead_runs import Hosts
 from deployments.watch.duties import ANOMALIES_SECONDS, DAY, LOWEST, Anomalies, Background, Integrity, Periods
+from deployments.watch.hosts import Hosts
 from tasks.common import process
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import read_json, write_json
@@ -26,7 +26,8 @@ from tasks.config.base import digest
 from tasks.events.ledger import Ledger
 from tasks.formats.answers import line
 from tasks.registry.model_integrity import act_on, findings, standing, take_out_of_service
-from tasks.registry.refs import StoreJournal, move_ref
+from tasks.registry.records import StoreJournal
+from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.registry.versions import publish
 from tasks.security.audit import entries

@@ -21,8 +21,8 @@ from tasks.compute.job import Job
 from tasks.config.continue_from import ContinueFrom, Origin
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
-from tasks.jobs.checkpoint.retention import identity
 from tasks.orchestration.run import lifecycle
 from tasks.registry.approvals import asked_about
 from tasks.registry.versions import publish

@@ -3,7 +3,7 @@
 import pytest
 from lease_service import LeaseService
 
-from deployments.watch.dead_runs import GONE_SECONDS, Hosts
+from deployments.watch.hosts import GONE_SECONDS, Hosts
 from tasks.common.claims import host_claim, run_claim, watch_claim
 from tasks.common.errors import Missing
 from tasks.config.database import keep, parse, platform_of

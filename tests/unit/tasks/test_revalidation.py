@@ -7,7 +7,7 @@ import pytest
 
 from tasks.artifacts import Check
 from tasks.config.revalidation import RevalidationConfig, ServiceConfig, alarms_per_year
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.registry.revalidations import (
     answers_judged,
     degraded_in_a_row,

@@ -13,7 +13,7 @@ from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
 from tasks.formats.mmididx import BLOCK, TokenWriter, write_blocks
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 from tasks.train import READ_IN_PARTS

@@ -17,7 +17,7 @@ from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.training import TrainingConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

@@ -17,7 +17,7 @@ from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.cluster import RetryConfig, WatchConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 BREAKS_AT, EVERY = 60, 20

@@ -17,7 +17,7 @@ from tasks.compute.job_monitor import HangWatch
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 RUNNING, QUEUED = JobState(state="running"), JobState(state="queued")

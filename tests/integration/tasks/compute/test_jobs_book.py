@@ -23,7 +23,7 @@ from tasks.compute.supervisor import run
 from tasks.compute.supervisor_lock import is_supervised
 from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ClusterConfig, RetryConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[4]

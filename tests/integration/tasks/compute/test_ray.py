@@ -20,7 +20,7 @@ from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
 from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.config.training import NetworkConfig, TrainingConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[4]

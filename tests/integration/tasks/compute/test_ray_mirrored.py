@@ -25,7 +25,7 @@ from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_files, open_store
 from tasks.storage.manifest import Provenance
 

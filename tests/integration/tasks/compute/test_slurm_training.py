@@ -16,7 +16,7 @@ from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
 from tasks.config.training import NetworkConfig, TrainingConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 STEPS, EVERY = 400, 20

@@ -28,7 +28,7 @@ from tasks.compute.ssh.hosts import read_hosts
 from tasks.compute.ssh.render import probe_command
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[4]

@@ -22,7 +22,7 @@ from tasks.compute.submission import settle
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig
 from tasks.jobs.node.launching import Place, environment, launcher
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 ROOT = Path(__file__).parents[4]

@@ -23,7 +23,7 @@ from tasks.events import batches
 from tasks.events.batches import Batch
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 NAMES = ("dataset.published", "model.stale", "data.arrived")

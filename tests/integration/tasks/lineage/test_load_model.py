@@ -19,7 +19,7 @@ from waiting import limit
 from deployments.cli.registry.models import tell
 from tasks.lineage.messages import MODEL_NOTE
 from tasks.lineage.spool import Spool
-from tasks.registry.promoting import logged_model
+from tasks.registry.logged_model import logged_model
 from tasks.registry.refs import move_ref
 from tasks.registry.versions import publish
 from tasks.security.trust import sign

@@ -46,7 +46,7 @@ from tasks.orchestration.stage_context import Work, intended_nodes, run_again, w
 from tasks.qualification.measured import Measurement, RankReport, Row, Sweep
 from tasks.qualification.remaining import Remaining, as_told, gate_checks
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, PairVerdict, Reason
-from tasks.registry.refs import Record
+from tasks.registry.records import Record
 
 SLURM = {"backend": "slurm", "elastic": {"min_nodes": 2, "max_nodes": 4}}
 SSH = {"backend": "ssh", "nodes": 3, "ssh": {"hosts": ["a", "b", "c", "d"]}}

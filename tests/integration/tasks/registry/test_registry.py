@@ -11,9 +11,10 @@ from waiting import limit
 
 from tasks.common.errors import Conflict, HeadwayError
 from tasks.formats.mmididx import TokenWriter
-from tasks.registry import refs
+from tasks.registry import records
 from tasks.registry.ancestry import walk
-from tasks.registry.refs import Record, StoreJournal, made_from, move_ref, place_of, read_ref
+from tasks.registry.records import Record, StoreJournal
+from tasks.registry.refs import made_from, move_ref, place_of, read_ref
 from tasks.registry.verification import problems_of
 from tasks.security.audit import audit
 from tasks.storage import open_store
@@ -45,16 +46,16 @@ def in_processes(*calls):
 
 
 def test_a_record_comes_back_and_the_last_one_of_a_key_counts(store):
-    assert refs.load(store, "train", "k" * 64) is None
-    refs.save(store, record())
-    assert refs.load(store, "train", "k" * 64) == record()
-    refs.save(store, record(metrics={"loss": 0.5}))
-    assert refs.load(store, "train", "k" * 64).metrics == {"loss": 0.5}
-    assert refs.load(store, "evaluate", "k" * 64) is None
+    assert records.load(store, "train", "k" * 64) is None
+    records.save(store, record())
+    assert records.load(store, "train", "k" * 64) == record()
+    records.save(store, record(metrics={"loss": 0.5}))
+    assert records.load(store, "train", "k" * 64).metrics == {"loss": 0.5}
+    assert records.load(store, "evaluate", "k" * 64) is None
 
 
 def test_a_record_holds_plain_fields_only(store):
-    refs.save(store, record())
+    records.save(store, record())
     (key,) = store.list("records")
     assert key == f"records/train/{'k' * 64}.json"
     value = json.loads(store.read(key).data)
@@ -64,26 +65,26 @@ def test_a_record_holds_plain_fields_only(store):
 
 def test_a_record_of_another_schema_is_none(store):
     store.create("records/train/new.json", b'{"schema": "headway/record/9", "what": "ever"}')
-    refs.save(store, record(key="old"))
-    assert refs.load(store, "train", "new") is None
-    assert refs.newest(store, "train").key == "old"
+    records.save(store, record(key="old"))
+    assert records.load(store, "train", "new") is None
+    assert records.newest(store, "train").key == "old"
 
 
 def test_the_newest_record_is_the_one_that_was_made_last(store):
-    assert refs.newest(store, "train") is None
+    assert records.newest(store, "train") is None
     for key, created in (("a", 5.0), ("b", 9.0), ("c", 7.0)):
-        refs.save(store, record(key=key, created=created))
-    refs.save(store, record(key="z", stage="training", created=99.0))
-    assert refs.newest(store, "train").key == "b"
+        records.save(store, record(key=key, created=created))
+    records.save(store, record(key="z", stage="training", created=99.0))
+    assert records.newest(store, "train").key == "b"
 
 
 @pytest.mark.integration
 def test_many_that_save_one_record_all_succeed(tmp_path, store):
     def save():
-        refs.save(open_store(tmp_path), record(seconds=float(os.getpid())))
+        records.save(open_store(tmp_path), record(seconds=float(os.getpid())))
 
     assert in_processes(*[save] * 6) == [0] * 6
-    assert refs.load(store, "train", "k" * 64).seconds > 0
+    assert records.load(store, "train", "k" * 64).seconds > 0
 
 
 def test_a_ref_moves_and_says_where_it_was(store):

@@ -9,7 +9,8 @@ from waiting import limit
 
 from tasks.common.errors import Unknown
 from tasks.registry.promoting import roll_back, way_back
-from tasks.registry.refs import StoreJournal, move_ref
+from tasks.registry.records import StoreJournal
+from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
 from tasks.security.audit import entries
 from tasks.storage import open_store

@@ -24,7 +24,7 @@ from tasks.config.backends.slurm import SlurmConfig
 from tasks.config.cluster import ClusterConfig
 from tasks.orchestration.stage import stage
 from tasks.registry.backup.snapshot import is_taken
-from tasks.registry.refs import Record
+from tasks.registry.records import Record
 from tasks.security.policy import RIGHTS, add_person, require_of
 from tasks.storage.local import LocalStore
 from tasks.storage.manifest import Provenance

@@ -13,7 +13,7 @@ from tasks.compute.polling import Watch, poller_of
 from tasks.compute.submission import newest, settle
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from tasks.compute.submission import newest
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig
 from tasks.config.database import keep, parse, platform_of
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_folder
 
 pytestmark = pytest.mark.unit

@@ -18,7 +18,7 @@ from tasks.evaluation.scores import add_certainty, no_certainty, paired_differen
 from tasks.jobs.evaluate import figures, metrics
 from tasks.orchestration.observers import Unobserved
 from tasks.orchestration.run import lifecycle
-from tasks.registry.refs import Record
+from tasks.registry.records import Record
 from tasks.storage.manifest import Provenance
 
 pytestmark = pytest.mark.unit

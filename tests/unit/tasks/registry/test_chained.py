@@ -9,7 +9,7 @@ import pytest
 from made_versions import make
 
 from tasks.common.seal import opened, sealed
-from tasks.registry import approvals, refs, verification
+from tasks.registry import approvals, records, verification
 from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
@@ -35,11 +35,11 @@ def home(tmp_path, monkeypatch):
         sign(store, home, model)
         move_ref(store, "tiny/challenger", model.ref, inputs=(), reason="exported")
         move_ref(store, "tiny/champion", model.ref, inputs=(), reason="deployed")
-    record = refs.Record(
+    record = records.Record(
         stage="train", key="k" * 64, arguments={}, inputs=(), context=(), outputs=(model.ref,), value={}, metrics={},
         seconds=1.0, created=time.time(),
     )  # fmt: skip
-    refs.save(store, record)
+    records.save(store, record)
     given = approvals.Approval(
         kind="deploy", subject=model.ref, person="anna", reason="good", time=time.time(), flow_run="f"
     )

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from tasks.common.errors import IntegrityError
 from tasks.config.training import TrainingConfig
+from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, verify
-from tasks.jobs.checkpoint.retention import choose, clean, delete, identity, retain
+from tasks.jobs.checkpoint.retention import clean, delete, retain
 from tasks.jobs.checkpoint.snapshot import restore, training_tensors
 from tasks.jobs.training.engine import learning_rate
 from tasks.jobs.training.network import build_optimizer

@@ -14,9 +14,10 @@ from checkpoint_material import IDENTITY, Ranks, small_training
 from safetensors.torch import load_file, save_file
 
 from tasks.common.errors import IntegrityError
+from tasks.jobs.checkpoint.choice import choose
 from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, place_of, read_manifest, verify
 from tasks.jobs.checkpoint.pieces import Piece, read_into, shards_of
-from tasks.jobs.checkpoint.retention import choose, pin, retain
+from tasks.jobs.checkpoint.retention import pin, retain
 from tasks.jobs.checkpoint.snapshot import FolderSaver, restore, training_tensors
 from tasks.jobs.checkpoint.writer import scrub
 from tasks.planning.checkpointing import corrected_every_steps

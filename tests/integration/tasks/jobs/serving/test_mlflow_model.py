@@ -10,7 +10,7 @@ from tiny_model import PROMPTS, export_tiny
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.jobs.serving.mlflow_model import SignedModel
-from tasks.registry.promoting import logged_model
+from tasks.registry.logged_model import logged_model
 from tasks.registry.versions import publish
 from tasks.security.trust import sign
 from tasks.storage.manifest import Provenance
