@@ -34,7 +34,7 @@ SCHEMAS = (
     "tasks.compute.job:Job",
     "tasks.jobs.checkpoint.files:Manifest",
     "tasks.security.policy:Policy",
-    "tasks.registry.refs:Record",
+    "tasks.registry.records:Record",
     "tasks.security.trust:TrustFile",
     "tasks.storage.manifest:Manifest",
     "tasks.storage.settings:Stores",

@@ -2,7 +2,7 @@
 
 A batch is in the ledger before Prefect hears of it. So it does not matter who is killed when: a batch that no flow run has
 claimed is sent again, and of several flow runs for one batch the first to claim it does the work (flows/support/prefect_run.py).
-What runs where is Prefect's: an automation a trigger (deployments/catalogue/routes.py), which a person can switch off.
+What runs where is Prefect's: an automation a trigger (deployments/catalogue/triggers.py), which a person can switch off.
 """
 
 from __future__ import annotations

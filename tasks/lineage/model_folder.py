@@ -35,7 +35,7 @@ SIGNATURE = ModelSignature(
 def write_model_folder(folder: Path, data: Path, *, weights: Path | None, model: Model) -> None:
     """Write an MLflow model into `folder`, which must not exist.
 
-    `data` holds what tasks/registry/promoting.py lays down of it. `weights` is the model's own folder where its files are to
+    `data` holds what tasks/registry/logged_model.py lays down of it. `weights` is the model's own folder where its files are to
     be part of the MLflow model. Raises OSError when one of the two is gone.
     """
     code, given = folder.with_name("code"), folder.with_name("headway")

@@ -90,7 +90,7 @@ class Spool:
 
         `note` describes the version, `about` the model. `previous` is the reference of the version that the alias of this name
         stands for then; empty: none; None: what the champion's alias pointed to before. `model` is what MLflow makes a model of
-        that can be loaded (tasks/registry/promoting.py); without it, only the name and place are registered.
+        that can be loaded (tasks/registry/logged_model.py); without it, only the name and place are registered.
         """
         output = {"run": run, "name": name, "uri": uri, "alias": alias, "tags": tags, "note": note, "about": about}
         more = {"previous": previous, "model": model}

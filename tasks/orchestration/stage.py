@@ -1,6 +1,6 @@
 """`@stage`: makes a function a Prefect task whose inputs and output are lineage, and which is not run twice for one key.
 
-Prefect's own cache is off; records (tasks/registry/refs.py) decide. What a stage body may use is in
+Prefect's own cache is off; records (tasks/registry/records.py) decide. What a stage body may use is in
 tasks/orchestration/stage_context.py, the run around it in tasks/orchestration/run.py. See docs/DESIGN.md, "Stage".
 """
 
@@ -27,7 +27,7 @@ from tasks.lineage import messages
 from tasks.orchestration.observers import Outcome, Shown, interrupted, leave_note, stopped_as
 from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
-from tasks.registry import refs
+from tasks.registry import records
 from tasks.registry.ancestry import told
 from tasks.registry.approvals import require_standing
 from tasks.registry.records import Record
@@ -266,7 +266,7 @@ class Stage:
             job=outcome.job,
         )
         run.require_ours()
-        refs.save(run.store, record)
+        records.save(run.store, record)
         clean_up(work)
         _fill(outcome, record)
         outcome.status = "gate_closed" if isinstance(value, Gate) and not value.passed else "ran"
@@ -289,13 +289,13 @@ class Stage:
     def _last(self, run: Lifecycle, call: Call) -> Record | None:
         """The newest record of this stage on artifacts of the same names: another dataset or model tells nothing of this one."""
         names = [artifact.ref.partition("@")[0] for artifact in call.handed]
-        return refs.newest(run.store, self.name, of=lambda one: [i.partition("@")[0] for i in one.inputs] == names)
+        return records.newest(run.store, self.name, of=lambda one: [i.partition("@")[0] for i in one.inputs] == names)
 
     def _reusable(self, run: Lifecycle, call: Call) -> tuple[Record | None, str]:
         """The record that stands for a run of this call, or None and why there is none."""
         if run.forced(self.name):
             return None, f"--from {run.first}"
-        record = refs.load(run.store, self.name, call.key)
+        record = records.load(run.store, self.name, call.key)
         if record is None:
             last = self._last(run, call)
             return None, what_changed(last.arguments, call.arguments) if last else "nothing like it is recorded"

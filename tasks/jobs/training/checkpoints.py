@@ -256,7 +256,7 @@ class Saves:
 # a checkpoint by itself
 #
 # One of the second tier counts when every rank has it, of the same step and attempt, whole. What is verified, and how:
-# tasks/jobs/checkpoint/retention.py. See docs/training.md, "Checkpoints".
+# tasks/jobs/checkpoint/choice.py. See docs/training.md, "Checkpoints".
 
 
 Place = tuple[int, int]

@@ -26,7 +26,7 @@ def watch(service, tmp_path, monkeypatch, host):
     made.process = process
 
     def turn():
-        monkeypatch.setattr("deployments.watch.dead_runs.socket.gethostname", lambda: host)
+        monkeypatch.setattr("deployments.watch.hosts.socket.gethostname", lambda: host)
         made.tick(service.now)
         return made.act()
 

@@ -9,7 +9,7 @@ from store_stand import fill, put
 
 from tasks.common.errors import IntegrityError
 from tasks.common.seal import opened, opened_lines, sealed
-from tasks.registry import refs
+from tasks.registry import records, refs
 from tasks.registry.verification import everything, problems_of
 from tasks.registry.versions import publish
 from tasks.security import audit_chain
@@ -28,11 +28,11 @@ def home(tmp_path):
     folder = fill(tmp_path / "made", a__b=b"1" * 300, c=b"2")
     made = Provenance(name="tiny", stage="publish", config={"seed": 1, "steps": 60}, config_digest="0" * 64)
     one = publish(store, folder, kind="dataset", inputs=(), provenance=made)
-    record = refs.Record(
+    record = records.Record(
         stage="train", key="k" * 64, arguments={}, inputs=(), context=(), outputs=(one.ref,), value={}, metrics={},
         seconds=1.0, created=1.0,
     )  # fmt: skip
-    refs.save(store, record)
+    records.save(store, record)
     refs.move_ref(store, "tiny/champion", one.ref, inputs=(), reason="first")
     return home
 
