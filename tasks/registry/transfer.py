@@ -2,11 +2,6 @@
 
 The version stays: it is the content's. What arrives is verified, byte by byte and by its signature, before it becomes what its
 name means; what is not as sent is removed again. Whole homes are backup/. See docs/backup.md.
-
-Manifests without their bytes: of what a copied artifact was made from, and of what a restored home had and a backup left out.
-
-`foreign/KIND/NAME/VERSION.json` in the store. Lineage tells them (ancestry.py); nothing can be fetched by them. The version of
-each is the hash of what it says, so they hold together as manifests do.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from urllib.parse import unquote, urlparse
 
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
+from tasks.registry import foreign
 from tasks.registry.verification import problems_of
 from tasks.registry.versions import is_noted, note
 from tasks.security.access import note_access
@@ -30,65 +26,8 @@ from tasks.signing.statement import SIGNATURE, SIGNATURES, STATEMENT
 from tasks.storage import azureml_registry as registry
 from tasks.storage.cache import require_room
 from tasks.storage.history import current
-from tasks.storage.manifest import SCHEMA, Manifest, Problem
-from tasks.storage.store import Listed, Store, counts_as_newest
-
-FOLDER = "foreign"
-
-
-def keep(store: Store, manifest: Manifest) -> bool:
-    """Note a manifest whose bytes are not in this store; False when it is known already, with bytes or without."""
-    kind, name, version = manifest.content.kind, manifest.provenance.name, manifest.version
-    if store.manifest(kind, name, version):
-        return False
-    return store.create(_key(kind, name, version), to_json(manifest))
-
-
-def listed(store: Store) -> Iterator[Listed]:
-    """All of them by a listing alone, as `Store.versions` does it for those with bytes; what is in one may be in both."""
-    for key in store.list(FOLDER):
-        _, kind, name, version = key.removesuffix(".json").split("/")
-        yield Listed(kind, name, version, FOLDER)
-
-
-def manifest_of(store: Store, ref: str) -> Manifest | None:
-    """The manifest of a whole reference, with its bytes or without; None when nobody knows it."""
-    kind, name, version = parse_ref(ref)
-    return store.manifest(kind, name, version) or _read(store, _key(kind, name, version))
-
-
-def to_json(manifest: Manifest) -> bytes:
-    parts = manifest.model_dump(mode="json", exclude={"schema_"})
-    return json.dumps({"schema": SCHEMA, **parts}, ensure_ascii=False).encode()
-
-
-def from_json(data: bytes, *, where: str) -> Manifest:
-    """A manifest as `to_json` wrote it. Raises ValueError for one of a newer Headway, IntegrityError for what is none."""
-    try:
-        value = dict(json.loads(data))
-        schema = value.pop("schema")
-        if schema == SCHEMA:
-            return Manifest.model_validate(value)
-    except (ValueError, TypeError, KeyError) as error:
-        raise IntegrityError(f"{where} was edited: it is no manifest", remedy="Copy or restore again.") from error
-    raise ValueError(f"{where} is of the schema {schema}; this Headway reads {SCHEMA}: upgrade Headway")
-
-
-def _read(store: Store, key: str) -> Manifest | None:
-    document = store.read(key)
-    if not document:
-        return None
-    manifest = from_json(document.data, where=f"{key} in {store.uri}")
-    if _key(manifest.content.kind, manifest.provenance.name, manifest.version) != key:
-        raise IntegrityError(
-            f"{key} in {store.uri} was edited: it says {manifest.ref}", remedy="Copy or restore again."
-        )
-    return manifest
-
-
-def _key(kind: str, name: str, version: str) -> str:
-    return f"{FOLDER}/{kind}/{name}/{version}.json"
-
+from tasks.storage.manifest import Manifest, Problem
+from tasks.storage.store import Store, counts_as_newest
 
 BESIDE = (SIGNATURE, STATEMENT, SIGNATURES)
 """Files that may lie beside a manifest, and go where the artifact goes."""
@@ -143,7 +82,7 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
         arrived = _arrive(source, target, manifest, home, existing=existing)
     ancestors = list(ancestry(source, manifest))
     for one in ancestors:
-        keep(target, one)
+        foreign.keep(target, one)
     return Copied(
         manifest=arrived,
         moved=moved,
@@ -201,7 +140,7 @@ def ancestry(store: Store, manifest: Manifest) -> Iterator[Manifest]:
             if ref in seen:
                 continue
             seen.add(ref)
-            result = manifest_of(store, ref)
+            result = foreign.manifest_of(store, ref)
             if result:
                 queue.append(result)
                 yield result
@@ -350,9 +289,9 @@ def _send(source: Store, client: Any, manifest: Manifest, payload: dict[str, byt
 
 def _told(manifest: Manifest, ancestors: list[Manifest], signatures: dict[str, bytes]) -> dict[str, bytes]:
     """What tells of a model where there is no store: its manifest, its signatures, what it was made from."""
-    lineage = [json.loads(to_json(one)) for one in ancestors]
+    lineage = [json.loads(foreign.to_json(one)) for one in ancestors]
     return {
-        "manifest.json": to_json(manifest),
+        "manifest.json": foreign.to_json(manifest),
         "ancestry.json": json.dumps(lineage, indent=1, ensure_ascii=False).encode(),
         **signatures,
     }

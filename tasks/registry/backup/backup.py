@@ -15,7 +15,7 @@ from pathlib import Path
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.process import locked
-from tasks.registry import transfer
+from tasks.registry import foreign
 from tasks.registry.backup import snapshot
 from tasks.registry.backup.snapshot import KIND, Contents
 from tasks.registry.transfer import ancestry, beside_digests, bring, bring_beside, require_other, require_there
@@ -181,7 +181,7 @@ def _make(home: Path, store: Store, target: Store, folder: Path, *, with_keys: b
         damaged=tuple(damaged),
     )
     snapshot.write(folder, listing)
-    (folder / snapshot.MANIFESTS).write_bytes(b"".join(transfer.to_json(one) + b"\n" for one in left))
+    (folder / snapshot.MANIFESTS).write_bytes(b"".join(foreign.to_json(one) + b"\n" for one in left))
     inputs = tuple(one.version for one in chosen if one.ref in listing.artifacts)
     made = Provenance(name=snapshot.NAME, created=listing.at, stage="backup")
     return Made(

@@ -24,7 +24,7 @@ import yaml
 from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import read_json, write_json
-from tasks.registry import transfer
+from tasks.registry import foreign
 from tasks.registry.backup import snapshot
 from tasks.registry.backup.snapshot import FILES, MANIFESTS, Contents
 from tasks.registry.transfer import beside_digests, bring, require_other, require_there
@@ -121,7 +121,7 @@ def rebuild(home: Path, store: Store, source: Store, backup: Manifest, *, tell: 
     tell(total, total, "documents")
     _write_documents(store, folder, listing)
     for line in (folder / MANIFESTS).read_bytes().splitlines():
-        transfer.keep(store, transfer.from_json(line, where=f"{MANIFESTS} of the backup"))
+        foreign.keep(store, foreign.from_json(line, where=f"{MANIFESTS} of the backup"))
     _write_files(home, folder / FILES, listing)
     files = sum(len(one.content.files) for one in manifests)
     return Restored(backup=backup, contents=listing, files=files, bytes=total)
