@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, Unknown
 from tasks.config.base import canonical_json, digest
-from tasks.registry import transfer
+from tasks.registry import foreign
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Listed, Store, find
 
@@ -118,7 +118,7 @@ class LineageIndex:
         known = dict(self.connection.execute("SELECT ref.ref, stamp FROM artifact JOIN ref USING (id)"))
         existing = {
             f"{each.kind}/{each.name}@{each.version}": each
-            for each in (*transfer.listed(self.store), *self.store.versions())
+            for each in (*foreign.listed(self.store), *self.store.versions())
         }
         changed = [(ref, each) for ref, each in existing.items() if known.pop(ref, None) != each.stamp]
         # The reference stays: others may have been made from it.
@@ -160,7 +160,7 @@ class LineageIndex:
     def _read(self, listed: tuple[str, Listed]) -> Manifest | None:
         _, (kind, name, version, _) = listed
         try:
-            return transfer.manifest_of(self.store, f"{kind}/{name}@{version}")
+            return foreign.manifest_of(self.store, f"{kind}/{name}@{version}")
         except (HeadwayError, ValueError):
             return None
 
@@ -169,7 +169,7 @@ class LineageIndex:
             for (ref, listed), manifest in read:
                 (number,) = self._number(ref)
                 self.connection.execute("DELETE FROM edge WHERE output = ?", (number,))
-                row = (number, listed.stamp, *self._plain(manifest, held=listed.stamp != transfer.FOLDER))
+                row = (number, listed.stamp, *self._plain(manifest, held=listed.stamp != foreign.FOLDER))
                 self.connection.execute(
                     f"INSERT OR REPLACE INTO artifact VALUES (?, ?{', ?' * (len(_COLUMNS) + 1)})", row
                 )
@@ -233,7 +233,7 @@ def ask(path: Path | None, store: Store, question: Callable[[LineageIndex], A]) 
 
 
 def node_of(store: Store, manifest: Manifest, *, held: bool = True) -> dict[str, Any]:
-    """What is told of an artifact; see empty_node. One whose bytes are not held here (transfer.py) has no place."""
+    """What is told of an artifact; see empty_node. One whose bytes are not held here (foreign.py) has no place."""
     made, ref = manifest.provenance, manifest.ref
     payload = made.model_dump(mode="json", include={*_TOLD, "config"})
     size = {"files": len(manifest.content.files), "bytes": manifest.bytes}
@@ -365,7 +365,7 @@ def _walk_manifests(store: Store, start: str) -> dict[str, Any]:
         ref = queue.pop(0)
         try:
             manifest = local = store.manifest(*parse_ref(ref))
-            manifest = manifest or transfer.manifest_of(store, ref)
+            manifest = manifest or foreign.manifest_of(store, ref)
         except (HeadwayError, ValueError):
             manifest = local = None
             damaged.append(ref)
