@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "revalidate": Row(
         "revalidate:revalidate",
-        "Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.",
+        "Check a model's champion byte by byte, compare new data with its training data, and evaluate it on the new data.",
     ),
     "drift": Row(
         "data.judging:drift", "Test whether new data has drifted from a reference, in what, and how certain that is."

@@ -182,8 +182,8 @@ def template_of(contents: Contents) -> ChatTemplate | None:
 
 def _text(value: Any) -> str:
     """A special token, which may be an object with its text in it."""
-    found = value.get("content") if isinstance(value, dict) else value
-    return found if isinstance(found, str) else ""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
 
 
 def _to_json(
