@@ -58,7 +58,7 @@ def test_a_missing_program_and_a_size_without_the_gpus_are_refused_by_name():
     assert "deployment.vllm.command" in missing.value.remedy
     azure = {"backend": "azureml", "runtime": "vllm", "vllm": {"tensor_parallel_size": 4}}
     for size, message in (
-        ("", "instance_type '' is not a size with GPUs"),
+        ("", "instance_type '' is no size with GPUs"),
         ("Standard_DS3_v2", "no size with GPUs"),
         ("Standard_NC48ads_A100_v4", "tensor_parallel_size is 4.*has 2 GPUs"),
     ):
