@@ -25,6 +25,10 @@ Id = Annotated[str, Field(pattern=TENANT)]
 Email = Annotated[str, Field(pattern=r"^[^@\s'\[\]]+@[^@\s'\[\]]+$")]
 
 
+TagName = Annotated[str, Field(pattern=r"^[^<>%&\\?/']{1,128}$")]
+TagValue = Annotated[str, Field(pattern=r"^([^\[].{0,254})?$")]
+
+
 class PersonConfig(Settings):
     """Somebody in Microsoft Entra who gets rights beside the identities."""
 
@@ -135,8 +139,8 @@ class EstateConfig(Settings):
     """Plans of Microsoft Defender for Cloud. They are the whole subscription's, and cost by resource."""
     policies: bool
     """Whether the groups refuse other sizes and storage that is public."""
-    tags: dict[Annotated[str, Field(pattern=r"^[^<>%&\\?/']{1,128}$")], str] = Field(default={})
-    """Tags of every resource."""
+    tags: dict[TagName, TagValue] = Field(default={})
+    """Tags of every resource. A value that begins with a bracket would be an expression of a template, and is refused."""
 
     @field_validator("address_space")
     @classmethod
