@@ -135,6 +135,7 @@ class Estate:
         self.resources, self.results = [], {}
         scope = Scope(self, "", self._given(template, parameters or {}))
         self._deploy(template, scope, "main")
+        scope.reads = set()
         self.outputs = {name: scope.value(output["value"]) for name, output in template["outputs"].items()}
 
     def _given(self, template, given):
@@ -180,6 +181,7 @@ class Estate:
         self.resources.append(made)
         scope = Scope(self, group, self._given(inner, given))
         self._deploy(inner, scope, resource["name"])
+        scope.reads = set()  # what outputs ask for is there when the deployment is
         outputs = {key: {"value": scope.value(output["value"])} for key, output in inner.get("outputs", {}).items()}
         self.results[id_.lower()] = {"outputs": outputs}
 
