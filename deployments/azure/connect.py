@@ -27,7 +27,9 @@ RELEASE = "0.1.0"
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Address = Annotated[str, Field(pattern=r"^$|^az://[a-z0-9]{3,24}/[a-z0-9-]{3,63}$")]
 Url = Annotated[str, Field(pattern=r"^$|^https://[a-z0-9.-]+(/[A-Za-z0-9-]+)*$")]
-Resource = Annotated[str, Field(pattern=r"^/subscriptions/[0-9a-f-]{36}/resourceGroups/[\w.-]+/providers/[\w.-]+(/[\w.-]+)+$")]
+Resource = Annotated[
+    str, Field(pattern=r"^/subscriptions/[0-9a-f-]{36}/resourceGroups/[\w.-]+/providers/[\w.-]+(/[\w.-]+)+$")
+]
 Who = Literal["submitter", "cluster", "endpoint", "platform", "bridge"]
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 from deployments.azure.render import Grant, grants, groups, modules
 from deployments.azure.settings import EstateConfig
+from tasks.config.planning import PriceKind
 from tasks.planning.prices.book import Book, machine_price, storage_prices
 
 MONTH_HOURS = 730
 TERABYTE = 1000
 UNKNOWN = "not in the price list"
-PROVIDERS = (
-    "Authorization Compute Consumption ContainerRegistry DBforPostgreSQL EventGrid Insights KeyVault MachineLearningServices "
-    "Maintenance ManagedIdentity Network OperationalInsights PolicyInsights RecoveryServices Security Storage"
-).split()
+PROVIDERS = """
+Authorization Compute Consumption ContainerRegistry DBforPostgreSQL EventGrid Insights KeyVault MachineLearningServices Maintenance
+ManagedIdentity Network OperationalInsights PolicyInsights RecoveryServices Security Storage
+""".split()
 
 
 def readme(estate: EstateConfig, templates: Mapping[str, Any], *, book: Book, today: datetime.date) -> str:
@@ -32,9 +33,8 @@ def _deploying(estate: EstateConfig) -> Iterator[str]:
     deployment = f"--location {estate.region} --template-file main.json --parameters @main.parameters.json"
     yield f"# The estate `{estate.name}` in {estate.region}"
     yield ""
-    yield "Rendered by `headway estate render` out of `estate.yaml`, which has every setting: change that file and render again."
-    yield "**No deployment of these templates was tried by Headway's authors, who have no subscription** (docs/estate.md). Look at"
-    yield "what Azure says that it would do before you let it."
+    yield "Rendered by `headway estate render` out of `estate.yaml`, which has every setting: change that and render again."
+    yield "**Nobody has deployed these templates yet** (docs/estate.md): look at what Azure says that it would do before you let it."
     yield ""
     yield "```bash"
     yield f"az account set --subscription {estate.subscription_id}"
@@ -50,8 +50,8 @@ def _deploying(estate: EstateConfig) -> Iterator[str]:
     if estate.database:
         yield "Azure asks for `databasePassword`: 16 characters or more, and in no file. Keep it where you keep passwords."
         yield ""
-    yield "A second `az stack sub create` with the same files changes nothing. `az stack sub delete --action-on-unmanage deleteAll`"
-    yield "takes everything away but what is locked, and the vault, whose name is kept for 90 days."
+    yield "A second `az stack sub create` with the same files changes nothing. `az stack sub delete --action-on-unmanage"
+    yield "deleteAll` takes everything away but what is locked, and the vault, whose name is kept for 90 days."
     if estate.network == "isolated":
         yield ""
         yield "Nothing of it is reached from outside: run `headway`, push images and open the studio inside the virtual network."
@@ -109,16 +109,18 @@ def _costs(estate: EstateConfig, book: Book, today: datetime.date) -> Iterator[s
     """What is known of the prices, and what is not: nothing is guessed."""
     yield from ("", "## What it costs", "", "| what | while | USD | price |", "| --- | --- | ---: | --- |")
     for cluster in estate.clusters:
-        kind = "low-priority" if cluster.preemptible else "on-demand"
+        kind: PriceKind = "low-priority" if cluster.preemptible else "on-demand"
         price = machine_price(book, cluster.size, region=estate.region, today=today)
         hour = price.hours.get(kind)
         text = f"{hour:,.2f} an hour, {hour * MONTH_HOURS:,.0f} a month" if hour else UNKNOWN
         note = _origin(price.region, price.source, price.date) if hour else ""
-        yield f"| a node of {cluster.name}, {cluster.size}, {kind}; at most {cluster.max_nodes} | a job runs | {text} | {note} |"
+        nodes = f"a node of {cluster.name}, {cluster.size}, {kind}; at most {cluster.max_nodes}"
+        yield f"| {nodes} | a job runs | {text} | {note} |"
     if estate.host:
         price = machine_price(book, estate.host.size, region=estate.region, today=today)
         hour = price.hours.get("on-demand")
-        yield f"| the platform's machine, {estate.host.size} | always | {f'{hour * MONTH_HOURS:,.0f} a month' if hour else UNKNOWN} | |"
+        text = f"{hour * MONTH_HOURS:,.0f} a month" if hour else UNKNOWN
+        yield f"| the platform's machine, {estate.host.size} | always | {text} | |"
     stored = storage_prices(book, region=estate.region, today=today)
     month = stored.gb_month.get("blob-hot")
     text = f"{month * TERABYTE:,.2f} a month" if month else UNKNOWN
@@ -134,7 +136,11 @@ def _costs(estate: EstateConfig, book: Book, today: datetime.date) -> Iterator[s
         if wanted:
             yield f"| {what} | always | {UNKNOWN} | <https://azure.microsoft.com/pricing> |"
     yield ""
-    yield "A price that is not known is no price of 0. `headway prices update --region " + estate.region + "` asks Azure; then render again."
+    yield (
+        "A price that is not known is no price of 0. `headway prices update --region "
+        + estate.region
+        + "` asks Azure; then render again."
+    )
 
 
 def _origin(region: str, source: str, date: str) -> str:

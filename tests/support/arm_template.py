@@ -59,7 +59,9 @@ class Scope:
                 raise ValueError(f"no expression of a template: {text}")
             tokens.append(token)
             at = token.end()
-        tokens = [(t[1].replace("''", "'"), "text") if t[1] is not None else (t[2] or t[3] or t[4], "word") for t in tokens]
+        tokens = [
+            (t[1].replace("''", "'"), "text") if t[1] is not None else (t[2] or t[3] or t[4], "word") for t in tokens
+        ]
         value, rest = self._term(tokens)
         if rest:
             raise ValueError(f"{text}: {rest[0][0]} is left over")
@@ -207,8 +209,10 @@ class Estate:
         result, queue = set(), [resource]
         while queue:
             one = queue.pop()
-            holder = next((r for r in self.resources if r.type.endswith("/deployments") and r.name == one.deployment), None)
-            for id_ in {*one.after, *((holder.after if holder else ()))}:
+            holder = next(
+                (r for r in self.resources if r.type.endswith("/deployments") and r.name == one.deployment), None
+            )
+            for id_ in {*one.after, *(holder.after if holder else ())}:
                 if id_ in result or id_ not in by_id:
                     continue
                 waited = by_id[id_]

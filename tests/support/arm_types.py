@@ -1,8 +1,8 @@
 """Microsoft's own types of Azure's resources, as Bicep's compiler uses them: https://github.com/Azure/bicep-types-az.
 
 They are made from the specifications of the REST APIs, one file an API version. HEADWAY_BICEP_TYPES names a clone of that
-repository (bare ones will do); nothing of it is part of Headway. Beside what Bicep refuses, a value that no list names is a problem even where
-the list is open.
+repository (bare ones will do); nothing of it is part of Headway. Beside what Bicep refuses, a value that no list names is a
+problem even where the list is open.
 """
 
 import json
@@ -22,16 +22,22 @@ class Types:
 
     def __init__(self, folder):
         self.git = ["git", "-C", str(folder)]
-        names = subprocess.run([*self.git, "ls-tree", "-r", "--name-only", "HEAD", "generated"], capture_output=True, text=True, check=True)
+        names = subprocess.run(
+            [*self.git, "ls-tree", "-r", "--name-only", "HEAD", "generated"], capture_output=True, text=True, check=True
+        )
         self.files = {}
         for name in names.stdout.split():
             if part := re.fullmatch(r"generated/[^/]+/([^/]+)/([^/]+)/types\.json", name):
                 self.files.setdefault((part[1], part[2]), []).append(name)
-        self.commit = subprocess.run([*self.git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        self.commit = subprocess.run(
+            [*self.git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         self.read, self.resource = cache(self._read), cache(self._resource)
 
     def _read(self, name):
-        return json.loads(subprocess.run([*self.git, "cat-file", "-p", f"HEAD:{name}"], capture_output=True, check=True).stdout)
+        return json.loads(
+            subprocess.run([*self.git, "cat-file", "-p", f"HEAD:{name}"], capture_output=True, check=True).stdout
+        )
 
     def _resource(self, type_, version):
         """The file with a resource's type, and where its body stands in it; None: there is none of that version."""

@@ -16,10 +16,15 @@ from deployments.azure.settings import PRESETS, estate_of
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not clone() or not Path(clone()).is_dir(), reason=f"{VARIABLE} names no clone of bicep-types-az"),
+    pytest.mark.skipif(
+        not clone() or not Path(clone()).is_dir(), reason=f"{VARIABLE} names no clone of bicep-types-az"
+    ),
 ]
 NOT_LISTED = {
-    (".properties.hardwareProfile.vmSize", "Standard_D4s_v5"): "the list of sizes ends in 2018, as its description says itself",
+    (
+        ".properties.hardwareProfile.vmSize",
+        "Standard_D4s_v5",
+    ): "the list of sizes ends in 2018, as its description says itself",
 }
 """Values that no list has, with the reason why they are right."""
 SETTINGS = {
@@ -84,7 +89,20 @@ def changed(body, path, change):
 
 def free(path):
     """Whether a value lies where any name or value goes: rules of policies, tags, names that people choose."""
-    return bool({"tags", "policyRule", "parameters", "metadata", "userAssignedIdentities", "name", "type", "apiVersion", "scope"} & set(path))
+    return bool(
+        {
+            "tags",
+            "policyRule",
+            "parameters",
+            "metadata",
+            "userAssignedIdentities",
+            "name",
+            "type",
+            "apiVersion",
+            "scope",
+        }
+        & set(path)
+    )
 
 
 def test_an_unknown_name_and_a_value_of_another_kind_are_found_everywhere(types, bodies):
@@ -118,7 +136,9 @@ def test_what_is_required_is_missed_when_it_is_away(types, bodies):
             if not path or free(path) or isinstance(path[-1], int):
                 continue
             without = changed(body, path, lambda inner, key: inner.pop(key))
-            found += any(f".{path[-1]} is missing" in one or f".{path[-1]}: None" in one for one in types.problems(without))
+            found += any(
+                f".{path[-1]} is missing" in one or f".{path[-1]}: None" in one for one in types.problems(without)
+            )
     assert found > 60
 
 

@@ -128,7 +128,9 @@ def test_roles_are_of_a_closed_list_on_single_resources_that_are_made(made):
 
 
 def test_the_name_of_an_assignment_depends_on_nothing_that_is_drawn(made, preset):
-    again = Estate(json.loads(files(settings_of(preset))["main.json"]), {"databasePassword": "x"} if preset != "small" else {})
+    again = Estate(
+        json.loads(files(settings_of(preset))["main.json"]), {"databasePassword": "x"} if preset != "small" else {}
+    )
     kind = "Microsoft.Authorization/roleAssignments"
     assert [one.name for one in again.of(kind)] == [one.name for one in made[2].of(kind)]
 
@@ -158,10 +160,17 @@ def test_only_isolated_is_without_a_public_way_in(made, preset):
 def test_each_private_endpoint_has_its_zones_and_no_addresses_overlap(made):
     estate = made[2]
     zones = {one.id.lower() for one in estate.of("Microsoft.Network/privateDnsZones")}
-    linked = {one.id.lower().partition("/virtualnetworklinks/")[0] for one in estate.of("Microsoft.Network/privateDnsZones/virtualNetworkLinks")}
+    linked = {
+        one.id.lower().partition("/virtualnetworklinks/")[0]
+        for one in estate.of("Microsoft.Network/privateDnsZones/virtualNetworkLinks")
+    }
     assert zones == linked
     groups = estate.of("Microsoft.Network/privateEndpoints/privateDnsZoneGroups")
-    used = {c["properties"]["privateDnsZoneId"].lower() for one in groups for c in one.body["properties"]["privateDnsZoneConfigs"]}
+    used = {
+        c["properties"]["privateDnsZoneId"].lower()
+        for one in groups
+        for c in one.body["properties"]["privateDnsZoneConfigs"]
+    }
     assert used == zones
     assert len(groups) == len(estate.of("Microsoft.Network/privateEndpoints"))
     for net in estate.of("Microsoft.Network/virtualNetworks"):
@@ -172,7 +181,9 @@ def test_each_private_endpoint_has_its_zones_and_no_addresses_overlap(made):
 
 
 def test_jobs_lie_where_no_version_is_kept_and_artifacts_where_each_is(made):
-    properties = {one.name: one.body["properties"] for one in made[2].of("Microsoft.Storage/storageAccounts/blobServices")}
+    properties = {
+        one.name: one.body["properties"] for one in made[2].of("Microsoft.Storage/storageAccounts/blobServices")
+    }
     versions = {name: one["isVersioningEnabled"] for name, one in properties.items()}
     assert {name[7:-13]: kept for name, kept in versions.items() if name.startswith("headway")}
     jobs = next(name for name in versions if "jobs" in name)
@@ -223,7 +234,10 @@ def granted(estate, principals):
 def test_every_right_that_doctor_asks_for_is_granted(made, home):
     """`headway doctor --rights` of what `connect` wrote, against the template: for the identity, and for the person."""
     settings_, _, estate = made
-    states = {one.id.lower(): estate.state(one.id, whole=False) for one in estate.of("Microsoft.ManagedIdentity/userAssignedIdentities")}
+    states = {
+        one.id.lower(): estate.state(one.id, whole=False)
+        for one in estate.of("Microsoft.ManagedIdentity/userAssignedIdentities")
+    }
     principals = {state["principalId"]: id_.rpartition("-")[2] for id_, state in states.items()}
     given = set(granted(estate, principals))
     storage = {one.name: one.id for one in estate.of("Microsoft.Storage/storageAccounts")}
@@ -253,7 +267,11 @@ def test_the_documented_rights_of_events_and_signatures_are_granted():
     """docs/events.md and docs/trust.md name these."""
     roles = {(one.who, one.role) for one in grants(settings_of("production"))}
     text = Path("docs/events.md").read_text()
-    for role in ("Storage Queue Data Message Processor", "Storage Queue Data Message Sender", "Storage Blob Data Reader"):
+    for role in (
+        "Storage Queue Data Message Processor",
+        "Storage Queue Data Message Sender",
+        "Storage Blob Data Reader",
+    ):
         assert role in text and ("bridge", role) in roles
     assert ("platform", "Key Vault Crypto User") in roles
 
@@ -262,8 +280,14 @@ def test_a_job_finds_the_cluster_the_datastore_and_the_registry_that_were_made(m
     from tasks.azure.datastore import Datastore
 
     settings_, _, estate = made
-    computes = {one.name.rpartition("/")[2]: one.body for one in estate.of("Microsoft.MachineLearningServices/workspaces/computes")}
-    stores = {one.name.rpartition("/")[2]: one.body["properties"] for one in estate.of("Microsoft.MachineLearningServices/workspaces/datastores")}
+    computes = {
+        one.name.rpartition("/")[2]: one.body
+        for one in estate.of("Microsoft.MachineLearningServices/workspaces/computes")
+    }
+    stores = {
+        one.name.rpartition("/")[2]: one.body["properties"]
+        for one in estate.of("Microsoft.MachineLearningServices/workspaces/datastores")
+    }
     (registry,) = estate.of("Microsoft.ContainerRegistry/registries")
     assert set(computes) == {cluster.name for cluster in settings_.clusters}
     for cluster in settings_.clusters:
@@ -282,16 +306,25 @@ def test_a_job_finds_the_cluster_the_datastore_and_the_registry_that_were_made(m
 
 
 REFUSED = {
-    "isolated with addresses": ({"based_on": "isolated", "allowed_addresses": ["20.1.2.3"]}, "allowed_addresses does not go with"),
+    "isolated with addresses": (
+        {"based_on": "isolated", "allowed_addresses": ["20.1.2.3"]},
+        "allowed_addresses does not go with",
+    ),
     "host without network": ({"based_on": "small", **HOST}, "host needs a virtual network"),
     "zones where none are": ({"based_on": "production", "region": "westus"}, "no availability zones in westus"),
     "standby in one zone": ({"based_on": "production", "zones": False}, "database.standby is a server in another zone"),
     "no InfiniBand": (
-        {"based_on": "small", "clusters": [{"name": "gpu", "size": "Standard_NC96ads_A100_v4", "max_nodes": 2, "infiniband": True}]},
+        {
+            "based_on": "small",
+            "clusters": [{"name": "gpu", "size": "Standard_NC96ads_A100_v4", "max_nodes": 2, "infiniband": True}],
+        },
         "has no InfiniBand; set infiniband: false",
     ),
     "unknown size": (
-        {"based_on": "small", "clusters": [{"name": "gpu", "size": "Standard_ND1", "max_nodes": 2, "infiniband": True}]},
+        {
+            "based_on": "small",
+            "clusters": [{"name": "gpu", "size": "Standard_ND1", "max_nodes": 2, "infiniband": True}],
+        },
         "is not known; set infiniband: false",
     ),
     "one name twice": (
@@ -300,7 +333,10 @@ REFUSED = {
     ),
     "misspelt": ({"based_on": "small", "event": True}, "there is no such key; did you mean events?"),
     "no preset": ({"based_on": "large"}, "is no preset of the estate; there are isolated, production, small"),
-    "a range that is private": ({"based_on": "production", "allowed_addresses": ["10.0.0.0/8"]}, "storage takes public addresses"),
+    "a range that is private": (
+        {"based_on": "production", "allowed_addresses": ["10.0.0.0/8"]},
+        "storage takes public addresses",
+    ),
     "an expression": ({"based_on": "small", "tags": {"a": "b"}, "name": "[resourceGroup()]"}, "name"),
 }
 
