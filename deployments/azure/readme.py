@@ -14,32 +14,30 @@ from tasks.planning.prices.book import Book, machine_price, storage_prices
 
 MONTH_HOURS = 730
 TERABYTE = 1000
+FOR_ENDPOINTS = {"PolicyInsights", "Cdn"}
+"""Providers that managed endpoints need."""
 UNKNOWN = "not in the price list"
-PROVIDERS = """
-Authorization Compute Consumption ContainerRegistry DBforPostgreSQL EventGrid Insights KeyVault MachineLearningServices Maintenance
-ManagedIdentity Network OperationalInsights PolicyInsights RecoveryServices Security Storage
-""".split()
 
 
 def readme(estate: EstateConfig, templates: Mapping[str, Any], *, book: Book, today: datetime.date) -> str:
     """The text of README.md; `templates` are the modules by name."""
-    lines = [*_deploying(estate), *_rights(estate), *_made(estate, templates), *_who_may(estate)]
+    lines = [*_deploying(estate, templates), *_rights(estate), *_made(estate, templates), *_who_may(estate)]
     return "\n".join([*lines, *_costs(estate, book, today)]) + "\n"
 
 
-def _deploying(estate: EstateConfig) -> Iterator[str]:
+def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[str]:
     """The commands, in order."""
     stack = f"{estate.name}-estate"
     deployment = f"--location {estate.region} --template-file main.json --parameters @main.parameters.json"
     yield f"# The estate `{estate.name}` in {estate.region}"
     yield ""
     yield "Rendered by `headway estate render` out of `estate.yaml`, which has every setting: change that and render again."
-    yield "**Nobody has deployed these templates yet** (docs/estate.md): look at what Azure says that it would do before you let it."
+    yield "**Nobody has deployed these templates yet** (docs/estate.md): look at what Azure says that it would do first."
     yield ""
     yield "```bash"
     yield f"az account set --subscription {estate.subscription_id}"
-    used = sorted({*_providers(estate)})
-    yield f"for provider in {' '.join(used)}; do az provider register --namespace Microsoft.$provider --wait; done"
+    names = " ".join(_providers(estate, templates))
+    yield f"for name in {names}; do az provider register --namespace Microsoft.$name --wait; done"
     yield f"az deployment sub what-if {deployment}                                  # changes nothing"
     yield f"az stack sub create --name {stack} {deployment} \\"
     yield "  --action-on-unmanage detachAll --deny-settings-mode none"
@@ -57,17 +55,13 @@ def _deploying(estate: EstateConfig) -> Iterator[str]:
         yield "Nothing of it is reached from outside: run `headway`, push images and open the studio inside the virtual network."
 
 
-def _providers(estate: EstateConfig) -> Iterator[str]:
-    left_out = {
-        "Compute": not estate.host,
-        "Maintenance": not estate.host,
-        "RecoveryServices": not estate.host,
-        "DBforPostgreSQL": not estate.database,
-        "EventGrid": not estate.events,
-        "Consumption": not estate.budget,
-        "Security": not estate.defender,
-    }
-    yield from (name for name in PROVIDERS if not left_out.get(name))
+def _providers(estate: EstateConfig, templates: Mapping[str, Any]) -> list[str]:
+    """Resource providers whose types are in the templates, and those of the subscription's own."""
+    types = {resource["type"] for template in templates.values() for resource in template["resources"]}
+    types |= {"Microsoft.Consumption/budgets"} if estate.budget else set()
+    types |= {"Microsoft.Security/pricings"} if estate.defender else set()
+    names = {one.partition("/")[0].removeprefix("Microsoft.") for one in types}
+    return sorted(names | FOR_ENDPOINTS)
 
 
 def _rights(estate: EstateConfig) -> Iterator[str]:
