@@ -6,6 +6,7 @@ as a region without capacity, only a deployment shows.
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -88,10 +89,17 @@ class BudgetConfig(Settings):
 
     monthly: Positive
     """Amount in the subscription's currency."""
-    start: Annotated[str, Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])-01$")]
+    start: datetime.date
     """First day of the first month; Azure takes no month that is over."""
     emails: Annotated[tuple[Email, ...], Field(min_length=1, max_length=50)]
     """Who is told at 80 % spent, 100 % spent and 100 % forecast."""
+
+    @field_validator("start")
+    @classmethod
+    def _first_of_a_month(cls, value: datetime.date) -> datetime.date:
+        if value.day != 1:
+            raise ValueError(f"{value} is not the first day of a month, as Azure asks for: take {value.replace(day=1)}")
+        return value
 
 
 class EstateConfig(Settings):

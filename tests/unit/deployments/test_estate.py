@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import re
+import runpy
 import time
 from pathlib import Path
 
@@ -185,7 +186,6 @@ def test_jobs_lie_where_no_version_is_kept_and_artifacts_where_each_is(made):
         one.name: one.body["properties"] for one in made[2].of("Microsoft.Storage/storageAccounts/blobServices")
     }
     versions = {name: one["isVersioningEnabled"] for name, one in properties.items()}
-    assert {name[7:-13]: kept for name, kept in versions.items() if name.startswith("headway")}
     jobs = next(name for name in versions if "jobs" in name)
     assert not versions[jobs] and not properties[jobs]["deleteRetentionPolicy"]["enabled"]
     assert versions[next(name for name in versions if "art" in name)]
@@ -264,7 +264,7 @@ def test_every_right_that_doctor_asks_for_is_granted(made, home):
 
 
 def test_the_documented_rights_of_events_and_signatures_are_granted():
-    """docs/events.md and docs/trust.md name these."""
+    """docs/events.md names these of the bridge, tasks/signing/vault.py that of the vault."""
     roles = {(one.who, one.role) for one in grants(settings_of("production"))}
     text = Path("docs/events.md").read_text()
     for role in (
@@ -337,6 +337,10 @@ REFUSED = {
         {"based_on": "production", "allowed_addresses": ["10.0.0.0/8"]},
         "storage takes public addresses",
     ),
+    "not the first": (
+        {"based_on": "small", "budget": {**FULL["budget"], "start": "2027-01-02"}},
+        "is not the first day of a month, as Azure asks for: take 2027-01-01",
+    ),
     "an expression": ({"based_on": "small", "tags": {"a": "b"}, "name": "[resourceGroup()]"}, "name"),
 }
 
@@ -389,6 +393,21 @@ def test_the_readme_names_what_is_not_known_and_every_role(made):
     text = readme(settings_, templates, book=open_book(None), today=datetime.date(2026, 11, 29))
     assert "not in the price list" in text and "az deployment sub what-if" in text
     assert all(one.role in text for one in grants(settings_))
+
+
+def test_the_committed_summary_and_picture_are_of_these_templates():
+    """`python docs/make_estate.py` writes them; test_estate_types.py is to be run when they change."""
+    code = runpy.run_path("docs/make_estate.py")
+    assert {name: Path("docs", name).read_text() == text for name, text in code["rendered"]().items()} == {
+        "estate.json": True,
+        "images/estate.svg": True,
+    }
+
+
+def test_the_example_of_the_documentation_is_an_estate(tmp_path):
+    (text,) = re.findall(r"```yaml\n(# estate.yaml\n.*?)```", Path("docs/estate.md").read_text(), re.DOTALL)
+    (tmp_path / "estate.yaml").write_text(text)
+    assert files(load_estate(tmp_path / "estate.yaml"))["main.json"]
 
 
 def test_the_file_of_settings_is_read_back_as_the_same(made, tmp_path):
