@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 from arm_template import SUBSCRIPTION, Estate
+from typer.testing import CliRunner
 
-from deployments.azure.connect import check, outputs_of, settings
+from deployments.azure.connect import check, outputs_of, read_outputs, settings
 from deployments.azure.names import IDENTITIES
 from deployments.azure.readme import readme, write
 from deployments.azure.render import files, grants, role_table
 from deployments.azure.settings import PRESETS, estate_of, load_estate
+from deployments.cli.main import app
 from tasks.azure.rights import FOLDER_DAYS, Uses, optional_rights, rights
 from tasks.config.files import load
 
@@ -360,6 +362,41 @@ def test_a_setting_does_not_leave_its_place(tmp_path):
     estate = settings_of("small", tags={"team": odd["team"]})
     template = json.loads(files(estate)["main.json"])
     assert template["parameters"]["tags"]["defaultValue"]["team"] == odd["team"]
+
+
+def test_the_commands_write_what_they_name(tmp_path, monkeypatch):
+    """`render`, a deployment of what it wrote, and `connect`; then `render` into a folder that somebody has changed."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    (tmp_path / "estate.yaml").write_text(yaml.safe_dump({"based_on": "isolated", **GIVEN}))
+    rendering = ["estate", "render", "-c", str(tmp_path / "estate.yaml"), "--to", str(tmp_path / "out"), "--json"]
+    ran = CliRunner().invoke(app, rendering)
+    output = json.loads(ran.stdout)
+    assert ran.exit_code == 0 and all(Path(name).is_file() for name in output["files"])
+    main = json.loads((tmp_path / "out" / "main.json").read_text())
+    put_out = {
+        "outputs": {
+            "headway": {"type": "Object", "value": Estate(main, {"databasePassword": "x" * 16}).outputs["headway"]}
+        }
+    }
+    (tmp_path / "outputs.json").write_text(json.dumps(put_out))
+    connecting = ["estate", "connect", str(tmp_path / "outputs.json"), "--to", str(tmp_path / "set"), "--json"]
+    ran = CliRunner().invoke(app, connecting)
+    assert ran.exit_code == 0 and json.loads(ran.stdout)["clusters"] == ["gpu", "cpu"], ran.output
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == [
+        "cpu.yaml",
+        "gpu.yaml",
+        "platform.yaml",
+        "stores.yaml",
+    ]
+    (tmp_path / "out" / "main.json").write_text("{}")
+    assert isinstance(CliRunner().invoke(app, rendering).exception, ValueError)
+    assert (tmp_path / "out" / "main.json").read_text() == "{}"
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path):
+    (tmp_path / "outputs.json").write_text('{"outputs": {"headway"')
+    with pytest.raises(ValueError, match="is not JSON, or was cut off"):
+        read_outputs(tmp_path / "outputs.json")
 
 
 def test_outputs_of_something_else_are_refused(made):
