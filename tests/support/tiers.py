@@ -121,7 +121,6 @@ def pytest_itemcollected(item):
 
 def pytest_collection_modifyitems(config, items):
     """The files that take longest come first, so that no worker begins one when the others have nothing left."""
-    config.option.loadscopereorder = False
     first = {name: place for place, name in enumerate(SLOWEST)}
 
     def place(item):
