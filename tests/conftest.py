@@ -72,5 +72,4 @@ def pytest_xdist_make_scheduler(config, log):
     """Tests are shared out as tests/support/scheduling.py says."""
     from scheduling import ByFile
 
-    config.option.loadscopereorder = False  # else files with many tests come first, however long they take
     return ByFile(config, log)

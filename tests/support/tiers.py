@@ -61,6 +61,9 @@ def pytest_configure(config):
     gc.disable()  # until everything is collected: thousands of modules and tests that stay
     worker = getattr(config, "workerinput", None)
     if worker is None:
+        # Workers collect, and this process shares out what they found: else it puts files with many tests first, however long
+        # they take.
+        config.option.loadscopereorder = False
         folder = Path(tempfile.mkdtemp(prefix="headway-tests-"))
         (folder / "owner").write_text(str(os.getpid()))
         slower = waiting.measure()
