@@ -12,7 +12,6 @@ import time
 FOLDER = "TESTS_FORK_SERVER"
 JOBS = ("train", "evaluate", "export", "benchmark", "preprocess", "profile", "drift")
 COMMANDS = (
-    "deployments.bridge",
     "deployments.watch",
     "prefect.engine",
     "prefect.runner._workspace_supervisor",
