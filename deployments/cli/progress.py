@@ -38,6 +38,7 @@ MARKS = {
     "reused": ("=", "cyan"),
     "failed": ("✗", "red"),
     "gate_closed": ("▣", "red"),
+    "cancelled": ("■", "dark_orange3"),
     "pending": ("·", "dim"),
     "not_run": ("·", "dim"),
 }

@@ -9,6 +9,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class Running:
             server = prefect_server.prepare(home())
             flow = getattr(importlib.import_module(f"flows.{self.flow}"), self.flow)
             prefect_server.wait(server, lambda text: self.progress.progress("start", 0, 0, text, None))
-            with watched(self.progress, lambda: job_may_stop(self.progress, ask=self.ask)):
+            quick = prefect_server.without_heartbeats() if server["ours"] else nullcontext()
+            with quick, watched(self.progress, lambda: job_may_stop(self.progress, ask=self.ask)):
                 flow(**self.arguments, config=self.config)
         except BaseException as error:  # noqa: BLE001 - the one place that tells of an interrupted run
             return error

@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,17 @@ def client() -> SyncPrefectClient:
     encrypted = (PREFECT_API_URL.value() or "https:").startswith("https:")
     settings = None if encrypted else {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
     return get_client(httpx_settings=settings, sync_client=True)
+
+
+def without_heartbeats() -> AbstractContextManager[object]:
+    """Flows called within send no heartbeats: on our own server nothing waits for them, as the watch looks at the process itself.
+
+    Prefect's thread for them sleeps a second at a time, and each run waits for its end.
+    """
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    result: AbstractContextManager[object] = temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None})
+    return result
 
 
 def named_server(home: Path) -> str | None:

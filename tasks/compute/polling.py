@@ -50,6 +50,7 @@ Kind = Literal[
     "excluded",
     "silent",
     "answers",
+    "left",
 ]
 OUT_OF_THE_ORDINARY: tuple[Kind, ...] = ("adopted", "hung", "retrying", "excluded", "silent", "answers")
 
@@ -61,7 +62,7 @@ class Event:
     kind: Kind
     """`waiting`: another process supervises it. `queued`, `starting`, `running`: as JobState. `hung`: it stands still and is
     ended. `retrying`: it failed, and is submitted again after a wait. `excluded`: machines are left out from now on. `silent`:
-    the scheduler gives no answer; `answers`: it does again."""
+    the scheduler gives no answer; `answers`: it does again. `left`: the run was interrupted, and the job goes on without it."""
     text: str
     """A sentence."""
     submission: int

@@ -432,6 +432,8 @@ class _Supervision:
                 interrupted = not isinstance(error, Exception) and self.watch.stop_on_interrupt()
                 if isinstance(error, Cancelled) or interrupted:
                     self._cancel(eyes)
+                elif not isinstance(error, Exception):
+                    eyes.say("left", f"{current.job.id} goes on. To end it: headway job cancel {current.job.id}")
                 raise
 
     def _cancel(self, eyes: Attendance) -> None:

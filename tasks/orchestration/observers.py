@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from tasks.common.errors import Cancelled, GateFailed, Superseded
 
-Status = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+Status = Literal["ran", "reused", "failed", "gate_closed", "cancelled", "pending", "not_run"]
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,11 @@ SIGNALS = ("KeyboardInterrupt", "Terminated", "TerminationSignal")
 
 def status_of(error: BaseException | None) -> str:
     """How a run ended, in a word: completed, gate_closed, cancelled or failed."""
-    if error is None:
-        return "completed"
+    return "completed" if error is None else stopped_as(error)
+
+
+def stopped_as(error: BaseException) -> Literal["gate_closed", "failed", "cancelled"]:
+    """How what ended a run, or one of its stages, is shown."""
     if interrupted(error):
         return "cancelled"
     return "gate_closed" if isinstance(error, GateFailed) else "failed"

@@ -1,15 +1,17 @@
 """What a person reads in Prefect's page: a note a stage, a gate's checks as a table. And the one way to talk to its server.
 
 The server may be away at any moment: killed, restarted, hung. A run never fails by that here, and waits seconds at most: what
-could not be told is kept, and told with the next note or at the end of the run. Belongs to tasks/orchestration/stage.py and
-flows/.
+could not be told is kept, and told with the next note or at the end of the run. Notes of stages are sent while the run goes on.
+Belongs to tasks/orchestration/stage.py and flows/.
 """
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ TRY_AGAIN = (408, 429)
 """Answers of 400 and more that are a matter of time only."""
 log = logging.getLogger("headway.prefect")
 _kept: deque[Request] = deque()
+_sending = threading.Lock()
 
 
 class Away(Exception):
@@ -69,17 +72,18 @@ def hand_in(*requests: Request) -> None:
 def flush(patience: float = 0.0) -> None:
     """Make the requests that were kept, for so many seconds while the server does not answer."""
     deadline = time.monotonic() + patience
-    while _kept:
-        try:
-            ask(_kept[0])
-        except Away as away:
-            if not away.refused and time.monotonic() < deadline:
-                time.sleep(1.0)
-                continue
-            log.warning("Prefect was not told: %s", away)
-            if not away.refused:
-                return
-        _kept.popleft()
+    with _sending:
+        while _kept:
+            try:
+                ask(_kept[0])
+            except Away as away:
+                if not away.refused and time.monotonic() < deadline:
+                    time.sleep(1.0)
+                    continue
+                log.warning("Prefect was not told: %s", away)
+                if not away.refused:
+                    return
+            _kept.popleft()
 
 
 def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
@@ -93,7 +97,11 @@ def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
         link = f"[{page.stem}]({page.as_uri()})"  # as Prefect's own artifacts of links are written
         key = re.sub("[^a-z0-9-]", "-", f"{outcome.name}-{page.stem}".lower())  # Prefect takes no other characters
         notes.append(new_artifact("markdown", key, link, f"A page of {described}, which a browser opens from the disk"))
-    hand_in(*notes)
+    _kept.extend(notes)
+    if (
+        not _sending.locked()
+    ):  # who sends now sends these too; what it missed goes with the next note, or at the end of the run
+        threading.Thread(target=contextvars.copy_context().run, args=(flush,), daemon=True).start()
 
 
 def new_artifact(kind: str, key: str, data: Any, description: str) -> Request:

@@ -163,8 +163,8 @@ class Lifecycle:
 
     @property
     def stopped_at(self) -> str:
-        """The stage that failed or whose gate closed; empty when none did."""
-        bad = (o.name for o in self.outcomes.values() if o.status in ("failed", "gate_closed"))
+        """The stage that failed, whose gate closed, or that was at work when somebody stopped the run; empty when none was."""
+        bad = (o.name for o in self.outcomes.values() if o.status in ("failed", "gate_closed", "cancelled"))
         return next(bad, "")
 
     def need_spool(self) -> Spool:

@@ -24,7 +24,7 @@ from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
-from tasks.orchestration.observers import Outcome, Shown, interrupted
+from tasks.orchestration.observers import Outcome, Shown, interrupted, stopped_as
 from tasks.orchestration.prefect_artifacts import leave_note
 from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
@@ -170,7 +170,7 @@ class Stage:
             with locked(run.home / "locks" / f"{self.name}-{call.key[:16]}", waiting=lambda: self._wait(run)):
                 value = self._reuse_or_execute(run, outcome, call)
         except BaseException as error:
-            outcome.status = "gate_closed" if isinstance(error, GateFailed) else "failed"
+            outcome.status = stopped_as(error)
             raise
         finally:
             outcome.seconds = round(time.monotonic() - began, 3)

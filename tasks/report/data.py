@@ -24,7 +24,7 @@ from tasks.report.published import (
 )
 
 RunStatus = Literal["completed", "gate_closed", "failed", "cancelled", "waiting"]
-StageStatus = Literal["ran", "reused", "failed", "gate_closed", "pending", "not_run"]
+StageStatus = Literal["ran", "reused", "failed", "gate_closed", "cancelled", "pending", "not_run"]
 
 
 class External(Value):

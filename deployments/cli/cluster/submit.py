@@ -39,7 +39,7 @@ from tasks.lineage import messages
 from tasks.lineage.messages import run_page
 from tasks.lineage.spool import Spool
 from tasks.orchestration.job_spec import shape
-from tasks.orchestration.observers import Outcome, interrupted
+from tasks.orchestration.observers import Outcome, interrupted, stopped_as
 from tasks.registry.records import StoreJournal
 from tasks.security.access import note_access
 from tasks.security.audit import actor, audit
@@ -203,7 +203,7 @@ def run_and_tell(
             done = run(job, backend=opener()(cluster), folder=folder, journal=journal, watch=watch, cluster=cluster)
             settle(job.token, journal, "done", folder=folder)
     except BaseException as error:
-        outcome.status = "failed"
+        outcome.status = stopped_as(error)
         raise CommandError(error, fields) from error
     else:
         outcome.status = "ran"

@@ -236,7 +236,7 @@ def _judged(run: LoggedRun) -> Iterator[dict[str, Any]]:
 
     for one in timed(run.events):
         folder = Path(one.job)
-        if one.stage != "train" or one.status not in ("ran", "failed") or not one.job:
+        if one.stage != "train" or one.status not in ("ran", "failed", "cancelled") or not one.job:
             continue
         from tasks.common.process import read_json
 

@@ -11,20 +11,21 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
 from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.feedback import router
 from tasks.jobs.serving.metrics import CONTENT_TYPE
-from tasks.jobs.serving.runtime import Ask, Ending, Piece
+from tasks.jobs.serving.runtime import Ask, Ending, Logprob, Piece
 from tasks.jobs.serving.service import Said, Service, Told, spent
 from tasks.serving.protocol.routes import TRAFFIC, USER, WANTED
 
@@ -36,22 +37,36 @@ from tasks.serving.protocol.routes import TRAFFIC, USER, WANTED
 
 MOST_CHARACTERS = 1_000_000
 MOST_PROMPTS = 16
+MOST_ANSWERS = 64
+"""To one request: its prompts times `n`."""
+MOST_LOGPROBS = 20
+"""As many as vLLM gives without being told otherwise."""
 DEFAULT_TOKENS = 64
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
+    "add_special_tokens": (True,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
 }
 """What is not done here, and the values by which nothing is asked for; null is one of them."""
 IGNORED = ("user",)
 Prompt = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+Token = Annotated[int, Field(ge=0)]
+Texts = Annotated[list[Prompt], Field(max_length=MOST_PROMPTS)]
+Tokens = Annotated[
+    list[Annotated[list[Token], Field(min_length=1, max_length=MOST_CHARACTERS)]], Field(max_length=MOST_PROMPTS)
+]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=4)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+
+def _kind_of_prompt(prompts: Any) -> str:
+    return "tokens" if isinstance(prompts, list) and prompts and isinstance(prompts[0], list) else "texts"
 
 
 class _Body(BaseModel):
@@ -67,12 +82,25 @@ class StreamOptions(_Body):
 class CompletionRequest(_Body):
     """Body of POST /v1/completions."""
 
-    prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=1)] = DEFAULT_TOKENS
+    prompt: Annotated[Annotated[Texts, Tag("texts")] | Annotated[Tokens, Tag("tokens")], Discriminator(_kind_of_prompt)]
+    """In a request also a text, or the tokens of one prompt."""
+    max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_TOKENS
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    logit_bias: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=1024)] = {}
     seed: Seed | None = None
     stop: Stops = []
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] = []
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     model: str | None = None
@@ -80,7 +108,7 @@ class CompletionRequest(_Body):
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, body: Any) -> Any:
-        """Null is the same as nothing; one text stands for a list of it, and a list of one prompt for the prompt."""
+        """Null is the same as nothing, and one text, or one prompt, stands for a list of it."""
         if not isinstance(body, dict):
             return body
         for name, neutral in NEUTRAL.items():
@@ -89,21 +117,51 @@ class CompletionRequest(_Body):
         kept = {name: value for name, value in body.items() if value is not None and name not in (*NEUTRAL, *IGNORED)}
         if isinstance(kept.get("stop"), str):
             kept["stop"] = [kept["stop"]]
-        if isinstance(kept.get("prompt"), list):
-            if len(kept["prompt"]) != 1:
-                raise ValueError("`prompt` holds several prompts, or none: send one text a request")
-            kept["prompt"] = kept["prompt"][0]
+        prompt = kept.get("prompt")
+        if prompt == []:
+            raise ValueError("`prompt` is empty: send a text, or a list of up to 16")
+        if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)):
+            kept["prompt"] = [prompt]
         return kept
 
-    def ask(self) -> Ask:
-        return Ask(
-            prompt=self.prompt,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=tuple(self.stop),
-        )
+    @model_validator(mode="after")
+    def _together(self) -> CompletionRequest:
+        if not self.max_tokens and not self.echo:
+            raise ValueError("`max_tokens` is 0: ask for a token, or for the prompt by `echo`")
+        if (answers := len(self.prompt) * self.n) > MOST_ANSWERS:
+            raise ValueError(
+                f"{len(self.prompt)} prompts with `n` {self.n} are {answers} answers: ask for up to {MOST_ANSWERS}"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"`min_tokens` {self.min_tokens} must not be above `max_tokens` {self.max_tokens}")
+        return self
+
+    def asks(self) -> list[Ask]:
+        """An answer each, in the order of their choices: the `n` of a prompt draw with seeds that follow each other."""
+        return [
+            Ask(
+                prompt=prompt if isinstance(prompt, str) else "",
+                tokens=() if isinstance(prompt, str) else tuple(prompt),
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=max(self.top_k, 0),
+                min_p=self.min_p,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                repetition_penalty=self.repetition_penalty,
+                logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+                seed=None if self.seed is None else self.seed + number,
+                stop=tuple(self.stop),
+                stop_tokens=tuple(self.stop_token_ids),
+                min_tokens=self.min_tokens,
+                ignore_end=self.ignore_eos,
+                logprobs=self.logprobs,
+                echo=self.echo,
+            )
+            for prompt in self.prompt
+            for number in range(self.n)
+        ]
 
 
 class ScoreParameters(_Body):
@@ -142,24 +200,55 @@ class ScoreRequest(_Body):
         ]
 
 
-def completion(
-    request_id: str, model_ref: str, text: str, ending: Ending | None, *, kind: Literal["whole", "piece"]
-) -> dict[str, Any]:
-    """OpenAI's text_completion object, or a piece of one; `completion_tokens` counts the end-of-text token when there is one."""
-    reason = ending.finish_reason if ending else None
-    output = {
+class Choice:
+    """One of a request's answers, as it is told. State: the characters of it that were told, by which tokens have places."""
+
+    def __init__(self, index: int, *, wants_logprobs: bool) -> None:
+        self.index, self._wants_logprobs = index, wants_logprobs
+        self._told = 0
+
+    def part(self, text: str, logprobs: Sequence[Logprob], finish_reason: str | None) -> dict[str, Any]:
+        """OpenAI's choice, or a piece of one; places are counted from the beginning of the answer, prompt included."""
+        output = {"index": self.index, "text": text, "finish_reason": finish_reason}
+        if not self._wants_logprobs:
+            return {**output, "logprobs": None}
+        places = []
+        for each in logprobs:
+            places.append(self._told)
+            self._told += len(each.text)
+        return {
+            **output,
+            "logprobs": {
+                "tokens": [each.text for each in logprobs],
+                "token_logprobs": [each.value for each in logprobs],
+                "top_logprobs": [None if each.value is None else _by_text(each.top) for each in logprobs],
+                "text_offset": places,
+            },
+        }
+
+
+def _by_text(top: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Of tokens with the same text, as halves of characters have it, the likeliest."""
+    return dict(reversed(top))
+
+
+def completion(request_id: str, model_ref: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """OpenAI's text_completion object, or a piece of one, without its usage."""
+    return {
         "id": request_id,
         "object": "text_completion",
         "created": int(time.time()),
         "model": model_ref,
-        "choices": [{"index": 0, "text": text, "finish_reason": reason, "logprobs": None}],
+        "choices": choices,
     }
-    return {**output, "usage": usage(ending)} if kind == "whole" and ending else output
 
 
-def usage(ending: Ending) -> dict[str, int]:
-    """What an answer is counted as."""
-    read, written = ending.prompt_tokens, ending.completion_tokens
+def usage(endings: Sequence[Ending], *, n: int) -> dict[str, int]:
+    """What answers are counted as, `n` of them to each prompt, which counts once.
+
+    `completion_tokens` has the end-of-text token in it when there is one.
+    """
+    read, written = sum(one.prompt_tokens for one in endings[::n]), sum(one.completion_tokens for one in endings)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -192,32 +281,73 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
 
 
+Part = tuple[int, Piece | Ending]
+"""The number of an answer, and what comes of it."""
+
+
 async def events(
-    first: Piece | Ending, rest: AsyncGenerator[Piece | Ending, None], payload: Told, *, include_usage: bool
+    first: Part, rest: AsyncGenerator[Part, None], payload: Told, body: CompletionRequest
 ) -> AsyncGenerator[bytes, None]:
-    """The events of one answer. `first` was waited for already, so that what cannot be answered gets a status of its own."""
+    """The events of all answers. `first` was waited for already, so that what cannot be answered gets a status of its own."""
     assert payload.taken is not None
     model_ref = payload.taken.model_ref
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra: dict[str, Any] = {"usage": None} if include_usage else {}
+    count = len(body.prompt) * body.n
+    choices = [Choice(index, wants_logprobs=body.logprobs is not None) for index in range(count)]
+    endings: dict[int, Ending] = {}
     try:
-        async for part in _all(first, rest):
-            text, ending = (part.text, None) if isinstance(part, Piece) else ("", part)
-            yield _event({**completion(payload.request_id, model_ref, text, ending, kind="piece"), **extra})
-            if ending is not None:
-                if include_usage:
-                    empty = completion(payload.request_id, model_ref, "", None, kind="piece")
-                    yield _event({**empty, "choices": [], "usage": usage(ending)})
-                yield b": tokens %d\n\ndata: [DONE]\n\n" % spent(ending)
+        async for index, part in _all(first, rest):
+            if isinstance(part, Ending):
+                endings[index] = part
+                choice = choices[index].part("", (), part.finish_reason)
+            else:
+                choice = choices[index].part(part.text, part.logprobs, None)
+            yield _event({**completion(payload.request_id, model_ref, [choice]), **extra})
+        if include_usage:
+            counted = usage([endings[index] for index in range(count)], n=body.n)
+            yield _event({**completion(payload.request_id, model_ref, []), "usage": counted})
+        yield b": tokens %d\n\ndata: [DONE]\n\n" % (spent(payload.ending) if payload.ending else 0)
     except HTTPException as error:
         yield _event(error_body(error.status_code, str(error.detail)))
     finally:
         await rest.aclose()
 
 
-async def _all(first: Piece | Ending, rest: AsyncIterator[Piece | Ending]) -> AsyncIterator[Piece | Ending]:
+async def _all(first: Part, rest: AsyncIterator[Part]) -> AsyncIterator[Part]:
     yield first
     async for part in rest:
         yield part
+
+
+async def side_by_side(parts: Sequence[AsyncGenerator[Piece | Ending, None]]) -> AsyncGenerator[Part, None]:
+    """Several answers as they come. The first that fails ends all; so does whoever closes this."""
+    came: asyncio.Queue[Part | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, one: AsyncGenerator[Piece | Ending, None]) -> None:
+        try:
+            async with aclosing(one):
+                async for part in one:
+                    came.put_nowait((index, part))
+            came.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - whoever reads the queue raises it
+            came.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(index, one)) for index, one in enumerate(parts)]
+    try:
+        left = len(pumps)
+        while left:
+            part = await came.get()
+            if isinstance(part, BaseException):
+                raise part
+            if part is None:
+                left -= 1
+            else:
+                yield part
+    finally:
+        for one in pumps:
+            one.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 def _event(output: dict[str, Any]) -> bytes:
@@ -292,8 +422,8 @@ REQUEST_ID = re.compile(r"cmpl-[0-9a-f]{32}")
 GONE = 499
 """Status of an answer that nobody waits for any more; no client sees it."""
 ROUTES = (
-    "there are POST /v1/completions, GET /v1/models, POST /score, POST /v1/feedback, GET /readyz, GET /livez, GET /metrics "
-    "and GET / (docs/endpoint.md)"
+    "there are POST /v1/completions, GET /v1/models, GET /v1/models/NAME, POST /score, POST /v1/feedback, GET /readyz, "
+    "GET /livez, GET /metrics and GET / (docs/endpoint.md)"
 )
 T = TypeVar("T")
 
@@ -322,11 +452,18 @@ def _add_probes(api: FastAPI, service: Service) -> None:
         state |= {"answers": ladder.answers, "loading": ladder.loading and not ladder.answers}
         return JSONResponse(state, 200 if ladder.ready else 503)
 
+    def served() -> dict[str, Any]:
+        one = {"id": service.model_ref, "object": "model", "created": service.since, "owned_by": "headway"}
+        return {**one, "max_model_len": service.ladder.context_length}  # as vLLM names it
+
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        one = {"id": service.model_ref, "object": "model", "created": service.since, "owned_by": "headway"}
-        # As vLLM names it.
-        return {"object": "list", "data": [{**one, "max_model_len": service.ladder.context_length}]}
+        return {"object": "list", "data": [served()]}
+
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.require_named(name)
+        return served()
 
     @api.get("/metrics")
     async def metrics() -> Response:
@@ -341,28 +478,34 @@ def _add_probes(api: FastAPI, service: Service) -> None:
 def _add_completions(api: FastAPI, service: Service) -> None:
     @api.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        payload = told_of(request)
+        payload, asks = told_of(request), body.asks()
         _require_tokens(service, body.max_tokens)
         taken = service.take(body.model, payload)
         if body.stream:
-            assert payload.taken is not None
-            rest = service.pieces(body.ask(), payload.taken, payload)
+            rest = side_by_side([service.pieces(ask, taken, payload) for ask in asks])
             try:
                 first = await anext(rest)  # what cannot be answered has a status of its own
             except BaseException:
                 await rest.aclose()
                 raise
-            usage = bool(body.stream_options and body.stream_options.include_usage)
-            return EventStream(events(first, rest, payload, include_usage=usage), payload.headers())
-        given = await unless_gone(request, service.answer(body.ask(), taken, payload))
-        answer = completion(payload.request_id, taken.model_ref, given.text, given.ending, kind="whole")
-        return JSONResponse(answer, headers=told_headers(payload))
+            return EventStream(events(first, rest, payload, body), payload.headers())
+        given = await unless_gone(request, _together([service.answer(ask, taken, payload) for ask in asks]))
+        choices = [
+            Choice(index, wants_logprobs=body.logprobs is not None).part(
+                one.text, one.logprobs, one.ending.finish_reason
+            )
+            for index, one in enumerate(given)
+        ]
+        answer = completion(payload.request_id, taken.model_ref, choices)
+        counted = usage([one.ending for one in given], n=body.n)
+        return JSONResponse({**answer, "usage": counted}, headers=told_headers(payload))
 
     @api.post("/score")
     async def scored(body: ScoreRequest, request: Request) -> Response:
         payload, asks = told_of(request), body.asks()
         _require_tokens(service, asks[0].max_tokens)
-        output = await unless_gone(request, _together(service, asks, payload))
+        answers = [service.answer(ask, service.take(None, payload), payload) for ask in asks]
+        output = await unless_gone(request, _together(answers))
         texts = [one.text for one in output]
         full = body.input_data.parameters.return_full_text
         return JSONResponse(score(asks, texts, full=full), headers=told_headers(payload))
@@ -390,9 +533,9 @@ def _add_errors(api: FastAPI, service: Service) -> None:
         return error(request, 500, "the server has a fault; its log says more", {})
 
 
-async def _together(service: Service, asks: list[Ask], payload: Told) -> list[Said]:
-    """Answers to several prompts at once; the first that fails ends the others."""
-    work = [asyncio.create_task(service.answer(ask, service.take(None, payload), payload)) for ask in asks]
+async def _together(answers: Sequence[Coroutine[Any, Any, Said]]) -> list[Said]:
+    """Several answers at once; the first that fails ends the others."""
+    work = [asyncio.create_task(one) for one in answers]
     try:
         return await asyncio.gather(*work)
     finally:

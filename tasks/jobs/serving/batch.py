@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.jobs.serving import runtime
-from tasks.jobs.serving.decoder import CHUNK, Choice, Logits, entropy
+from tasks.jobs.serving.decoder import CHUNK, Choice, Logits, entropy, log_probabilities
 from tasks.jobs.serving.generation import TextStream
-from tasks.jobs.serving.runtime import Ask, Ending, Piece, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending, Logprob, Piece, Unfit
 
 if TYPE_CHECKING:
     from tasks.jobs.serving.generation import Generation
@@ -36,10 +36,14 @@ class _Answer:
     limit: int
     choice: Choice
     text: TextStream
+    ends: frozenset[int]
+    """Tokens that end it."""
     read: int = 0
     tokens: list[int] = field(default_factory=list)
     told: int = 0
     entropies: list[float] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    """Of tokens whose text has not been told yet."""
     ended: bool = False
 
     @property
@@ -69,13 +73,32 @@ class Batch:
 
     def add(self, number: int, ask: Ask, *, prompt: list[int] | None = None) -> None:
         """Have a request answered in the steps to come. Raises Unfit."""
-        tokens = self._generation.encode(ask.prompt) if prompt is None else prompt
+        tokens = self._tokens_of(ask) if prompt is None else prompt
         limit = min(ask.max_tokens, self._generation.context_length - len(tokens))
-        choice, text = Choice(ask.temperature, ask.top_p, ask.seed), TextStream(self._generation.text, ask.stop)
-        answer = _Answer(number, ask, tokens, limit, choice, text)
+        ends = self._ends_of(ask)
+        choice, text = Choice(ask, tokens, ends), TextStream(self._generation.text, ask.stop)
+        answer = _Answer(number, ask, tokens, limit, choice, text, frozenset(ends))
         if answer.most > self._room:
             raise Unfit(f"prompt and answer may have {answer.most} tokens; the memory here has room for {self._room}")
         self._waiting.append(answer)
+
+    def _tokens_of(self, ask: Ask) -> list[int]:
+        """The tokens of a prompt. Raises Unfit."""
+        words, context = self._decoder.words, self._generation.context_length
+        named = {
+            "prompt": ask.tokens,
+            "logit_bias": [token for token, _ in ask.logit_bias],
+            "stop_token_ids": ask.stop_tokens,
+        }
+        for name, tokens in named.items():
+            if strange := [token for token in tokens if not 0 <= token < words]:
+                raise Unfit(f"{name}: {strange[0]} is no token of this model, whose tokens are 0 to {words - 1}")
+        if ask.tokens and len(ask.tokens) + (ask.max_tokens > 0) > context:
+            raise Unfit(f"the prompt has {len(ask.tokens)} tokens; prompt and answer may have {context}: shorten it")
+        return list(ask.tokens) or self._generation.encode(ask.prompt)
+
+    def _ends_of(self, ask: Ask) -> list[int]:
+        return [*(() if ask.ignore_end else self._generation.end_tokens), *ask.stop_tokens]
 
     def drop(self, number: int) -> None:
         """Give a request up; its place is free for the next step."""
@@ -104,17 +127,40 @@ class Batch:
         while left > 0 and (answer := self._next()):
             tokens = answer.prompt[answer.read : answer.read + left]
             logits = self._decoder.read(self._decoder.lobby, tokens, before=answer.read)
+            self._note_prompt(answer, logits)
             answer.read += len(tokens)
             left -= len(tokens)
             if answer.read == len(answer.prompt):
                 self._reading = None
+                if answer.ask.echo:
+                    text = answer.ask.prompt or self._generation.text.decode(answer.prompt)
+                    messages.append((answer.number, Piece(text, 0, tuple(answer.logprobs), of_prompt=True)))
+                    answer.logprobs = []
+                if not answer.limit:  # nothing but the prompt was asked for
+                    self._decoder.leave(self._decoder.lobby, length=answer.read)
+                    messages.append((answer.number, Ending("length", len(answer.prompt), 0)))
+                    continue
                 self._decoder.move(self._decoder.lobby, len(self._rows), length=answer.read)
                 self._decoder.leave(self._decoder.lobby, length=answer.read)
                 self._rows.append(answer)
-                output = self._take(answer, logits)
+                output = self._take(answer, logits[-1])
                 self._leave_ended()
                 messages += output
         return messages
+
+    def _note_prompt(self, answer: _Answer, logits: Logits) -> None:
+        """Keep the log probabilities of the prompt's tokens, by the logits [tokens, words] after those that were read now."""
+        if not answer.ask.echo or answer.ask.logprobs is None:
+            return
+        if not answer.read:
+            answer.logprobs.append(Logprob(self._generation.text.name_of(answer.prompt[0]), None))
+        followers = answer.prompt[answer.read + 1 : answer.read + 1 + len(logits)]
+        answer.logprobs += [self._logprob(answer, row, token) for row, token in zip(logits, followers, strict=False)]
+
+    def _logprob(self, answer: _Answer, logits: Logits, token: int) -> Logprob:
+        name = self._generation.text.name_of
+        value, top = log_probabilities(logits, token, answer.ask.logprobs or 0)
+        return Logprob(name(token), value, tuple((name(each), likely) for each, likely in top))
 
     def _next(self) -> _Answer | None:
         """Whose prompt is read: the one begun, else the first that waits, if there is room for it."""
@@ -130,16 +176,18 @@ class Batch:
             answer.entropies.append(entropy(logits))
         token = answer.choice.token(logits)
         answer.tokens.append(token)
-        ended = token in self._generation.end_tokens
+        if answer.ask.logprobs is not None:
+            answer.logprobs.append(self._logprob(answer, logits, token))
+        ended = token in answer.ends
         last = ended or len(answer.tokens) >= answer.limit
         text = "" if ended else answer.text.add(token)
         if answer.text.stopped or last:
             text += "" if answer.text.stopped else answer.text.end()
             answer.ended = True
         messages: list[Said] = []
-        if text:
-            messages.append((answer.number, Piece(text, len(answer.tokens) - answer.told)))
-            answer.told = len(answer.tokens)
+        if text or (answer.ended and answer.logprobs):
+            messages.append((answer.number, Piece(text, len(answer.tokens) - answer.told, tuple(answer.logprobs))))
+            answer.told, answer.logprobs = len(answer.tokens), []
         if answer.text.stopped or last:
             reason: str = "stop" if ended or answer.text.stopped else "length"
             mean = sum(answer.entropies) / len(answer.entropies) if answer.entropies else None

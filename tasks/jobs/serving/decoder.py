@@ -10,6 +10,7 @@ too, and how unsure the model was of it is told.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,40 +19,97 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tasks.formats.onnx_data import require_own_data
-from tasks.jobs.serving.runtime import Contents
+from tasks.jobs.serving.runtime import Ask, Contents
 
 Logits = NDArray[np.float32]
 SEEDS = 2**64
 """A seed may be negative; a generator's may not."""
+LEAST = -9999.0
+"""Log probability of what cannot come, as in vLLM: JSON has no infinity."""
 NUCLEUS = 1024
 """Words among which the nucleus of top_p is looked for first: sorting 150,000 takes 10 ms."""
 
 
 class Choice:
-    """Draws one answer's tokens. State: its own generator of random numbers, so other requests change nothing."""
+    """Draws one answer's tokens. State: its own generator of random numbers, so other requests change nothing, and how often the
+    prompt and the answer have each token, where that is asked for."""
 
-    def __init__(self, temperature: float, top_p: float, seed: int | None) -> None:
-        self._temperature, self._top_p = temperature, top_p
-        self._random = np.random.default_rng(None if seed is None else seed % SEEDS)
+    def __init__(self, ask: Ask, prompt: Sequence[int] = (), ends: Sequence[int] = ()) -> None:
+        """`ends` are the tokens that end an answer."""
+        self._ask, self._ends, self._prompt = ask, list(ends), list(prompt)
+        self._random = np.random.default_rng(None if ask.seed is None else ask.seed % SEEDS)
+        self._tokens: list[int] = []
 
     def token(self, logits: Logits) -> int:
         """From logits [words]; the likeliest at temperature 0."""
-        if not self._temperature:
-            return int(logits.argmax())
-        weights = np.exp((logits - logits.max()).astype(np.float64) / self._temperature)
-        weights /= weights.sum()
-        if self._top_p >= 1:
+        ask = self._ask
+        logits = self._changed(logits)
+        if not ask.temperature:
+            token = int(logits.argmax())
+        else:
+            weights = np.exp((logits - logits.max()).astype(np.float64) / ask.temperature)
+            weights /= weights.sum()
+            token = self._from(_cut(weights, ask))
+        self._tokens.append(token)
+        return token
+
+    def _changed(self, logits: Logits) -> Logits:
+        """The logits with all that the request has against tokens, in vLLM's order."""
+        ask = self._ask
+        too_early = len(self._tokens) < ask.min_tokens and self._ends
+        penalised = ask.presence_penalty or ask.frequency_penalty or ask.repetition_penalty != 1
+        if not (too_early or penalised or ask.logit_bias):
+            return logits
+        logits = logits.copy()
+        for token, bias in ask.logit_bias:
+            logits[token] += bias
+        if too_early:
+            logits[self._ends] = -np.inf
+        if ask.repetition_penalty != 1:
+            seen = np.unique([*self._prompt, *self._tokens])
+            held = logits[seen]
+            logits[seen] = np.where(held > 0, held / ask.repetition_penalty, held * ask.repetition_penalty)
+        if self._tokens:
+            seen, times = np.unique(self._tokens, return_counts=True)
+            logits[seen] -= ask.presence_penalty + ask.frequency_penalty * times
+        return logits
+
+    def _from(self, weights: NDArray[np.float64]) -> int:
+        if self._ask.top_p >= 1:
             return _drawn(weights, self._random.random())
         # The fewest likeliest words whose weights reach a share, the likeliest first (Holtzman et al.,
         # arXiv:1904.09751).
         count = min(NUCLEUS, len(weights))
         words = np.argpartition(weights, -count)[-count:]
-        if weights[words].sum() < self._top_p:
+        if weights[words].sum() < self._ask.top_p:
             words = np.arange(len(weights))
         words = words[np.lexsort((words, -weights[words]))]
-        reached = int(np.searchsorted(weights[words].cumsum(), self._top_p)) + 1
+        reached = int(np.searchsorted(weights[words].cumsum(), self._ask.top_p)) + 1
         words = words[:reached]
         return int(words[_drawn(weights[words], self._random.random())])
+
+
+def _cut(weights: NDArray[np.float64], ask: Ask) -> NDArray[np.float64]:
+    """Weights [words] that sum to 1, without the words that `min_p` and `top_k` exclude."""
+    if not ask.min_p and not 0 < ask.top_k < len(weights):
+        return weights
+    weights = np.where(weights < ask.min_p * weights.max(), 0.0, weights)
+    if 0 < ask.top_k < len(weights):
+        words = np.lexsort((np.arange(len(weights)), -weights))
+        weights[words[ask.top_k :]] = 0.0
+    return np.asarray(weights / weights.sum())
+
+
+def log_probabilities(logits: Logits, token: int, count: int) -> tuple[float, list[tuple[int, float]]]:
+    """The log probability of a token, by logits [words], and the `count` likeliest tokens with theirs, the token itself always
+    among them. What no floating-point number holds is LEAST."""
+    shifted = logits.astype(np.float64) - logits.max()
+    values = np.maximum(shifted - np.log(np.exp(shifted).sum()), LEAST)
+    best = (
+        np.argpartition(values, -count)[-count:] if 0 < count < len(values) else np.arange(len(values) if count else 0)
+    )
+    best = best[np.lexsort((best, -values[best]))].tolist()
+    return float(values[token]), [(each, float(values[each])) for each in dict.fromkeys([*best, token])]
 
 
 def entropy(logits: Logits) -> float:
@@ -142,11 +200,11 @@ class Decoder:
         return sum(cache.row_bytes for cache in self._caches) // self.places
 
     def read(self, row: int, tokens: list[int], *, before: int) -> Logits:
-        """Read tokens into a row that holds `before` tokens; the logits [words] after the last one."""
+        """Read tokens into a row that holds `before` tokens; the logits [tokens, words] after each."""
         count, total = len(tokens), before + len(tokens)
         inputs = {"input_ids": np.asarray([tokens]), "attention_mask": np.ones((1, total), np.int64)}
         logits = self._run(row, 1, inputs=inputs | {"position_ids": np.arange(before, total)[None]}, places=count)
-        return logits[0, -1]
+        return logits[0]
 
     def step(self, tokens: list[int], lengths: list[int]) -> Logits:
         """One more token for each of the first rows, which hold `lengths` tokens; logits [rows, words]."""

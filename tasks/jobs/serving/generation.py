@@ -50,12 +50,19 @@ class ByteLevelText:
             for token, number in tokenizer["model"]["vocab"].items()
             if all(letter in letters for letter in token)
         }
+        self._special: dict[int, str] = {}
         for added in tokenizer["added_tokens"]:
             self._bytes[added["id"]] = b"" if added["special"] else added["content"].encode()
+            if added["special"]:
+                self._special[added["id"]] = added["content"]
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token stands for; none for a special token, or one that the vocabulary lacks."""
         return self._bytes.get(token, b"")
+
+    def name_of(self, token: int) -> str:
+        """A token by itself, as it is shown beside its probability: a special one by its name, half a character as U+FFFD."""
+        return self._special.get(token) or self.decode([token])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; bytes that are no valid UTF-8 become U+FFFD."""

@@ -108,7 +108,7 @@ def serve(line: Line, fault: Fault) -> None:
 def _heed(batch: Batch, line: Line, *, message: Message, fault: Fault) -> list[Any] | None:
     """Do what a message says; the answer to a request that cannot be taken."""
     if "ask" in message:
-        ask = Ask(**message["ask"] | {"stop": tuple(message["ask"]["stop"])})
+        ask = Ask.from_json(message["ask"])
         fault.asked(ask.prompt)
         try:
             batch.add(message["number"], ask)
@@ -125,7 +125,8 @@ def _told(output: Said) -> list[Any]:
     number, what = output
     if isinstance(what, Ending):
         return [number, "ending", asdict(what)]
-    return [number, "piece", what.text, what.tokens]
+    likely = [[each.text, each.value, each.top] for each in what.logprobs]
+    return [number, "piece", what.text, what.tokens, likely, what.of_prompt]
 
 
 def main() -> None:

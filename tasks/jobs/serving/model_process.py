@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.common.errors import IntegrityError
-from tasks.jobs.serving.runtime import Ask, Ending, Golden, Gone, Piece, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending, Golden, Gone, Logprob, Piece, Unfit
 from tasks.storage.manifest import FileEntry
 
 # The server's end of a model's process (model_child.py): start it, ask it, notice at once when it dies or hangs.
@@ -186,7 +186,8 @@ class Link:
                     if box is not None:
                         self._waiting.discard(number)
                         if kind == "piece":
-                            box.put_nowait(Piece(*rest))
+                            text, tokens, likely, of_prompt = rest
+                            box.put_nowait(Piece(text, tokens, tuple(map(_logprob, likely)), of_prompt))
                         else:
                             del self._boxes[number]
                             ending = kind == "ending"
@@ -230,6 +231,11 @@ class Link:
 
     def _silent(self) -> float:
         return time.monotonic() - self._heard
+
+
+def _logprob(fields: list[Any]) -> Logprob:
+    text, value, top = fields
+    return Logprob(text, value, tuple((name, likely) for name, likely in top))
 
 
 async def open_link(*, hang_seconds: float) -> Link:

@@ -22,9 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.jobs.serving.api import (
     DEFAULT_TOKENS,
+    MOST_LOGPROBS,
     MOST_PROMPTS,
-    NEUTRAL,
-    CompletionRequest,
     EventStream,
     told_headers,
     told_of,
@@ -45,8 +44,18 @@ FIELDS = {
     COMPLETIONS: (*SAMPLING, "prompt", "echo", "suffix", "add_special_tokens"),
     CHAT: (*SAMPLING, "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"),
 }
-MOST_LOGPROBS = 20
-"""As many as vLLM gives without being told otherwise."""
+PLAIN = ("prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "model", "user")
+"""What is asked of vLLM as of every runtime, so that it is measured and a lower rung may answer it."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+}
+"""Other fields, and the values by which nothing is asked for; null is one of them."""
 
 
 class PassedOn:
@@ -153,11 +162,11 @@ class PassedOn:
 
 def _asks_for_more(body: Mapping[str, Any]) -> bool:
     """Whether a completion asks for what not every runtime does: then vLLM judges the whole of it."""
-    known = {*CompletionRequest.model_fields, *NEUTRAL, "user"}
-    more = any(value is not None and name not in known for name, value in body.items())
-    unusual = any(body.get(name) is not None and body[name] not in neutral for name, neutral in NEUTRAL.items())
+    more = any(
+        value is not None and name not in PLAIN and value not in NEUTRAL.get(name, ()) for name, value in body.items()
+    )
     prompt = body.get("prompt")
-    return more or unusual or (isinstance(prompt, list) and [type(one) for one in prompt] != [str])
+    return more or (isinstance(prompt, list) and [type(one) for one in prompt] != [str])
 
 
 def _checked(path: str, body: Any, *, most_tokens: int) -> dict[str, Any]:

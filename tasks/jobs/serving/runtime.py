@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -31,6 +31,49 @@ class Ask:
     """Texts that end the answer; they are not in it."""
     measure: bool = True
     """Whether the entropy of the first tokens is told."""
+    tokens: tuple[int, ...] = ()
+    """The prompt as tokens, which are taken as they are; `prompt` is empty then."""
+    top_k: int = 0
+    """So many of the likeliest tokens are drawn from; 0: all."""
+    min_p: float = 0.0
+    """A token that is less likely than this share of the likeliest one is not drawn."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the answer has."""
+    frequency_penalty: float = 0.0
+    """The same, as often as the answer has it."""
+    repetition_penalty: float = 1.0
+    """The logit of a token that prompt or answer has is divided by it, or multiplied where it is negative (Keskar et al.,
+    arXiv:1909.05858)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end the answer, besides those that end a document."""
+    min_tokens: int = 0
+    """So many tokens come before one that ends the answer."""
+    ignore_end: bool = False
+    """Whether the answer goes on after the end of a document."""
+    logprobs: int | None = None
+    """The log probability of each token is told, with so many of the likeliest ones; None: no log probabilities."""
+    echo: bool = False
+    """Whether the answer begins with the prompt."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Ask:
+        """The reverse of `dataclasses.asdict` and JSON."""
+        bias = tuple((int(token), float(value)) for token, value in fields["logit_bias"])
+        lists = {name: tuple(fields[name]) for name in ("stop", "tokens", "stop_tokens")}
+        return cls(**{**fields, **lists, "logit_bias": bias})
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was where it stands, by the model's own distribution: before penalties and temperature."""
+
+    text: str
+    value: float | None
+    """In nats; None for the first token of a prompt."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The likeliest tokens there, and the token itself where it is not among them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +82,11 @@ class Piece:
 
     text: str
     tokens: int
-    """That it was made of."""
+    """Of the answer that it was made of."""
+    logprobs: tuple[Logprob, ...] = ()
+    """Of its tokens, where they were asked for."""
+    of_prompt: bool = False
+    """Whether it is the prompt, repeated."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tasks.config.serving import LimitsConfig
 from tasks.jobs.serving.fallback_models import Ladder, Taken
 from tasks.jobs.serving.metrics import Metrics
 from tasks.jobs.serving.outputs import Outputs, measured
-from tasks.jobs.serving.runtime import Ask, Ending, Gone, Piece, Unfit
+from tasks.jobs.serving.runtime import Ask, Ending, Gone, Logprob, Piece, Unfit
 from tasks.serving.protocol.routes import GONE, LOADING
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class Said:
 
     text: str
     ending: Ending
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Service:
@@ -166,12 +167,8 @@ class Service:
 
     def take(self, model: str | None, payload: Told) -> Taken:
         """The best model that is up. Raises HTTPException: 404 for another model than is served, 503 when there is none."""
-        if model is not None and not self._answers_to(model):
-            name = self.model_ref.partition("@")[0].rpartition("/")[2]
-            raise HTTPException(
-                404,
-                f"the model {model!r} is not served here: this is {self.model_ref}. Name it {name!r}, or leave `model` out",
-            )
+        if model is not None:
+            self.require_named(model)
         taken = self.ladder.take()
         if taken is None:
             text = f"the model is not ready: {self.ladder.reason or 'it is being loaded'}"
@@ -180,6 +177,15 @@ class Service:
         if taken.rung != "full":
             self.metrics.degraded.labels(taken.rung).inc()
         return taken
+
+    def require_named(self, model: str) -> None:
+        """Raise HTTPException (404) for the name of another model than is served."""
+        if not self._answers_to(model):
+            name = self.model_ref.partition("@")[0].rpartition("/")[2]
+            raise HTTPException(
+                404,
+                f"the model {model!r} is not served here: this is {self.model_ref}. Name it {name!r}, or leave `model` out",
+            )
 
     def _answers_to(self, model: str) -> bool:
         """Whether `model` of a request names what is served.
@@ -200,11 +206,13 @@ class Service:
     async def answer(self, ask: Ask, taken: Taken, payload: Told) -> Said:
         """A whole answer. Raises HTTPException as `pieces` does."""
         texts: list[str] = []
+        likely: list[Logprob] = []
         async with aclosing(self.pieces(ask, taken, payload)) as parts:
             async for part in parts:
                 if isinstance(part, Ending):
-                    return Said("".join(texts), part)
+                    return Said("".join(texts), part, tuple(likely))
                 texts.append(part.text)
+                likely += part.logprobs
         raise AssertionError("a runtime ended without an ending")
 
     async def pieces(self, ask: Ask, taken: Taken, payload: Told) -> AsyncGenerator[Piece | Ending, None]:
@@ -226,7 +234,8 @@ class Service:
                     payload.first_seconds = payload.first_seconds or time.perf_counter() - asked
                     if isinstance(part, Ending):
                         break
-                    texts.append(part.text)
+                    if not part.of_prompt:
+                        texts.append(part.text)
                     yield part
             text = "".join(texts)
             result |= {"first_seconds": round(payload.first_seconds, 6), "text": text, **measured(part, text)}

@@ -99,7 +99,7 @@ def served(generation, text, count):
     prompt, decoder = generation.encode(text), generation.decoder
     found = []
     for place, token in enumerate(prompt[:count]):
-        logits = torch.from_numpy(decoder.read(decoder.lobby, [token], before=place))
+        logits = torch.from_numpy(decoder.read(decoder.lobby, [token], before=place)[-1])
         found.append(-float(torch.log_softmax(logits, -1)[prompt[place + 1]]) / np.log(2))
     return found
 

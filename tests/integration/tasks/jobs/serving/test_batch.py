@@ -98,10 +98,10 @@ def test_what_is_drawn_has_the_models_shares():
 
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     for top_p, wanted in ((1.0, [0.5, 0.3, 0.15, 0.05]), (0.8, [0.625, 0.375, 0.0, 0.0])):
-        choice = Choice(1.0, top_p, seed=1)
+        choice = Choice(Ask("", 1, temperature=1.0, top_p=top_p, seed=1))
         drawn = np.bincount([choice.token(logits) for _ in range(1500)], minlength=4) / 1500
         assert drawn == pytest.approx(wanted, abs=0.05)
     wide = np.random.default_rng(1).normal(size=5000).astype(np.float32) / 100  # its nucleus is nearly all of it
-    choice = Choice(1.0, 0.95, seed=1)
+    choice = Choice(Ask("", 1, temperature=1.0, top_p=0.95, seed=1))
     assert len({choice.token(wide) for _ in range(200)}) > 180
     assert entropy(np.zeros((1, 1, 8), np.float32)) == pytest.approx(np.log(8), abs=1e-6)

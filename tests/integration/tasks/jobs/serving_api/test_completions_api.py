@@ -47,13 +47,13 @@ def test_the_openai_client_streams(client, golden):
 
 
 def test_errors_are_those_of_the_openai_client(client):
-    with pytest.raises(openai.BadRequestError, match="`echo` is not supported"):
-        client.completions.create(model="model/tiny", prompt="a", echo=True)
+    with pytest.raises(openai.BadRequestError, match="`suffix` is not supported"):
+        client.completions.create(model="model/tiny", prompt="a", suffix="b")
     with pytest.raises(openai.NotFoundError, match="this is model/tiny"):
         client.completions.create(model="model/other", prompt="a")
 
 
-@pytest.mark.parametrize("body", [{"n": 2}, {"best_of": 3}, {"logprobs": 5}, {"suffix": "x"}, {"logit_bias": {"5": 1}}])
+@pytest.mark.parametrize("body", [{"best_of": 3}, {"suffix": "x"}, {"use_beam_search": True}, {"length_penalty": 0.5}])
 def test_what_is_not_done_is_refused_by_name(server, body):
     said = server.complete(**body)
     assert said.status_code == 400
@@ -70,14 +70,26 @@ def test_values_that_change_nothing_are_taken(server):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"prompt": ["a", "b"]}, "several prompts"),
-        ({"prompt": []}, "several prompts, or none"),
+        ({"prompt": []}, "`prompt` is empty"),
+        ({"prompt": 5}, "prompt.texts: "),
+        ({"prompt": ["a", 5]}, "prompt.texts.1: "),
+        ({"prompt": ["a"] * 17}, "16"),
+        ({"prompt": [5, "a"]}, "prompt.tokens.0.1: "),
+        ({"prompt": [300]}, "300 is no token of this model, whose tokens are 0 to 299"),
+        ({"prompt": [1] * 256}, "256 tokens"),
+        ({"prompt": ["a"] * 9, "n": 8}, "72 answers: ask for up to 64"),
+        ({"prompt": "a", "max_tokens": 0}, "`max_tokens` is 0"),
+        ({"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "`min_tokens` 3"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs: "),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias: 300 is no token"),
+        ({"prompt": "a", "presence_penalty": 3}, "presence_penalty: "),
         ({"prompt": "a", "max_tokens": 513}, "512"),
         ({"prompt": "a", "top_p": 0.0}, "top_p: "),
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": list("abcde")}, "stop"),
         ({"prompt": "a", "stream": "yes"}, "stream: "),
-        ({"prompt": "\ud800"}, "prompt: "),
+        ({"prompt": "\ud800"}, "prompt.texts.0: "),
         ({"prompt": "x = 1\n" * 300}, "shorten it"),
     ],
 )
