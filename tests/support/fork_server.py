@@ -281,7 +281,7 @@ def become(request: dict[str, Any]) -> None:
     sys.stdout = sys.__stdout__ = _text(1, "strict", unbuffered)
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace", unbuffered)
     sys.orig_argv = request["words"]
-    if "sys.stdin.readline()" not in request["words"][-1]:  # a worker of pytest-xdist has its settings as any test does
+    if request["words"][-1] != sys.modules["sitecustomize"].WORKER:  # which has its settings as any test does
         _as_after_imports()
     if "COVERAGE_PROCESS_START" in os.environ:
         importlib.import_module("coverage").process_startup()

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-
 from support import python_path
 
 from tasks.common.process import descendants
@@ -59,7 +58,11 @@ class Forks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.server = subprocess.Popen(
-            [sys.executable, "-c", f"# fork: jobs\n{more}{SERVER}"], env=environment, start_new_session=True, text=True, **pipes
+            [sys.executable, "-c", f"# fork: jobs\n{more}{SERVER}"],
+            env=environment,
+            start_new_session=True,
+            text=True,
+            **pipes,
         )
         self.pid = int(self.server.stdout.readline())
 

@@ -25,7 +25,7 @@ MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {"torch.distributed.
 MODULES |= {"tasks.jobs.gateway": "gateways"} | dict.fromkeys(COMMANDS, "commands")
 SCRIPTS = ("/bin/headway", "/tests/integration/flows/asking.py")
 MARK = "# fork: "
-"""What the first line of a test's own program begins with, a script's or that of `-c`: the server that knows its imports follows."""
+"""What the first line of a test's own program begins with, a script's or that of `-c`; the server for it follows."""
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """What execnet, by which pytest-xdist starts its workers, has Python run."""
 WORKER_SECONDS = 300.0
