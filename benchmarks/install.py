@@ -30,7 +30,7 @@ ROLES = {
     "orchestrator": "flows deployments tasks tasks.data.gx",
     "tracking": "tasks.lineage",
     "report": "tasks.report",
-    "train": "tasks.jobs tasks.data.tokenizing.tokenizer",
+    "train": "tasks.jobs tasks.data.tokenizing.tokenizer tasks.storage.blob.ranges",
     "export": "tasks.jobs.export tasks.jobs.exporting",
     "measure": "tasks.jobs.evaluate tasks.jobs.evaluation",
     "serve": "tasks.jobs.serve tasks.jobs.serving tasks.jobs.gateway tasks.jobs.routing tasks.common.http_server",
@@ -43,6 +43,7 @@ ROLES = {
 ELSEWHERE = {
     "deployments.telemetry.sinks": "azure",  # where telemetry is sent to Azure Monitor
     "tasks.storage.blob.credentials": "azure",
+    "deployments.services.database": "psycopg2",  # of `tracking`, where the settings name a PostgreSQL
 }
 """Module -> the package that it imports in a function, and only where an extra of another role is installed too."""
 IMPORT = """

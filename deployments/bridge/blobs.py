@@ -22,7 +22,6 @@ from urllib.parse import unquote, urlsplit
 from azure.core import MatchConditions
 from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties, ContainerClient
-from azure.storage.queue import QueueClient
 
 from deployments.bridge.folders import Changed
 from deployments.configuration.events import ContainerConfig, EventsConfig, QueueConfig
@@ -36,6 +35,8 @@ from tasks.storage.cache import require_room
 from tasks.storage.settings import Identity, StoreConfig
 
 if TYPE_CHECKING:
+    from azure.storage.queue import QueueClient
+
     from tasks.storage.blob.credentials import Known
 
 WORKERS = 8
@@ -54,6 +55,8 @@ def queue_of(config: QueueConfig, name: str = "") -> QueueClient:
     """The client of a queue, or of another one beside it; one a process. Raises Missing."""
     account, _, own = config.url.rpartition("/")
     url = f"{account}/{name or own}"
+    from azure.storage.queue import QueueClient  # of the extra `azure`; webhooks need none
+
     client: QueueClient = _client(QueueClient.from_queue_url, config, url, _digest(config), os.getpid())
     return client
 

@@ -369,7 +369,7 @@ def test_an_interrupt_asks_whether_the_job_stops(base, journal, stops):
     with pytest.raises(KeyboardInterrupt):
         supervise(base, journal, work, progress=interrupt, stop_on_interrupt=lambda: stops, event=events.append)
     assert [event.text for event in events if event.kind == "left"] == (
-        [] if stops else [f"{work.id} goes on. To end it: headway job cancel {work.id}"]
+        [] if stops else [f"{work.id} continues to run. To end it: headway job cancel {work.id}"]
     )
     assert process.alive(process.read_json(base / "job" / "handle.json")) is not stops
     (base / "go").touch()
