@@ -433,7 +433,9 @@ class _Supervision:
                 if isinstance(error, Cancelled) or interrupted:
                     self._cancel(eyes)
                 elif not isinstance(error, Exception):
-                    eyes.say("left", f"{current.job.id} continues to run. To end it: headway job cancel {current.job.id}")
+                    eyes.say(
+                        "left", f"{current.job.id} continues to run. To end it: headway job cancel {current.job.id}"
+                    )
                 raise
 
     def _cancel(self, eyes: Attendance) -> None:
