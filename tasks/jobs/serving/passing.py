@@ -20,16 +20,9 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tasks.jobs.serving.api import (
-    DEFAULT_TOKENS,
-    MOST_LOGPROBS,
-    MOST_PROMPTS,
-    EventStream,
-    told_headers,
-    told_of,
-    unless_gone,
-)
+from tasks.jobs.serving.api import EventStream, told_headers, told_of, unless_gone
 from tasks.jobs.serving.api_middleware import error_body
+from tasks.jobs.serving.forms import DEFAULT_TOKENS, MOST_LOGPROBS, MOST_PROMPTS
 from tasks.jobs.serving.runtime import Ending, Gone
 from tasks.jobs.serving.service import Service, Told, spent
 
