@@ -66,7 +66,7 @@ ENTRIES = {
     "jobs": [
         f"tasks.jobs.{name}" for name in ("train", "evaluate", "export", "benchmark", "preprocess", "profile", "drift")
     ],
-    "commands": ["tasks.lineage.publish", "tasks.jobs.node.mirror"],
+    "commands": ["tasks.lineage.publish"],
     "gateways": ["tasks.jobs.gateway"],
 }
 MORE = {

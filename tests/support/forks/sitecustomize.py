@@ -16,7 +16,6 @@ COMMANDS = (
     "prefect.engine",
     "prefect.runner._workspace_supervisor",
     "tasks.data.judging",
-    "tasks.jobs.node.mirror",
     "tasks.lineage.publish",
     "tasks.lineage.server",
     "uvicorn",

@@ -18,7 +18,6 @@ import pytest
 from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
 from blob_relay import Relay
-from support import python_path
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
@@ -115,7 +114,7 @@ def start(store, tmp_path):
                 str(tmp_path / "node.py"),
                 "{folder}",
             ],
-            env={**os.environ, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(tmp_path / disk), **place},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / disk), **place},
             stderr=subprocess.PIPE,
             text=True,
         )
