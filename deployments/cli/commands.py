@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "revalidate": Row(
         "revalidate:revalidate",
-        "Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.",
+        "Check a model's champion byte by byte, compare new data with its training data, and evaluate it on the new data.",
     ),
     "drift": Row(
         "data.judging:drift", "Test whether new data has drifted from a reference, in what, and how certain that is."
@@ -199,6 +199,14 @@ COMMANDS = {
     "endpoint key add": Row("operations.endpoint:add_key", "Create a key and print it; it is shown only once."),
     "endpoint key list": Row("operations.endpoint:list_keys", "List the keys of an endpoint, without their values."),
     "endpoint key revoke": Row("operations.endpoint:revoke_key", "Revoke a key."),
+    "estate": Row("", "Azure's side of it: its resources and roles as templates, and a deployment as settings."),
+    "estate render": Row(
+        "operations.estate:render",
+        "Write the ARM templates of an estate, with a README that says how to deploy them and what they cost.",
+    ),
+    "estate connect": Row(
+        "operations.estate:connect", "Write the settings of a home out of the outputs of an estate's deployment."
+    ),
     "notify": Row("", "Channels for notifications of failures, closed gates, approvals and alerts."),
     "notify test": Row(
         "operations.platform:notify",
@@ -332,6 +340,9 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "events send": ("headway events send dataset.published dataset/mine --reason 'by hand'",),
         "notify": (),
         "notify test": ("headway notify test",),
+        "estate": (),
+        "estate render": ("headway estate render -c estate.yaml --to estate",),
+        "estate connect": ("headway estate connect outputs.json --to settings",),
     },
     "Machines and money": {
         "qualify": ("headway qualify -c tiny",),

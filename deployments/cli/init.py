@@ -115,14 +115,14 @@ def dataset_of(data: str) -> str:
 def place_of(where: str) -> str:
     """The same word, if it says where jobs can run. Raises ValueError."""
     if where not in (LOCAL, *places()):
-        raise ValueError(f"{where!r} is no place where jobs run: give one of {', '.join([LOCAL, *places()])}")
+        raise ValueError(f"{where!r} is not a place where jobs run: give one of {', '.join([LOCAL, *places()])}")
     return where
 
 
 def size_of(size: str) -> str:
     """The same word, if it is a size. Raises ValueError."""
     if size not in SIZES:
-        raise ValueError(f"{size!r} is no size: give one of {', '.join(SIZES)}")
+        raise ValueError(f"{size!r} is not a size: give one of {', '.join(SIZES)}")
     return size
 
 
@@ -140,6 +140,8 @@ def configuration(dataset: str, where: str, size: str, file: Path, prompts: list
     shipped = (SHIPPED / f"{SIZES[size]}.yaml").read_text(encoding="utf-8")
     shipped = shipped[shipped.index("dataset:") :]
     shipped = re.sub(r"^(dataset|  model|  endpoint): .*", rf"\1: {dataset}", shipped, flags=re.MULTILINE)
+    if "\n  endpoint: " not in shipped:  # else it would take the place of what `local` serves
+        shipped = shipped.replace("\ndeployment:\n", f"\ndeployment:\n  endpoint: {dataset}\n")
     # The field of the text and the cluster are the shipped corpus's own, and no part of the shape of what is trained.
     foreign = r"^(cluster:\n(  .*\n)+|validation:\n  text_field: .*\n)\n"
     shipped = re.sub(foreign, "", shipped, flags=re.MULTILINE)

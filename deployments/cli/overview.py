@@ -56,9 +56,13 @@ def next_steps(
         steps += [(f"headway approve {run.question}", "Answer what the run waits for")]
     elif run and run.status == "running":
         steps += [("headway status", "How far it is"), ("headway jobs", "Its jobs on their machines")]
+    elif (
+        run and run.status == "stopped" and not run.handle.get("command")
+    ):  # the platform's, when `headway down` stopped it
+        steps += [("headway up --detach", "Start the platform: it resumes what was stopped")]
     elif run and run.status != "completed":
         steps += [("headway doctor", "Whether anything is missing on this machine")]
-        steps += [(_again(run, directory), "Continue where it stopped")]
+        steps += [(_again(run, directory), "Start it again, reusing finished stages and checkpoints")]
     if wanted not in published and not elsewhere(home):
         steps += [] if mine else [("headway init", "Write a configuration, after three questions")]
         named = (
@@ -69,10 +73,12 @@ def next_steps(
         steps += [(publishing(wanted), f"Make a dataset: {named}")]
     if not endpoints and not steps[2:] and not (run and run.status == "running"):
         steps += [(retraining(directory, wanted), "From the dataset to a served model")]
-    for name in endpoints[:1]:
+    for name in [name for name in endpoints if alive(read_json(home / "endpoints" / name / "gateway" / "handle.json"))][
+        :1
+    ]:
         steps += [(f"headway complete {name} 'TEXT'", "Ask the model")]
         steps += [(f"headway lineage endpoint/{name}", "What it was made from")]
-    if not up:
+    if not up and not any(command == "headway up --detach" for command, _ in steps):
         steps += [("headway up --detach", "Start the platform: schedules, pages, events")]
     return steps[:3]
 
@@ -106,7 +112,9 @@ def _names(file: Path) -> tuple[str, str]:
 
 
 def _again(run: LoggedRun, directory: Path) -> str:
-    """The command that continues a run."""
+    """The command that continues a run: the one that it was started by, where that is known."""
+    if command := run.handle.get("command"):
+        return str(command)
     flow, subject = run.handle.get("flow"), str(run.handle.get("subject"))
     if flow == "retrain":
         dataset = str((run.last("closed") or {}).get("dataset") or "")

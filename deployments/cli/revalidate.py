@@ -50,7 +50,7 @@ def revalidate(
     as_: As = "",
     as_json: Json = False,
 ) -> None:
-    """Verify every byte of a model's champion, compare new data with its training data, and evaluate it on the new data.
+    """Check a model's champion byte by byte, compare new data with its training data, and evaluate it on the new data.
 
     The verdict is valid, degraded, invalid or unknown; only for valid the exit code is 0. What is served does not change,
     but an endpoint that serves changed files is stopped. MODEL is by default that of the configuration `local`, or of -c.

@@ -370,9 +370,13 @@ def _blame(run: Lifecycle, error: BaseException) -> None:
             run.observer.ended(outcome)
 
 
+CODE = ("flows", "tasks", "deployments", "pyproject.toml", "constraints.txt")
+"""What runs, below the root of a checkout: a file of the user's beside it changes nothing."""
+
+
 @cache
 def code_version() -> tuple[str | None, bool | None]:
-    """Commit of the code that runs, and whether it was changed since; None outside a git checkout."""
+    """Commit of the code that runs, and whether any of it was changed since; None outside a git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None
@@ -380,7 +384,7 @@ def code_version() -> tuple[str | None, bool | None]:
         ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     changed = subprocess.run(
-        ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False
+        ["git", "-C", str(root), "status", "--porcelain", "--", *CODE], capture_output=True, text=True, check=False
     )
     if completed.returncode or changed.returncode:
         return None, None

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import process
-from tasks.common.redaction import redact_value
+from tasks.common.redaction import redact, redact_value
 from tasks.orchestration.observers import Outcome, Unobserved
 from tasks.security.audit import actor
 
@@ -44,6 +46,8 @@ class RunLog(Unobserved):
         handle = {"pid": me, "started": process.process_started(me), "boot_id": process.boot_id()}
         who = {"host": socket.gethostname(), "flow": run.flow, "subject": run.subject, "flow_run": run.flow_run}
         who["actor"] = actor().model_dump()
+        if Path(sys.argv[0]).name == "headway":
+            who["command"] = redact(shlex.join(["headway", *sys.argv[1:]]))
         (self.folder / CLOSED).unlink(missing_ok=True)
         process.write_json(self.folder / "handle.json", {**handle, **who})
         self.write("opened", flow=run.flow, subject=run.subject, flow_run=run.flow_run, config=run.config_digest)

@@ -298,7 +298,7 @@ class Stage:
         record = records.load(run.store, self.name, call.key)
         if record is None:
             last = self._last(run, call)
-            return None, what_changed(last.arguments, call.arguments) if last else "nothing like it is recorded"
+            return None, what_changed(last.arguments, call.arguments) if last else "no earlier result with these inputs"
         value = self._value(record)
         if isinstance(value, Gate) and not value.passed:
             return None, "its gate was closed last time"

@@ -134,7 +134,7 @@ class InForce(BaseModel):
     @property
     def words(self) -> str:
         where = f", {self.path}, named by HEADWAY_POLICY: not the home's own" if self.named else ""
-        return f"{self.digest[:16] or 'none: everybody may everything'}{where}"
+        return f"{self.digest[:16] or 'none: everyone may do everything'}{where}"
 
 
 def in_force(home: Path) -> InForce:

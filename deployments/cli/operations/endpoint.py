@@ -153,7 +153,7 @@ def roll_back(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_jso
     did = "serves it again" if changed else "keeps it: the deploy that was under way was taken back"
     words = f"{short_ref(served.model_ref)}: endpoint/{name} {did}, after {seconds} s"
     if changed:
-        words += "\nThe champion stays who it was: `headway rollback model/NAME` moves it."
+        words += "\nThe champion is unchanged: `headway rollback model/NAME` moves it."
     say(fields, words, as_json=as_json)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from deployments.cli.operations.endpoint import stop_all
 from deployments.cli.operations.users import As, Reason, asked, asks
-from deployments.cli.options import Json
+from deployments.cli.options import Json, require_dataset
 from deployments.cli.output import CommandError, aligned, note, say
 from deployments.services import prefect_server
 from tasks.common.errors import HeadwayError, Missing, Unknown
@@ -80,6 +80,8 @@ def run(
     chosen = known[deployment]
     payload, whole = changes(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
     require_no_secrets(whole)
+    if name := str(whole.get("dataset") or ""):
+        require_dataset(name, "--dataset")
     prefect_server.require(home(), note)
     from deployments.services.registration import submit
 
@@ -87,7 +89,7 @@ def run(
     what = f"{deployment} on the platform, under the key {key}"
     with asked("run", as_, what=what), audited(open_store(home()), "start run", right="run", what=what):
         flow_run, new = submit(deployment, payload, key)
-    started = "Asked for; the platform's worker starts it" if new else "Already asked for under this key"
+    started = "Queued; the platform's worker starts it" if new else "Queued before, under this key"
     words = f"{started}: {flow_run['url']}{prefect_server.login_of(home())}"
     say({"deployment": deployment, "flow_run": flow_run, "new": new}, words, as_json=as_json)
 

@@ -1,7 +1,7 @@
 """The routes of a server: OpenAI's completions and models, Azure ML's score, probes, figures, and the page to try it.
 
-What stands before them is api_middleware.py; how a request is answered, service.py. No page of
-FastAPI's own: they load scripts from elsewhere.
+What stands before them is api_middleware.py; the forms of requests and answers, forms.py; how a request is answered, service.py.
+No page of FastAPI's own: they load scripts from elsewhere.
 """
 
 from __future__ import annotations
@@ -9,254 +9,33 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
 from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.feedback import router
+from tasks.jobs.serving.forms import (
+    ChatChoice,
+    ChatRequest,
+    Choice,
+    CompletionRequest,
+    ScoreRequest,
+    completion,
+    score,
+    usage,
+)
 from tasks.jobs.serving.metrics import CONTENT_TYPE
-from tasks.jobs.serving.runtime import Ask, Ending, Logprob, Piece
+from tasks.jobs.serving.runtime import Ending, Piece
 from tasks.jobs.serving.service import Said, Service, Told, spent
 from tasks.serving.protocol.routes import TRAFFIC, USER, WANTED
-
-# The forms of requests and answers: OpenAI's completions, and the one of Azure ML's text generation. Values only.
-#
-# OpenAI's: https://platform.openai.com/docs/api-reference/completions. What of it a request may hold and the server
-# does not do is refused by name, unless it holds the value that changes nothing: clients send those along.
-
-
-MOST_CHARACTERS = 1_000_000
-MOST_PROMPTS = 16
-MOST_ANSWERS = 64
-"""To one request: its prompts times `n`."""
-MOST_LOGPROBS = 20
-"""As many as vLLM gives without being told otherwise."""
-DEFAULT_TOKENS = 64
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "suffix": ("",),
-    "add_special_tokens": (True,),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-}
-"""What is not done here, and the values by which nothing is asked for; null is one of them."""
-IGNORED = ("user",)
-Prompt = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-Token = Annotated[int, Field(ge=0)]
-Texts = Annotated[list[Prompt], Field(max_length=MOST_PROMPTS)]
-Tokens = Annotated[
-    list[Annotated[list[Token], Field(min_length=1, max_length=MOST_CHARACTERS)]], Field(max_length=MOST_PROMPTS)
-]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=4)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-
-
-def _kind_of_prompt(prompts: Any) -> str:
-    return "tokens" if isinstance(prompts, list) and prompts and isinstance(prompts[0], list) else "texts"
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Body):
-    """How a stream is told."""
-
-    include_usage: bool = False
-
-
-class CompletionRequest(_Body):
-    """Body of POST /v1/completions."""
-
-    prompt: Annotated[Annotated[Texts, Tag("texts")] | Annotated[Tokens, Tag("tokens")], Discriminator(_kind_of_prompt)]
-    """In a request also a text, or the tokens of one prompt."""
-    max_tokens: Annotated[int, Field(ge=0)] = DEFAULT_TOKENS
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = 0
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
-    logit_bias: Annotated[dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=1024)] = {}
-    seed: Seed | None = None
-    stop: Stops = []
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] = []
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    ignore_eos: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    echo: bool = False
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    model: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain(cls, body: Any) -> Any:
-        """Null is the same as nothing, and one text, or one prompt, stands for a list of it."""
-        if not isinstance(body, dict):
-            return body
-        for name, neutral in NEUTRAL.items():
-            if body.get(name) is not None and body[name] not in neutral:
-                raise ValueError(f"`{name}` is not supported here: leave it out")
-        kept = {name: value for name, value in body.items() if value is not None and name not in (*NEUTRAL, *IGNORED)}
-        if isinstance(kept.get("stop"), str):
-            kept["stop"] = [kept["stop"]]
-        prompt = kept.get("prompt")
-        if prompt == []:
-            raise ValueError("`prompt` is empty: send a text, or a list of up to 16")
-        if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)):
-            kept["prompt"] = [prompt]
-        return kept
-
-    @model_validator(mode="after")
-    def _together(self) -> CompletionRequest:
-        if not self.max_tokens and not self.echo:
-            raise ValueError("`max_tokens` is 0: ask for a token, or for the prompt by `echo`")
-        if (answers := len(self.prompt) * self.n) > MOST_ANSWERS:
-            raise ValueError(
-                f"{len(self.prompt)} prompts with `n` {self.n} are {answers} answers: ask for up to {MOST_ANSWERS}"
-            )
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"`min_tokens` {self.min_tokens} must not be above `max_tokens` {self.max_tokens}")
-        return self
-
-    def asks(self) -> list[Ask]:
-        """An answer each, in the order of their choices: the `n` of a prompt draw with seeds that follow each other."""
-        return [
-            Ask(
-                prompt=prompt if isinstance(prompt, str) else "",
-                tokens=() if isinstance(prompt, str) else tuple(prompt),
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=max(self.top_k, 0),
-                min_p=self.min_p,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                repetition_penalty=self.repetition_penalty,
-                logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
-                seed=None if self.seed is None else self.seed + number,
-                stop=tuple(self.stop),
-                stop_tokens=tuple(self.stop_token_ids),
-                min_tokens=self.min_tokens,
-                ignore_end=self.ignore_eos,
-                logprobs=self.logprobs,
-                echo=self.echo,
-            )
-            for prompt in self.prompt
-            for number in range(self.n)
-        ]
-
-
-class ScoreParameters(_Body):
-    """As Azure ML's models for text generation name them."""
-
-    max_new_tokens: Annotated[int, Field(ge=1)] = DEFAULT_TOKENS
-    do_sample: bool = True
-    """False: greedy, whatever the temperature."""
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    seed: Seed | None = None
-    stop: Stops = []
-    return_full_text: bool = False
-    """Whether the prompt stands before each answer."""
-
-
-class ScoreInput(_Body):
-    """Prompts that are answered together."""
-
-    input_string: Annotated[list[Prompt], Field(min_length=1, max_length=MOST_PROMPTS)]
-    parameters: ScoreParameters = ScoreParameters()
-
-
-class ScoreRequest(_Body):
-    """Body of POST /score."""
-
-    input_data: ScoreInput
-
-    def asks(self) -> list[Ask]:
-        how = self.input_data.parameters
-        heat = how.temperature if how.do_sample else 0.0
-        stop = tuple(how.stop)
-        return [
-            Ask(prompt, how.max_new_tokens, temperature=heat, top_p=how.top_p, seed=how.seed, stop=stop)
-            for prompt in self.input_data.input_string
-        ]
-
-
-class Choice:
-    """One of a request's answers, as it is told. State: the characters of it that were told, by which tokens have places."""
-
-    def __init__(self, index: int, *, wants_logprobs: bool) -> None:
-        self.index, self._wants_logprobs = index, wants_logprobs
-        self._told = 0
-
-    def part(self, text: str, logprobs: Sequence[Logprob], finish_reason: str | None) -> dict[str, Any]:
-        """OpenAI's choice, or a piece of one; places are counted from the beginning of the answer, prompt included."""
-        output = {"index": self.index, "text": text, "finish_reason": finish_reason}
-        if not self._wants_logprobs:
-            return {**output, "logprobs": None}
-        places = []
-        for each in logprobs:
-            places.append(self._told)
-            self._told += len(each.text)
-        return {
-            **output,
-            "logprobs": {
-                "tokens": [each.text for each in logprobs],
-                "token_logprobs": [each.value for each in logprobs],
-                "top_logprobs": [None if each.value is None else _by_text(each.top) for each in logprobs],
-                "text_offset": places,
-            },
-        }
-
-
-def _by_text(top: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Of tokens with the same text, as halves of characters have it, the likeliest."""
-    return dict(reversed(top))
-
-
-def completion(request_id: str, model_ref: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """OpenAI's text_completion object, or a piece of one, without its usage."""
-    return {
-        "id": request_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model_ref,
-        "choices": choices,
-    }
-
-
-def usage(endings: Sequence[Ending], *, n: int) -> dict[str, int]:
-    """What answers are counted as, `n` of them to each prompt, which counts once.
-
-    `completion_tokens` has the end-of-text token in it when there is one.
-    """
-    read, written = sum(one.prompt_tokens for one in endings[::n]), sum(one.completion_tokens for one in endings)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def score(asks: list[Ask], texts: list[str], *, full: bool) -> list[dict[str, str]]:
-    """Azure ML's answer: one object, an answer by the number of its prompt."""
-    pairs = enumerate(zip(asks, texts, strict=True))
-    return [{str(number): (ask.prompt if full else "") + text for number, (ask, text) in pairs}]
-
 
 # An answer as server-sent events, as OpenAI streams one:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html.
@@ -286,15 +65,15 @@ Part = tuple[int, Piece | Ending]
 
 
 async def events(
-    first: Part, rest: AsyncGenerator[Part, None], payload: Told, body: CompletionRequest
+    first: Part, rest: AsyncGenerator[Part, None], payload: Told, body: CompletionRequest | ChatRequest
 ) -> AsyncGenerator[bytes, None]:
     """The events of all answers. `first` was waited for already, so that what cannot be answered gets a status of its own."""
     assert payload.taken is not None
     model_ref = payload.taken.model_ref
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra: dict[str, Any] = {"usage": None} if include_usage else {}
-    count = len(body.prompt) * body.n
-    choices = [Choice(index, wants_logprobs=body.logprobs is not None) for index in range(count)]
+    choices = body.choices()
+    kind = choices[0].PART
     endings: dict[int, Ending] = {}
     try:
         async for index, part in _all(first, rest):
@@ -303,10 +82,10 @@ async def events(
                 choice = choices[index].part("", (), part.finish_reason)
             else:
                 choice = choices[index].part(part.text, part.logprobs, None)
-            yield _event({**completion(payload.request_id, model_ref, [choice]), **extra})
+            yield _event({**completion(payload.request_id, model_ref, kind, [choice]), **extra})
         if include_usage:
-            counted = usage([endings[index] for index in range(count)], n=body.n)
-            yield _event({**completion(payload.request_id, model_ref, []), "usage": counted})
+            counted = usage([endings[one.index] for one in choices], n=body.n)
+            yield _event({**completion(payload.request_id, model_ref, kind, []), "usage": counted})
         yield b": tokens %d\n\ndata: [DONE]\n\n" % (spent(payload.ending) if payload.ending else 0)
     except HTTPException as error:
         yield _event(error_body(error.status_code, str(error.detail)))
@@ -422,8 +201,8 @@ REQUEST_ID = re.compile(r"cmpl-[0-9a-f]{32}")
 GONE = 499
 """Status of an answer that nobody waits for any more; no client sees it."""
 ROUTES = (
-    "there are POST /v1/completions, GET /v1/models, GET /v1/models/NAME, POST /score, POST /v1/feedback, GET /readyz, "
-    "GET /livez, GET /metrics and GET / (docs/endpoint.md)"
+    "there are POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, POST /score, "
+    "POST /v1/feedback, GET /readyz, GET /livez, GET /metrics and GET / (docs/endpoint.md)"
 )
 T = TypeVar("T")
 
@@ -476,9 +255,9 @@ def _add_probes(api: FastAPI, service: Service) -> None:
 
 
 def _add_completions(api: FastAPI, service: Service) -> None:
-    @api.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def answered(body: CompletionRequest | ChatRequest, request: Request) -> Response:
         payload, asks = told_of(request), body.asks()
+        choices: Sequence[Choice | ChatChoice] = body.choices()
         _require_tokens(service, body.max_tokens)
         taken = service.take(body.model, payload)
         if body.stream:
@@ -490,15 +269,18 @@ def _add_completions(api: FastAPI, service: Service) -> None:
                 raise
             return EventStream(events(first, rest, payload, body), payload.headers())
         given = await unless_gone(request, _together([service.answer(ask, taken, payload) for ask in asks]))
-        choices = [
-            Choice(index, wants_logprobs=body.logprobs is not None).part(
-                one.text, one.logprobs, one.ending.finish_reason
-            )
-            for index, one in enumerate(given)
-        ]
-        answer = completion(payload.request_id, taken.model_ref, choices)
+        whole = [choice.whole(one) for choice, one in zip(choices, given, strict=True)]
+        answer = completion(payload.request_id, taken.model_ref, choices[0].KIND, whole)
         counted = usage([one.ending for one in given], n=body.n)
         return JSONResponse({**answer, "usage": counted}, headers=told_headers(payload))
+
+    @api.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await answered(body, request)
+
+    @api.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await answered(body, request)
 
     @api.post("/score")
     async def scored(body: ScoreRequest, request: Request) -> Response:

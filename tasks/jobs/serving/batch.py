@@ -6,6 +6,7 @@ asks, and processes, do not live here: model_child.py.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -95,6 +96,8 @@ class Batch:
                 raise Unfit(f"{name}: {strange[0]} is no token of this model, whose tokens are 0 to {words - 1}")
         if ask.tokens and len(ask.tokens) + (ask.max_tokens > 0) > context:
             raise Unfit(f"the prompt has {len(ask.tokens)} tokens; prompt and answer may have {context}: shorten it")
+        if ask.messages:
+            return self._generation.encode_conversation(json.loads(ask.messages))
         return list(ask.tokens) or self._generation.encode(ask.prompt)
 
     def _ends_of(self, ask: Ask) -> list[int]:

@@ -39,18 +39,10 @@ from tasks.config.base import digest
 from tasks.config.serving import AnswersConfig, LimitsConfig, VllmConfig
 from tasks.formats.model_folder import smaller_rungs
 from tasks.jobs.serving import service
-from tasks.jobs.serving.api import (
-    DEFAULT_TOKENS,
-    MOST_LOGPROBS,
-    MOST_PROMPTS,
-    EventStream,
-    make_api,
-    told_headers,
-    told_of,
-    unless_gone,
-)
+from tasks.jobs.serving.api import EventStream, make_api, told_headers, told_of, unless_gone
 from tasks.jobs.serving.api_middleware import Edge, error_body, require_guarded, send_json
 from tasks.jobs.serving.fallback_models import Ladder, Rung, RungName
+from tasks.jobs.serving.forms import DEFAULT_TOKENS, MOST_LOGPROBS, MOST_PROMPTS
 from tasks.jobs.serving.metrics import Counted, Metrics
 from tasks.jobs.serving.outputs import Outputs
 from tasks.jobs.serving.runtime import Ending, Golden, Gone

@@ -56,6 +56,8 @@ class Ask:
     """The log probability of each token is told, with so many of the likeliest ones; None: no log probabilities."""
     echo: bool = False
     """Whether the answer begins with the prompt."""
+    messages: str = ""
+    """A conversation instead of a prompt: OpenAI's messages, as JSON."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Ask:

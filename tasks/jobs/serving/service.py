@@ -225,7 +225,7 @@ class Service:
                 "model": taken.model_ref,
                 "rung": rung,
                 "caller": payload.caller,
-                "prompt": ask.prompt,
+                "prompt": ask.prompt or ask.messages,
             }
             texts: list[str] = []
             async with aclosing(taken.runtime.complete(ask)) as parts:

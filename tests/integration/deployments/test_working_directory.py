@@ -72,7 +72,7 @@ def test_matplotlib_draws_as_it_is_made_whatever_lies_there(tmp_path):
 
 def test_a_server_that_the_policy_does_not_list_says_nothing_of_who_started_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", ELSEWHERE)
-    assert named_server(tmp_path) == ELSEWHERE.removesuffix("/api"), "without a policy everybody may everything"
+    assert named_server(tmp_path) == ELSEWHERE.removesuffix("/api"), "without a policy everyone may do everything"
     add_person(tmp_path, "anna", ())
     with pytest.raises(Refused, match="does not list"):
         named_server(tmp_path)

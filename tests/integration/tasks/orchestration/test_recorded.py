@@ -51,7 +51,7 @@ def dry(**more):
 def test_a_stage_that_ran_for_the_first_time_says_why_in_words_that_are_true_after_it(made):
     """The note in Prefect's page has both, one beside the other."""
     for outcome in made.outcomes.values():
-        assert (outcome.status, outcome.why) == ("ran", "nothing like it is recorded")
+        assert (outcome.status, outcome.why) == ("ran", "no earlier result with these inputs")
 
 
 def test_a_person_is_asked_before_what_is_not_recorded_and_what_they_reject_does_not_run():

@@ -1,0 +1,202 @@
+"""Conversations: the tokenizer's chat template as Transformers renders it, and OpenAI's chat completions over it."""
+
+import shutil
+
+import httpx
+import openai
+import pytest
+from api_stand import serving
+from tiny_model import make_tokenizer
+
+from tasks.jobs.serving.generation import ChatTemplate, Generation
+from tasks.jobs.serving.runtime import Unfit
+
+CHATML = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "ChatML": CHATML,
+    "Llama 2": (
+        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+        "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+        "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+        "{% if loop.index0 == 0 and system_message != false %}"
+        "{% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}"
+        "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+        "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+        "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+    "Llama 3": (
+        "{% set loop_messages = messages %}{% for message in loop_messages %}"
+        "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + "
+        "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "Mistral": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] in ('user', 'system') %}"
+        "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+        "{{ message['content'] + eos_token}}{% endif %}{% endfor %}"
+    ),
+    "Gemma": (
+        "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+        "{% else %}{% set role = message['role'] %}{% endif %}"
+        "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+    ),
+    "Zephyr": (
+        "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + message['content'] + eos_token }}\n"
+        "{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + message['content'] + eos_token }}\n"
+        "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif %}\n"
+        "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+    ),
+    "Phi-3": (
+        "{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}"
+        "{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}"
+        "{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    "SmolLM2": (
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+        "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "with tools, as Qwen 2.5": (
+        "{%- if tools %}\n    {{- '# Tools' }}\n{%- else %}\n    {%- if messages[0]['role'] == 'system' %}\n"
+        "        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}\n    {%- else %}\n"
+        "        {{- '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}\n    {%- endif %}\n{%- endif %}\n"
+        "{%- for message in messages %}\n    {%- if (message.role == 'user') or (message.role == 'system' and not loop.first) "
+        "or (message.role == 'assistant' and not message.tool_calls) %}\n"
+        "        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n    {%- endif %}\n"
+        "{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"
+    ),
+    "all that trainers and newer templates use": (
+        "{% set seen = namespace(count=0) %}{% for message in messages %}{% if loop.index > 9 %}{% break %}{% endif %}"
+        "{% set seen.count = seen.count + 1 %}{{ message | tojson(indent=1) }}\n{% generation %}\n  {{ seen.count }}\n"
+        "{% endgeneration %}\n{% endfor %}{{ strftime_now('%Y') }}{{ eos_token }}"
+    ),
+}
+CONVERSATIONS = [
+    [{"role": "user", "content": "What is <b>this</b>?"}],
+    [
+        {"role": "system", "content": "  You answer in one word.\n"},
+        {"role": "user", "content": 'Is "é" one character?'},
+        {"role": "assistant", "content": " Yes. "},
+        {"role": "user", "content": "And 👩‍🔬?"},
+    ],
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_renders_as_in_transformers(name):
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = "<s>"
+    ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "<|endoftext|>"})
+    for messages in CONVERSATIONS:
+        theirs = tokenizer.apply_chat_template(
+            messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=True
+        )
+        assert ours.render(messages) == theirs
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ raise_exception('Only user turns') }}", "Only user turns"),
+        ("{% for a in range(1000000000) %}x{% endfor %}", "Range too big"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+            "characters: shorten it",
+        ),
+    ],
+)
+def test_a_template_reads_no_file_changes_nothing_and_ends(template, said):
+    with pytest.raises(Unfit, match=said):
+        ChatTemplate(template, {}).render(CONVERSATIONS[0])
+
+
+def test_what_is_no_template_is_refused_when_the_model_is_loaded():
+    with pytest.raises(ValueError, match="the chat template cannot be read"):
+        ChatTemplate("{% for %}", {})
+
+
+@pytest.fixture(scope="module")
+def spoken(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat_server(spoken, tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("chat-server"), spoken) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(chat_server):
+    with httpx.Client(trust_env=False) as transport:
+        yield openai.OpenAI(base_url=f"{chat_server.url}/v1", api_key="none", http_client=transport, max_retries=0)
+
+
+def test_the_openai_client_holds_a_conversation(client, chat_server, spoken):
+    messages = CONVERSATIONS[0]
+    said = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=12, seed=1)
+    tokens = Generation(spoken, 1).encode_conversation(messages)
+    assert tokens == make_tokenizer().encode(ChatTemplate(CHATML, {}).render(messages))  # nothing is put before it
+    right = chat_server.complete(tokens, max_tokens=12).json()
+    assert said.object == "chat.completion" and said.choices[0].message.role == "assistant"
+    assert said.choices[0].message.content == right["choices"][0]["text"]
+    assert (
+        said.usage.prompt_tokens == len(tokens) and said.usage.completion_tokens == right["usage"]["completion_tokens"]
+    )
+    parts = [{"type": "text", "text": messages[0]["content"]}]
+    again = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=12)
+    assert again.choices[0].message.content == said.choices[0].message.content
+
+
+def test_a_conversation_is_streamed(client):
+    asked = {"model": "tiny", "messages": CONVERSATIONS[1], "max_tokens": 16, "n": 2, "temperature": 1.0, "seed": 3}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked)
+    told = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert {one.object for one in told} == {"chat.completion.chunk"}
+    for choice in whole.choices:
+        mine = [each for one in told for each in one.choices if each.index == choice.index]
+        assert mine[0].delta.role == "assistant" and all(each.delta.role is None for each in mine[1:])
+        assert "".join(each.delta.content or "" for each in mine) == choice.message.content
+        assert [each.finish_reason for each in mine if each.finish_reason] == [choice.finish_reason]
+        likely = [token for each in mine for token in (each.logprobs.content or [])]
+        assert likely == choice.logprobs.content and all(len(token.top_logprobs) == 2 for token in likely)
+    assert whole.choices[0].message.content != whole.choices[1].message.content
+    assert told[-1].choices == [] and told[-1].usage == whole.usage
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": CONVERSATIONS[0], "tools": [{"type": "function"}]}, "`tools` is not supported"),
+        ({"messages": CONVERSATIONS[0], "max_tokens": 0}, "`max_tokens` 0 must be above 0"),
+        ({"messages": [{"role": "user", "content": "x = 1\n" * 300}]}, "shorten it"),
+        ({"messages": CONVERSATIONS[0], "prompt": "a"}, "prompt: "),
+    ],
+)
+def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, said):
+    reply = chat_server.client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
+
+
+def test_a_model_without_a_template_says_where_to_ask(server):
+    reply = server.client.post("/v1/chat/completions", json={"messages": CONVERSATIONS[0]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "this model has no chat template: ask POST /v1/completions"
