@@ -96,6 +96,12 @@ def going_on(home: Path) -> list[str]:
     return [f"{job.id} on {job.backend}" for job in open_ones if job.backend and not on_this_machine(job.backend)]
 
 
+def serving_endpoints(home: Path) -> list[str]:
+    """Endpoints whose gateway runs on this machine."""
+    gateways = sorted(home.glob("endpoints/*/gateway/handle.json"))
+    return [f"endpoint/{path.parents[1].name}" for path in gateways if process.alive(process.read_json(path))]
+
+
 def _stop(home: Path, part: str) -> str:
     if part == "prefect":
         return "prefect" if prefect_server.down(home) else ""

@@ -170,6 +170,8 @@ class Stage:
                 value = self._reuse_or_execute(run, outcome, call)
         except BaseException as error:
             outcome.status = stopped_as(error)
+            if isinstance(error, GateFailed) and error.stage == self.name:
+                outcome.checks = outcome.checks or [{**check, "passed": False} for check in error.checks]
             raise
         finally:
             outcome.seconds = round(time.monotonic() - began, 3)

@@ -72,12 +72,11 @@ def stop(
     say({"ref": f"endpoint/{name}", "stopped": True}, f"endpoint/{name} is stopped", as_json=as_json)
 
 
-def stop_all(reason: str) -> None:
-    """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right."""
+def stop_all(reason: str) -> list[str]:
+    """Stop every endpoint of the home, for `headway down --endpoints`, which asks for the right. Returns those that served."""
     from tasks.serving.known import begun_endpoints
 
-    for name in _settled(begun_endpoints):
-        _stop(name, reason)
+    return [f"endpoint/{name}" for name in _settled(begun_endpoints) if _stop(name, reason)]
 
 
 def _settled(which: Callable[[Path], list[str]]) -> list[str]:
@@ -111,7 +110,8 @@ def complete(
     say({"prompt": text, **answer}, text + answer["completion"], as_json=as_json)
 
 
-def _stop(name: str, reason: str) -> None:
+def _stop(name: str, reason: str) -> bool:
+    """Stop an endpoint; whether it served."""
     from tasks.serving.known import endpoint_of
 
     endpoint = endpoint_of(home(), name)
@@ -119,10 +119,11 @@ def _stop(name: str, reason: str) -> None:
     output = {"what": f"endpoint/{name}", "reason": reason, "before": served.model_ref if served else None}
     with audited(open_store(home()), "stop endpoint", right="roll_back", **output):
         endpoint.stop()
+    return served is not None
 
 
 def roll_back(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_json: bool) -> None:
-    """Go back, and say how long it took. The champion stays who it is."""
+    """Go back, and say how long it took. The champion is unchanged."""
     from tasks.registry.model_integrity import require_way_back
     from tasks.serving.known import go_back, require_known, served_model
 

@@ -192,12 +192,14 @@ def down(
             if answer.strip().lower() not in ("y", "yes"):
                 raise ValueError("nothing was stopped")
         _note_stop(reason)
-        if endpoints:
-            stop_all(reason)
+        ended = stop_all(reason) if endpoints else []
         stopped = platform.down(home())
-    words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing of the platform ran."
+    everything = [*ended, *stopped]
+    words = f"Stopped: {', '.join(everything)}." if everything else "Nothing of the platform ran."
     running = platform.going_on(home())
     words += "".join(f"\n  still running: {each}" for each in running)
+    if serving := platform.serving_endpoints(home()):
+        words += f"\n  still serving: {', '.join(serving)}; `headway down --endpoints` stops them too"
     say({"stopped": stopped, "going_on": running}, words, as_json=as_json)
 
 
