@@ -56,6 +56,8 @@ def next_runs(home: Path) -> list[dict[str, Any]]:
 PACKAGES = ("headway", "prefect", "mlflow")
 RUNS = 10
 SCHEDULES = 10
+LONGEST_ERROR = 160
+"""Characters of why a run ended early, in its line."""
 
 
 def state(home: Path) -> dict[str, Any]:
@@ -141,8 +143,11 @@ def words(fields: dict[str, Any]) -> list[str]:
     runs = []
     for run in fields["runs"]:
         where = f" in {run['stage']}" if run["stage"] else ""
-        how = f"{run['status']}{where}  {run['seconds']} s  {run['url'] or ''}"
+        where += f", {run['done']:.0%}" if run["done"] is not None else ""
+        how = f"{run['status'].replace('_', ' ')}{where}  {run['seconds']} s  {run['url'] or ''}"
         runs.append(f"{run['started']}  {run['flow']} {run['subject']}  {how}")
+        if run["error"]:
+            runs.append(f"  {' '.join(run['error'].split())[:LONGEST_ERROR]}")
     lines += _section("last runs", runs)
     lines += _section(
         "next", [f"{s['next']}  {s['deployment']}  ({s['cron']} {s['timezone']})" for s in fields["schedules"]]
@@ -163,16 +168,22 @@ def _run(run: LoggedRun) -> dict[str, Any]:
     last = run.events[-1]["time"] if run.events else opened.get("time", 0.0)
     until = last if ended else time.time()
     stage = run.last("started") or {}
+    progress = run.last("started", "progress") or {}
+    total = progress.get("total") or 0.0
     return {
         "id": run.identity,
         "flow": run.handle.get("flow"),
         "subject": run.handle.get("subject"),
         "status": run.status,
         "stage": None if ended else stage.get("stage"),
+        "done": None if ended or not total else min(progress["done"] / total, 1.0),
         "started": _time(opened["time"]) if opened else None,
         "seconds": round(closed["seconds"] if closed else until - opened.get("time", until), 1),
         "url": (run.handle.get("flow_run") or {}).get("url"),
         "report": (closed or {}).get("report"),
+        "error": ((closed or {}).get("error") or {}).get("message")
+        if run.status in ("failed", "gate_closed")
+        else None,
     }
 
 
