@@ -55,6 +55,8 @@ class Progress:
         self.began = self._last_line = 0.0
         self._estimate: float | None = None
         self._state: tuple[str, float, float, str, float | None] = ("", 0.0, 0.0, "", None)
+        self._part, self._parts = 0.0, 1
+        """Since when the part of the stage lasts whose share is shown, and how many there were: each counts from 0."""
         self._full: float | None = None
         """Since when the bar has been full: what a job does after its last step may last as well."""
         self._losses: list[float] = []
@@ -71,6 +73,7 @@ class Progress:
     def started(self, stage: str, estimate: float | None) -> None:
         self.quiet()
         self.began, self._last_line, self._estimate = time.monotonic(), time.monotonic(), estimate
+        self._part, self._parts = self.began, 1
         self._state, self._losses, self._full = (stage, 0.0, 0.0, "", None), [], None
         if self.console.is_terminal:
             self._live = Live(get_renderable=self.view, console=self.console, transient=True, refresh_per_second=4)
@@ -80,6 +83,8 @@ class Progress:
             threading.Thread(target=self._keep_telling, args=(self._over,), daemon=True).start()
 
     def progress(self, stage: str, done: float, total: float, text: str, seconds_left: float | None) -> None:
+        if total and self._state[2] and done / total < self._state[1] / self._state[2]:
+            self._part, self._parts = time.monotonic(), self._parts + 1
         self._state = (stage, done, total, visible(text), seconds_left)
         full = bool(total) and done >= total
         self._full = (self._full or time.monotonic()) if full else None
@@ -138,10 +143,14 @@ class Progress:
         now = time.monotonic()
         passed = now - self.began
         share = min(done / total, 1.0) if total else 0.0
-        left = passed / share - passed if share > 0.02 else (self._estimate or 0) - passed
-        left = left if seconds_left is None else seconds_left
+        if seconds_left is not None:
+            left = seconds_left
+        elif share > 0.02:
+            left = (now - self._part) * (1 / share - 1)
+        else:
+            left = (self._estimate or 0) - passed
         bar = "━" * int(share * BAR) + "─" * (BAR - int(share * BAR))
-        eta = f"about {_duration(left)} left" if left > 0.5 else ""
+        eta = f"about {_duration(left)} left{' of this part' if self._parts > 1 else ''}" if left > 0.5 else ""
         finishing = f"finishing for {_duration(now - self._full)}" if self._full and now - self._full > 2.0 else ""
         parts = [f"{bar} {share:4.0%}" if total else "", _duration(passed), eta, finishing, text]
         return Text(f"  {stage or 'next':<11}{'  '.join(part for part in parts if part)}")
