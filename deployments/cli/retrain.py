@@ -101,6 +101,7 @@ def retrain(
     """
     from tasks.config.files import load
 
+    _require_stages(("--from", from_stage), ("--to", to_stage))
     settings = load(config or "local", set_ or [])
     name = dataset or settings.dataset
     require_no_secrets({**settings.model_dump(mode="json"), "dataset": name, "reason": reason})
@@ -184,6 +185,19 @@ def _preflight(name: str, settings: Any, to_stage: Any, origin: Any) -> None:
     require_proof(settings.cluster, settings.benchmark)
     require_possible(home(), open_store(home()), origin, settings)
     _require_port(settings, to_stage)
+
+
+def _require_stages(*given: tuple[str, str | None]) -> None:
+    """Refuse a name of no stage, before Prefect is started."""
+    from difflib import get_close_matches
+
+    from tasks.config.flows import STAGES
+
+    for option, name in given:
+        if name is not None and name not in STAGES:
+            meant = get_close_matches(name, STAGES, n=1)
+            question = f" Did you mean {meant[0]!r}?" if meant else ""
+            raise ValueError(f"{option} {name}: there is no such stage.{question} The stages are {', '.join(STAGES)}")
 
 
 def _require_port(settings: RetrainConfig, to_stage: str | None) -> None:
