@@ -197,7 +197,7 @@ def _require_stages(*given: tuple[str, str | None]) -> None:
         if name is not None and name not in STAGES:
             meant = get_close_matches(name, STAGES, n=1)
             question = f" Did you mean {meant[0]!r}?" if meant else ""
-            raise ValueError(f"{option} {name}: there is no such stage.{question} The stages are {', '.join(STAGES)}")
+            raise ValueError(f"{option} {name!r}: there is no such stage.{question} The stages are {', '.join(STAGES)}")
 
 
 def _require_port(settings: RetrainConfig, to_stage: str | None) -> None:
