@@ -80,9 +80,9 @@ def run(
     chosen = known[deployment]
     payload, whole = changes(chosen.flow, chosen.name, dataset, tuple(set_ or ()))
     require_no_secrets(whole)
+    prefect_server.require(home(), note)
     if name := str(whole.get("dataset") or ""):
         require_dataset(name, "--dataset")
-    prefect_server.require(home(), note)
     from deployments.services.registration import submit
 
     key = key or str(uuid4())

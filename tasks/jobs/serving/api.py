@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from tasks.jobs.serving.api_middleware import error_body
 from tasks.jobs.serving.feedback import router
 from tasks.jobs.serving.forms import (
+    KINDS,
     ChatChoice,
     ChatRequest,
     Choice,
@@ -371,4 +372,4 @@ def _require_tokens(service: Service, wanted: int) -> None:
 
 def _place(loc: tuple[Any, ...]) -> str:
     """Where in a body something is wrong."""
-    return ".".join(str(part) for part in loc[1:]) or "body"
+    return ".".join(str(part) for part in loc[1:] if part not in KINDS) or "body"

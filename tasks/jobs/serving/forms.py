@@ -57,8 +57,12 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
+KINDS = ("(texts)", "(tokens)")
+"""Of prompts; no part of a body's names."""
+
+
 def _kind_of_prompt(prompts: Any) -> str:
-    return "tokens" if isinstance(prompts, list) and prompts and isinstance(prompts[0], list) else "texts"
+    return KINDS[isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list)]
 
 
 class _Body(BaseModel):
@@ -128,7 +132,9 @@ def _without_neutral(body: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]
 class CompletionRequest(_Drawn):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[Annotated[Texts, Tag("texts")] | Annotated[Tokens, Tag("tokens")], Discriminator(_kind_of_prompt)]
+    prompt: Annotated[
+        Annotated[Texts, Tag(KINDS[0])] | Annotated[Tokens, Tag(KINDS[1])], Discriminator(_kind_of_prompt)
+    ]
     """In a request also a text, or the tokens of one prompt."""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool = False
@@ -141,8 +147,8 @@ class CompletionRequest(_Drawn):
             return body
         kept = _without_neutral(body, NEUTRAL)
         prompt = kept.get("prompt")
-        if prompt == []:
-            raise ValueError("`prompt` is empty: send a text, or a list of up to 16")
+        if prompt is not None and not (isinstance(prompt, str | list) and prompt):
+            raise ValueError("`prompt` must be a text, tokens, or a list of up to 16 of either, and not empty")
         if isinstance(prompt, str) or (isinstance(prompt, list) and isinstance(prompt[0], int)):
             kept["prompt"] = [prompt]
         return kept

@@ -284,8 +284,8 @@ def test_the_server_speaks_openais_completions(served, golden):
     ("body", "status", "said"),
     [
         ({}, 400, "prompt: Field required"),
-        ({"prompt": ""}, 400, "prompt: "),
-        ({"prompt": 7}, 400, "prompt: Input should be a valid string"),
+        ({"prompt": ""}, 400, "`prompt` must be a text"),
+        ({"prompt": 7}, 400, "`prompt` must be a text"),
         ({"prompt": "a", "max_tokens": 513}, 400, "max_tokens: "),
         ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens: "),
         ({"prompt": "a", "max_tokens": True}, 400, "max_tokens: "),

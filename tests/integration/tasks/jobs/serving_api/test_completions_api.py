@@ -70,11 +70,11 @@ def test_values_that_change_nothing_are_taken(server):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"prompt": []}, "`prompt` is empty"),
-        ({"prompt": 5}, "prompt.texts: "),
-        ({"prompt": ["a", 5]}, "prompt.texts.1: "),
+        ({"prompt": []}, "`prompt` must be a text"),
+        ({"prompt": 5}, "`prompt` must be a text"),
+        ({"prompt": ["a", 5]}, "prompt.1: "),
         ({"prompt": ["a"] * 17}, "16"),
-        ({"prompt": [5, "a"]}, "prompt.tokens.0.1: "),
+        ({"prompt": [5, "a"]}, "prompt.0.1: "),
         ({"prompt": [300]}, "300 is no token of this model, whose tokens are 0 to 299"),
         ({"prompt": [1] * 256}, "256 tokens"),
         ({"prompt": ["a"] * 9, "n": 8}, "72 answers: ask for up to 64"),
@@ -89,7 +89,7 @@ def test_values_that_change_nothing_are_taken(server):
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": list("abcde")}, "stop"),
         ({"prompt": "a", "stream": "yes"}, "stream: "),
-        ({"prompt": "\ud800"}, "prompt.texts.0: "),
+        ({"prompt": "\ud800"}, "prompt.0: "),
         ({"prompt": "x = 1\n" * 300}, "shorten it"),
     ],
 )
