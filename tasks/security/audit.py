@@ -30,7 +30,6 @@ from tasks.common.process import append, private_folder
 from tasks.common.redaction import has_form_of_secret, redact, redact_value
 from tasks.security import audit_chain
 from tasks.security.audit_chain import NOTHING, Link
-from tasks.storage.settings import load_stores
 from tasks.storage.store import Store
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ AT_ONCE = 500
 
 def copy_of(home: Path) -> Lines | None:
     """Where the copy lies; None where stores.yaml names none. Raises ValueError, Missing."""
+    from tasks.storage.settings import load_stores  # needs yaml, and every command imports this file
+
     stores = load_stores(home)
     if not stores.audit_copy:
         return None

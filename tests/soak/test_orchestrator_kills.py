@@ -52,7 +52,7 @@ from tasks.compute.job import Job
 from tasks.compute.local import LocalBackend
 from tasks.compute.supervisor import run
 from tasks.compute.polling import Watch
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 base, moment = Path(sys.argv[1]), sys.argv[3]

@@ -130,7 +130,7 @@ from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.planning.spending import kind_of_preemptible
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 home = Path(tempfile.mkdtemp(dir=sys.argv[1]))

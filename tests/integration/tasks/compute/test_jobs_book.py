@@ -50,7 +50,7 @@ from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.polling import Watch
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 home, job, cluster = Path(sys.argv[1]), Job.model_validate_json(sys.argv[2]), ClusterConfig()
 run(job, backend=open_backend(cluster), folder=home / "jobs" / job.id, journal=StoreJournal(open_store(home)),

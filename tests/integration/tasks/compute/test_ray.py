@@ -56,7 +56,7 @@ from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 base = Path(sys.argv[1])
 backend = open_backend(ClusterConfig.model_validate_json(sys.argv[2]))

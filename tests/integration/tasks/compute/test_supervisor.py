@@ -63,7 +63,7 @@ from tasks.compute import open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import run
 from tasks.compute.polling import Watch
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 base = Path(sys.argv[1])
 job = Job.model_validate_json(sys.argv[2])

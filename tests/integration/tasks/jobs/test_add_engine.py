@@ -93,7 +93,7 @@ from tasks.planning.configured import division_of, settings_of
 from tasks.planning.checkpointing import checkpoint_bytes
 from tasks.planning.memory import Each, bytes_each
 from tasks.planning.prediction import Division
-from tasks.registry.refs import StoreJournal
+from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
 home, tokens = Path(sys.argv[1]), Path(sys.argv[2])
