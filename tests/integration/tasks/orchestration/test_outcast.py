@@ -487,11 +487,12 @@ def test_a_qualification_ends_when_a_later_one_condemns_one_of_its_machines(run,
 
 
 def test_the_age_of_a_job_that_ended_while_nobody_looked(tmp_path):
+    now = time.time()  # not NOW, which is when the file was collected
     (tmp_path / "result.json").write_text("{}")
-    os.utime(tmp_path / "result.json", (NOW - 7200, NOW - 7200))
+    os.utime(tmp_path / "result.json", (now - 7200, now - 7200))
     assert _hours_since_end(tmp_path) == pytest.approx(2.0, abs=0.2)
     (tmp_path / "nodes" / "0").mkdir(parents=True)
-    (tmp_path / "nodes" / "0" / "exit.json").write_text(json.dumps({"code": 0, "ended": NOW - 36000}))
+    (tmp_path / "nodes" / "0" / "exit.json").write_text(json.dumps({"code": 0, "ended": now - 36000}))
     assert _hours_since_end(tmp_path) == pytest.approx(10.0, abs=0.2)
 
 
