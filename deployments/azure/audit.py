@@ -255,8 +255,10 @@ class _Judge:
         if check.record:
             record = self.records.get(check.record) or Record(None, "no home was looked at")
             verdict: Verdict = _verdict(record.holds)
-            return [Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))]
-        judged = [(one, self._judged(check, one)) for one in self._subjects(check)]
+            return [
+                Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))
+            ]
+        judged = list(self._judged(check))
         whole = check.query in self.export.complete
         if check.least_one:
             return [self._least_one(check, [holds for _, holds in judged], whole)]
@@ -286,33 +288,32 @@ class _Judge:
         verdict: Verdict = "not met" if judged else check.none
         return Finding(check.id, verdict, f"{check.text}: there is none", remedy=_unless_met(verdict, check.remedy))
 
-    def _subjects(self, check: Check) -> Iterator[Resource]:
-        """Resources that a check is about; those of which that is not known are among them."""
+    def _judged(self, check: Check) -> Iterator[tuple[Resource, bool | None]]:
+        """Resources that a check is about, and whether it holds of each; those of which that is not known are among them."""
         for one in self.export.having(check.type):
-            if check.zoned and str(one.body.get("location", "")).lower().replace(" ", "") not in zone_regions_():
+            if check.zoned and str(one.body.get("location")).lower().replace(" ", "") not in _zoned():
                 continue
-            where = both(test.holds(one.body, old=one.old, now=self.now) for test in check.where)
-            passed_over = either(self._related(related, one) for related in check.unless)
-            if where is not False and passed_over is not True:
-                yield one
+            about = both(
+                [self._all(check.where, one), *(inverse(self._related(related, one)) for related in check.unless)]
+            )
+            if about is False:
+                continue
+            if check.forbidden or check.unknown:
+                yield one, False if check.forbidden and about else None
+                continue
+            met = self._all(check.met, one)
+            if check.related and met is not False:
+                met = both((met, self._related(check.related, one)))
+            yield one, met if about or met else None
 
-    def _judged(self, check: Check, one: Resource) -> bool | None:
-        if check.unknown:
-            return None
-        where = both(test.holds(one.body, old=one.old, now=self.now) for test in check.where)
-        passed_over = either(self._related(related, one) for related in check.unless)
-        if check.forbidden:
-            return None if where is None else not where
-        met = both(test.holds(one.body, old=one.old, now=self.now) for test in check.met)
-        if check.related:
-            met = both((met, self._related(check.related, one)))
-        return met if where and passed_over is False else True if met else None
+    def _all(self, tests: Iterable[Test], one: Resource) -> bool | None:
+        return both(test.holds(one.body, old=one.old, now=self.now) for test in tests)
 
     def _related(self, related: Related, one: Resource) -> bool | None:
         """Whether a resource has one that belongs to it."""
         index, unclear = self._index(related.type, related.by)
         own = index.get(one.id.lower(), ())
-        found = either(both(test.holds(each.body, old=each.old, now=self.now) for test in related.met) for each in own)
+        found = either(self._all(related.met, each) for each in own)
         if found or (own and (found is None or related.single)):
             return found
         whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
@@ -323,7 +324,9 @@ class _Judge:
         if (type_, by) not in self._by:
             index, unclear = defaultdict(list), False
             for one in self.export.having((type_,)):
-                owners = [str(id_).lower() for id_ in values_of(one.body, by) or ()] if by else list(above(one.id.lower()))
+                owners = (
+                    [str(id_).lower() for id_ in values_of(one.body, by) or ()] if by else list(above(one.id.lower()))
+                )
                 unclear = unclear or not owners
                 for owner in owners:
                     index[owner].append(one)
@@ -332,7 +335,7 @@ class _Judge:
 
 
 @functools.cache
-def zone_regions_() -> frozenset[str]:
+def _zoned() -> frozenset[str]:
     return frozenset(zone_regions())
 
 
@@ -354,7 +357,9 @@ def values_of(row: Mapping[str, Any], path: str) -> list[Any] | None:
         return None
     for part in parts[1:]:
         inner = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        values = [value for one in inner if isinstance(one, dict) for key, value in one.items() if key.lower() == part.lower()]
+        values = [
+            value for one in inner if isinstance(one, dict) for key, value in one.items() if key.lower() == part.lower()
+        ]
     return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
@@ -376,6 +381,10 @@ def either(values: Iterable[bool | None]) -> bool | None:
             return True
         result = None if value is None else result
     return result
+
+
+def inverse(value: bool | None) -> bool | None:
+    return None if value is None else not value
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -405,7 +414,9 @@ def _filled(remedy: str, one: Resource | None = None) -> str:
     """The remedy with the resource's names in it, as a shell takes them; with words in capitals where there is none."""
     values = {"id": one.id, "name": one.name, "group": one.group} if one else {}
     return re.sub(
-        r"\{(id|name|group)\}", lambda word: shlex.quote(values[word[1]]) if values.get(word[1]) else word[1].upper(), remedy
+        r"\{(id|name|group)\}",
+        lambda word: shlex.quote(values[word[1]]) if values.get(word[1]) else word[1].upper(),
+        remedy,
     )
 
 

@@ -122,7 +122,7 @@ def script() -> str:
         '    answer=$(az graph query -q "$2" --subscriptions "$subscription" --first 1000 ${token:+--skip-token "$token"} -o json) \\',
         "      || answer=null",
         '    printf \'{"query": "%s", "answer": %s}\' "$1" "$answer" > "$1-$page.json"',
-        "    token=$(printf %s \"$answer\" | python3 -c 'import json, sys; print((json.load(sys.stdin) or {}).get(\"skip_token\") or \"\")')",
+        '    token=$(printf %s "$answer" | python3 -c \'import json, sys; print((json.load(sys.stdin) or {}).get("skip_token") or "")\')',
         '    [ -n "$token" ] || break',
         "  done",
         "}",
@@ -195,7 +195,9 @@ def _read(path: Path, result: Export) -> None:
         if ID.fullmatch(of):
             result.complete.add(query)
     elif query and "graph" not in queries()[query]:
-        result.notes.append(f"{path.name}: it does not say which resource {query} was asked of, so what it lacks is unknown")
+        result.notes.append(
+            f"{path.name}: it does not say which resource {query} was asked of, so what it lacks is unknown"
+        )
     elif query:
         result.complete.add(query)
 
@@ -205,7 +207,9 @@ def _opened(path: Path, value: Any) -> tuple[str, str, Any]:
     if isinstance(value, dict) and {"query", "answer"} <= set(value):
         query = str(value["query"])
         if query not in queries():
-            raise ValueError(f"{path} answers the query {query!r}, which is none of {', '.join(queries())}; collect it again")
+            raise ValueError(
+                f"{path} answers the query {query!r}, which is none of {', '.join(queries())}; collect it again"
+            )
         return query, str(value.get("of") or ""), value["answer"]
     stem = re.sub(r"-\d+$", "", path.stem)
     return (stem if stem in queries() else ""), "", value
@@ -216,12 +220,16 @@ def _rows(path: Path, answer: Any) -> list[dict[str, Any]]:
     if isinstance(answer, dict):
         rows = next((answer[key] for key in ("data", "value") if key in answer), [answer])
     if isinstance(rows, dict) and "columns" in rows:
-        raise ValueError(f"{path} is a table of Resource Graph: ask for rows that are objects (resultFormat objectArray)")
+        raise ValueError(
+            f"{path} is a table of Resource Graph: ask for rows that are objects (resultFormat objectArray)"
+        )
     if not isinstance(rows, list):
         raise ValueError(f"{path} is no export of Azure: rows are wanted, and there is a {type(rows).__name__}")
     for row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"].startswith("/"):
-            raise ValueError(f"{path} is no export of Azure: a row has no id; `headway estate audit --collect` asks for it")
+            raise ValueError(
+                f"{path} is no export of Azure: a row has no id; `headway estate audit --collect` asks for it"
+            )
     return rows
 
 

@@ -106,10 +106,16 @@ def qualification(home: Path) -> Record:
 def backup(home: Path) -> Record:
     """Backups in folders that stores.yaml names. That one was restored in a drill leaves no record."""
     stores = load_stores(home)
-    folders = [name for name, one in stores.stores.items() if name != stores.use and not one.uri.startswith(("az:", "azureml:"))]
+    folders = [
+        name
+        for name, one in stores.stores.items()
+        if name != stores.use and not one.uri.startswith(("az:", "azureml:"))
+    ]
     found = [(name, made[0].provenance.created) for name in folders if (made := backups(open_named(home, name)))]
     if not found:
-        return Record(None, "no folder of stores.yaml has one; other stores were not asked, and a drill leaves no record")
+        return Record(
+            None, "no folder of stores.yaml has one; other stores were not asked, and a drill leaves no record"
+        )
     return Record(None, f"{found[0][0]} has one of {found[0][1]}; a drill leaves no record: headway backup --drill")
 
 
@@ -143,6 +149,5 @@ def resumed(home: Path) -> Record:
 
 
 RECORDS: dict[str, Callable[[Path], Record]] = {
-    each.__name__: each
-    for each in (signatures, drift, lineage, qualification, backup, watch, fallback, store, resumed)
+    each.__name__: each for each in (signatures, drift, lineage, qualification, backup, watch, fallback, store, resumed)
 }

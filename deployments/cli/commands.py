@@ -208,7 +208,8 @@ COMMANDS = {
         "operations.estate:connect", "Write the settings of a home out of the outputs of an estate's deployment."
     ),
     "estate audit": Row(
-        "operations.estate:audit", "Judge what is there by Microsoft's recommendations: exports of Azure, and this home."
+        "operations.estate:audit",
+        "Judge what is there by Microsoft's recommendations: exports of Azure, and this home.",
     ),
     "notify": Row("", "Channels for notifications of failures, closed gates, approvals and alerts."),
     "notify test": Row(

@@ -86,7 +86,9 @@ def audit(
     waivers: Annotated[
         Path | None, typer.Option(help="A YAML list of what need not be met: row, resource, who, why, until.")
     ] = None,
-    level: Annotated[str, typer.Option(help="Exit with 3 when a row of this impact or above is not met: high, medium, low.")] = "high",
+    level: Annotated[
+        str, typer.Option(help="Exit with 3 when a row of this impact or above is not met: high, medium, low.")
+    ] = "high",
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     with_home: Annotated[
         bool, typer.Option("--home/--no-home", help="Judge Headway's half from the records of this home, too.")
@@ -106,7 +108,9 @@ def audit(
     if level not in LEVELS:
         raise ValueError(f"--level {level!r} is none of {', '.join(LEVELS)}")
     if not exports:
-        raise ValueError("name the exports, or run `headway estate audit --collect > collect.sh` first, which makes them")
+        raise ValueError(
+            "name the exports, or run `headway estate audit --collect > collect.sh` first, which makes them"
+        )
     subscription = load_estate(settings).subscription_id if settings else ""
     export = read_exports(exports, subscription=subscription)
     now = datetime.datetime.now(datetime.UTC)
@@ -115,7 +119,10 @@ def audit(
     if html:
         from tasks.report.pages import render, write_page
 
-        write_page(html, render("estate", title="Audit of the estate", rows=rows, notes=export.notes, subscription=named, now=now))
+        write_page(
+            html,
+            render("estate", title="Audit of the estate", rows=rows, notes=export.notes, subscription=named, now=now),
+        )
     fields = {"subscription": named, "level": level, "counts": _counts(rows), "notes": export.notes}
     fields["rows"] = [_fields(row) for row in rows]
     words = [*_table(rows), *(f"note: {one}" for one in export.notes), *([f"wrote {html}"] if html else [])]
@@ -159,13 +166,19 @@ def _table(rows: list[Row]) -> list[str]:
     from deployments.azure.audit import LEVELS, SHOWN, WORST
 
     ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
-    lines = aligned((row.verdict, row.recommendation.impact, row.recommendation.id, row.recommendation.text) for row in ordered)
+    lines = aligned(
+        (row.verdict, row.recommendation.impact, row.recommendation.id, row.recommendation.text) for row in ordered
+    )
     result = []
     for row, line in zip(ordered, lines, strict=True):
         result.append(line)
         wrong = [one for one in row.findings if one.verdict in ("not met", "waived")]
         for one in wrong[:SHOWN]:
-            by = f" (waived by {one.waiver.who} until {one.waiver.until}: {one.waiver.why})" if one.verdict == "waived" and one.waiver else ""
+            by = (
+                f" (waived by {one.waiver.who} until {one.waiver.until}: {one.waiver.why})"
+                if one.verdict == "waived" and one.waiver
+                else ""
+            )
             result.append(visible(f"    {one.text}{by}"))
             result += [visible(f"      -> {one.remedy}")] if one.verdict == "not met" else []
         result += [f"    and {len(wrong) - SHOWN:,} more, with --json or --html"] if len(wrong) > SHOWN else []
