@@ -1,5 +1,6 @@
-"""Writes docs/estate.json, docs/images/estate.svg and the table of docs/estate.md: `python docs/make_estate.py`; a test compares them.
+"""Writes docs/estate.json, docs/images/estate.svg and a table of docs/estate.md: `python docs/make_estate.py`.
 
+A test compares them.
 
 estate.json is what each preset renders: its resources by type and API version, and a digest of each file. A change of it is a
 change of what gets deployed: run tests/integration/deployments/test_estate_types.py with a clone of Microsoft's types then.

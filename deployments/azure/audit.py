@@ -1,4 +1,4 @@
-"""The audit of an estate: every recommendation of recommendations.yaml against what exports and the home show. Pure but for files.
+"""The audit of an estate: every recommendation of recommendations.yaml against what exports and the home show.
 
 What is not known is never met: a property that an export lacks, a resource of a query that was not answered whole, a record that
 nobody made. docs/estate.md says what the verdicts mean.
@@ -67,12 +67,12 @@ class Test(Settings):
             if not any(isinstance(one, dict) and last in one for one in values_of(row, above_it) or ()):
                 return None
             elements = values_of(row, self.no_element) or ()
-            found = either(
+            bad = either(
                 both(one.holds(element, old=False, now=now) for one in self.having)
                 for element in elements
                 if isinstance(element, dict)
             )
-            return None if found is None else not found
+            return inverse(bad)
         values = [values_of(row, path) for path in self.path.split()]
         known = [one for each in values if each is not None for one in each if one not in (None, "", [], {})]
         if not known:
@@ -132,7 +132,7 @@ class Check(Settings):
     forbidden: bool = False
     """There is no such resource."""
     none: Literal["not applicable", "not met"] = "not applicable"
-    told: str = ""
+    title: str = ""
     """Property with words for people."""
     unknown: str = ""
     """Why no export can tell."""
@@ -223,7 +223,7 @@ def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
         return Row(one, "not applicable", why=f"left out: {one.left_out}")
     if not one.checks:
         by = one.headway or one.estate
-        return Row(one, "not in this export", why=f"no export and no record shows it; what stands for it: {by}")
+        return Row(one, "not in this export", why=f"no export and no record shows it; what does it: {by}")
     findings = tuple(
         _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
     )
@@ -313,9 +313,9 @@ class _Judge:
         """Whether a resource has one that belongs to it."""
         index, unclear = self._index(related.type, related.by)
         own = index.get(one.id.lower(), ())
-        found = either(self._all(related.met, each) for each in own)
-        if found or (own and (found is None or related.single)):
-            return found
+        holds = either(self._all(related.met, each) for each in own)
+        if holds or (own and (holds is None or related.single)):
+            return holds
         whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
         return False if whole and not unclear else None
 
@@ -406,7 +406,7 @@ def _unless_met(verdict: Verdict, remedy: str) -> str:
 
 
 def _told(check: Check, one: Resource) -> str:
-    words = values_of(one.body, check.told) if check.told else None
+    words = values_of(one.body, check.title) if check.title else None
     return f"{check.text}: {words[0] if words else check.unknown or one.name}"
 
 

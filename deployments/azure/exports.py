@@ -19,6 +19,8 @@ from typing import Any
 import yaml
 
 QUERIES = Path(__file__).with_name("queries.yaml")
+COLLECT = Path(__file__).with_name("collect.sh")
+"""The functions that the script begins with."""
 OLDEST = "2022"
 """An answer of an API version before this year may lack properties that exist: what it does not have is not known."""
 ID = re.compile(r"/subscriptions/([0-9a-f-]{36})(?:/|$)", re.IGNORECASE)
@@ -38,8 +40,8 @@ class Resource:
 
     @property
     def group(self) -> str:
-        found = re.search(r"/resourcegroups/([^/]+)", self.id, re.IGNORECASE)
-        return found[1] if found else ""
+        match = re.search(r"/resourcegroups/([^/]+)", self.id, re.IGNORECASE)
+        return match[1] if match else ""
 
     @property
     def parent(self) -> str:
@@ -96,9 +98,9 @@ class Export:
             else:
                 self.complete.add(query)
         if "resources" in self.complete:  # then it is known of which resources the others had to be asked
-            for name, query in queries().items():
-                asked = {one.id.lower() for one in self.having(query.get("of", ()))}
-                if query.get("of") and asked <= self.of[name]:
+            for name, asked in queries().items():
+                wanted = {one.id.lower() for one in self.having(asked.get("of", ()))}
+                if asked.get("of") and wanted <= self.of[name]:
                     self.complete.add(name)
 
 
@@ -111,39 +113,16 @@ def queries() -> dict[str, dict[str, Any]]:
 
 def script() -> str:
     """A Bash script that asks all of them, read-only, and writes an export."""
-    lines = [
-        "# Read-only: asks Azure by `az`, as Reader of the subscription, and writes JSON files into the folder estate-export.",
-        "set -u; mkdir -p estate-export; cd estate-export",
-        "subscription=$(az account show --query id --output tsv)",
-        "graph() {  # NAME KQL: all pages",
-        "  token=; page=0",
-        "  while :; do",
-        "    page=$((page + 1))",
-        '    answer=$(az graph query -q "$2" --subscriptions "$subscription" --first 1000 ${token:+--skip-token "$token"} -o json) \\',
-        "      || answer=null",
-        '    printf \'{"query": "%s", "answer": %s}\' "$1" "$answer" > "$1-$page.json"',
-        '    token=$(printf %s "$answer" | python3 -c \'import json, sys; print((json.load(sys.stdin) or {}).get("skip_token") or "")\')',
-        '    [ -n "$token" ] || break',
-        "  done",
-        "}",
-        "rest() {  # NAME PATH: of each id on stdin",
-        "  while IFS= read -r id; do",
-        "    count=$((${count:-0} + 1))",
-        '    answer=$(az rest --method get --url "https://management.azure.com$id$2" -o json < /dev/null) || answer=null',
-        '    printf \'{"query": "%s", "of": "%s", "answer": %s}\' "$1" "$id" "$answer" > "$1-$count.json"',
-        "  done",
-        "}",
-    ]
+    lines = []
     for name, query in queries().items():
         if "graph" in query:
             lines.append(f'graph {name} "{" ".join(query["graph"].split())}"')
         elif query["of"]:
-            for type_ in query["of"]:
-                lines.append(f"az resource list --resource-type {type_} --query '[].id' -o tsv > ids")
-                lines.append(f"rest {name} '{query['rest']}' < ids")
+            lines += [f"of {type_} | rest {name} '{query['rest']}'" for type_ in query["of"]]
         else:
-            lines.append(f"printf '/subscriptions/%s\\n' \"$subscription\" > ids; rest {name} '{query['rest']}' < ids")
-    return "\n".join([*lines, "rm ids", 'echo "then: headway estate audit estate-export"']) + "\n"
+            lines.append(f"echo \"/subscriptions/$subscription\" | rest {name} '{query['rest']}'")
+    lines.append('echo "then: headway estate audit estate-export"')
+    return COLLECT.read_text(encoding="utf-8") + "\n".join(lines) + "\n"
 
 
 def read_exports(paths: Iterable[Path], *, subscription: str = "") -> Export:
@@ -170,6 +149,7 @@ def read_exports(paths: Iterable[Path], *, subscription: str = "") -> Export:
 
 
 def _read(path: Path, result: Export) -> None:
+    """Add what a file shows."""
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
@@ -177,29 +157,29 @@ def _read(path: Path, result: Export) -> None:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON, or was cut off: {error}; collect it again") from error
     query, of, answer = _opened(path, value)
+    result.subscriptions |= {one.lower() for one in ID.findall(of)[:1]}
     if answer is None:
         result.notes.append(f"{path.name}: Azure did not answer {query}" + (f" of {of}" if of else ""))
         return
-    rows = _rows(path, answer)
-    for row in rows:
+    for row in _rows(path, answer):
         result.add(row)
-    if of:
-        result.subscriptions |= {one.lower() for one in ID.findall(of)[:1]}
+    if query:
+        _settle(path, query, of, answer, result)
+
+
+def _settle(path: Path, query: str, of: str, answer: Any, result: Export) -> None:
+    """Note what an answer is whole for."""
     if isinstance(answer, dict) and "data" in answer:
-        if query:
-            result.page(query, answer)
+        result.page(query, answer)
     elif isinstance(answer, dict) and _first(answer, "nextLink", "next_link"):
         result.notes.append(f"{path.name}: a page only, its nextLink was not followed")
-    elif query and of:
-        result.of[query].add(of.lower())
-        if ID.fullmatch(of):
-            result.complete.add(query)
-    elif query and "graph" not in queries()[query]:
-        result.notes.append(
-            f"{path.name}: it does not say which resource {query} was asked of, so what it lacks is unknown"
-        )
-    elif query:
+    elif "graph" in queries()[query] or (of and ID.fullmatch(of)):
         result.complete.add(query)
+    elif of:
+        result.of[query].add(of.lower())
+    else:
+        words = f"it does not say which resource {query} was asked of, so what it lacks is not known"
+        result.notes.append(f"{path.name}: {words}")
 
 
 def _opened(path: Path, value: Any) -> tuple[str, str, Any]:

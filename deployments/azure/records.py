@@ -11,7 +11,7 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, read_json
 from tasks.registry.backup.snapshot import backups
-from tasks.registry.qualifications import stored
+from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
 from tasks.security.signatures import require_signed
@@ -54,8 +54,8 @@ def _of_each(home: Path, wrong: Callable[[str, str], str], so: str) -> Record:
     each = _champions(home)
     if not each:
         return Record(None, "no model has a champion")
-    found = [text for name, ref in each.items() if (text := wrong(name, ref))]
-    return Record(not found, "; ".join(found) or f"{so}: {', '.join(each)}")
+    problems = [text for name, ref in each.items() if (text := wrong(name, ref))]
+    return Record(not problems, "; ".join(problems) or f"{so}: {', '.join(each)}")
 
 
 def signatures(home: Path) -> Record:
@@ -94,7 +94,7 @@ def lineage(home: Path) -> Record:
 
 def qualification(home: Path) -> Record:
     """The newest one of each cluster counts."""
-    newest = {}
+    newest: dict[str, Stored] = {}
     for one in stored(open_store(home)):
         newest.setdefault(one.manifest.provenance.name, one)
     if not newest:
@@ -111,12 +111,12 @@ def backup(home: Path) -> Record:
         for name, one in stores.stores.items()
         if name != stores.use and not one.uri.startswith(("az:", "azureml:"))
     ]
-    found = [(name, made[0].provenance.created) for name in folders if (made := backups(open_named(home, name)))]
-    if not found:
+    newest = [(name, made[0].provenance.created) for name in folders if (made := backups(open_named(home, name)))]
+    if not newest:
         return Record(
             None, "no folder of stores.yaml has one; other stores were not asked, and a drill leaves no record"
         )
-    return Record(None, f"{found[0][0]} has one of {found[0][1]}; a drill leaves no record: headway backup --drill")
+    return Record(None, f"{newest[0][0]} has one of {newest[0][1]}; a drill leaves no record: headway backup --drill")
 
 
 def watch(home: Path) -> Record:

@@ -123,8 +123,9 @@ def audit(
             html,
             render("estate", title="Audit of the estate", rows=rows, notes=export.notes, subscription=named, now=now),
         )
-    fields = {"subscription": named, "level": level, "counts": _counts(rows), "notes": export.notes}
-    fields["rows"] = [_fields(row) for row in rows]
+    fields = {"subscription": named, "level": level, "counts": _counts(rows), "notes": export.notes} | {
+        "rows": [_fields(row) for row in rows]
+    }
     words = [*_table(rows), *(f"note: {one}" for one in export.notes), *([f"wrote {html}"] if html else [])]
     bad = failed(rows, LEVELS[LEVELS.index(level)])
     if not bad:
