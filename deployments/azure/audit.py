@@ -391,10 +391,15 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=WORST.index)
 
 
-def failed(rows: Iterable[Row], level: Impact) -> list[Row]:
-    """Rows of a level, and of those above it, that are not met."""
+def failed(rows: Iterable[Row], level: Impact, *, strict: bool = False) -> list[Row]:
+    """Rows of a level, and of those above it, that are not met; when strict, those too that something could show and nothing does."""
     wanted = LEVELS[: LEVELS.index(level) + 1]
-    return [row for row in rows if row.verdict == "not met" and row.recommendation.impact in wanted]
+    return [
+        row
+        for row in rows
+        if row.recommendation.impact in wanted
+        and (row.verdict == "not met" or (strict and row.verdict == "not in this export" and row.findings))
+    ]
 
 
 def _verdict(holds: bool | None) -> Verdict:

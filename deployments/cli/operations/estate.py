@@ -89,6 +89,9 @@ def audit(
     level: Annotated[
         str, typer.Option(help="Exit with 3 when a row of this impact or above is not met: high, medium, low.")
     ] = "high",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 also when exports or records could show a row, and do not.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     with_home: Annotated[
         bool, typer.Option("--home/--no-home", help="Judge Headway's half from the records of this home, too.")
@@ -127,7 +130,7 @@ def audit(
         "rows": [_fields(row) for row in rows]
     }
     words = [*_table(rows), *(f"note: {one}" for one in export.notes), *([f"wrote {html}"] if html else [])]
-    bad = failed(rows, LEVELS[LEVELS.index(level)])
+    bad = failed(rows, LEVELS[LEVELS.index(level)], strict=strict)
     if not bad:
         say(fields, words, as_json=as_json)
         return
@@ -137,9 +140,9 @@ def audit(
         {"name": f"{row.recommendation.id}/{one.check}", "measured": one.text, "limit": "met", "remedy": one.remedy}
         for row in bad
         for one in row.findings
-        if one.verdict == "not met"
+        if one.verdict in ("not met", "not in this export")
     ]
-    text = f"not met of level {level}: {', '.join(row.recommendation.id for row in bad)}"
+    text = f"{'not met, or not known,' if strict else 'not met'} of level {level}: {', '.join(row.recommendation.id for row in bad)}"
     remedy = "Run the remedy of each row, and collect again; or waive it with --waivers (docs/estate.md)."
     raise CommandError(GateFailed(text, stage="audit", checks=checks, remedy=remedy), {**fields, "checks": checks})
 
@@ -182,6 +185,8 @@ def _table(rows: list[Row]) -> list[str]:
             )
             result.append(visible(f"    {one.text}{by}"))
             result += [visible(f"      -> {one.remedy}")] if one.verdict == "not met" else []
+        if row.verdict == "not in this export":
+            result += [visible(f"    {one.text}") for one in row.findings if one.verdict == row.verdict][:1]
         result += [f"    and {len(wrong) - SHOWN:,} more, with --json or --html"] if len(wrong) > SHOWN else []
     counts = ", ".join(f"{number} {verdict}" for verdict, number in _counts(rows).items())
     return [*result, f"{len(rows)} rows: {counts}"]
