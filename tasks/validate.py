@@ -43,6 +43,7 @@ TIMES = ("seconds", "speed")
     version=2,
     shown=Shown(
         line="{documents:.0f} documents, {bytes:.0f} bytes",
+        unless_zero={"quarantined": "{quarantined:.0f} set aside"},
         metrics=("documents", "bytes", "quarantined", "warnings"),
         headlines=("documents",),
         part="validation.json",

@@ -62,7 +62,7 @@ def next_steps(
         steps += [("headway up --detach", "Start the platform: it resumes what was stopped")]
     elif run and run.status != "completed":
         steps += [("headway doctor", "Whether anything is missing on this machine")]
-        steps += [(_again(run, directory), "Start it again: finished stages and checkpoints are reused")]
+        steps += [(_again(run, directory), "Start it again, reusing finished stages and checkpoints")]
     if wanted not in published and not elsewhere(home):
         steps += [] if mine else [("headway init", "Write a configuration, after three questions")]
         named = (

@@ -21,6 +21,8 @@ class Shown:
 
     line: str = ""
     """Its few numbers in the terminal, as a format of its metrics."""
+    unless_zero: Mapping[str, str] = field(default_factory=dict)
+    """What follows in that line when a metric is not 0, by the metric."""
     metrics: tuple[str, ...] = ()
     """Those that stand in Prefect's pages."""
     headlines: tuple[str, ...] = ()
@@ -36,7 +38,8 @@ class Shown:
     def text(self, metrics: dict[str, float]) -> str:
         """The line with its numbers; empty where one of them is not known."""
         try:
-            return self.line.format_map(metrics)
+            further = [form.format_map(metrics) for name, form in self.unless_zero.items() if metrics.get(name)]
+            return ", ".join([self.line.format_map(metrics), *further])
         except KeyError:
             return ""
 

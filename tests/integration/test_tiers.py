@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from execnet.gateway_io import popen_bootstrapline
+from tiers import SLOWEST
 
 SUPPORT = Path(__file__).parents[1] / "support"
 HEAVY = ("torch", "transformers", "onnxruntime", "prefect", "mlflow", "great_expectations", "ray", "azure.ai.ml")
@@ -85,6 +86,20 @@ def test_where_unit_tests_are_asked_for_nothing_else_runs(tmp_path):
     (tmp_path / "test_heavy.py").write_text("import nothing_of_this_name")
     said = pytest_of("-m", "unit", cwd=tmp_path)
     assert "2 failed, 1 passed, 4 deselected" in said.stdout, said.stdout
+
+
+def test_files_are_shared_out_in_the_order_in_which_they_were_collected(tmp_path):
+    """Which is the one of tiers.py, the slowest first, and not xdist's, by the number of their tests."""
+    (tmp_path / "test_few.py").write_text("def test_one(): pass")
+    (tmp_path / "test_many.py").write_text("\n".join(f"def test_{number}(): pass" for number in range(5)))
+    said = pytest_of("-vv", "-n", "1", "--dist", "loadfile", cwd=tmp_path)
+    assert said.stdout.index("PASSED test_few.py") < said.stdout.index("PASSED test_many.py"), said.stdout
+
+
+@pytest.mark.unit
+def test_the_slowest_files_are_there():
+    names = [name for name in SLOWEST if name != "done"]
+    assert [name for name in names if not (SUPPORT.parent / name).is_file()] == []
 
 
 def test_a_worker_of_xdist_is_known_by_what_it_runs():

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from support import python_path
 from waiting import limit
 
 from tasks.hardware.sku import load_sku
@@ -83,7 +84,7 @@ def launched(folder, said, *, ranks=1, nodes=1):
         running.append(
             subprocess.Popen(
                 [sys.executable, *launcher, "-m", "tasks.jobs.benchmark"],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **ours, **place},
+                env={**os.environ, "PYTHONPATH": python_path(ROOT), **ours, **place},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

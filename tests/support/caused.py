@@ -1,3 +1,4 @@
+# fork: commands
 """A flow run that events asked for, as a program, and the batches of events that tests make for it.
 
 Its arguments are one JSON object: flow, dataset, cause, set, `person` who starts it, and `key`, the idempotency key under which

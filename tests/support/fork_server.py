@@ -281,7 +281,7 @@ def become(request: dict[str, Any]) -> None:
     sys.stdout = sys.__stdout__ = _text(1, "strict", unbuffered)
     sys.stderr = sys.__stderr__ = _text(2, "backslashreplace", unbuffered)
     sys.orig_argv = request["words"]
-    if request["words"][request["position"]] != "-c":  # a worker of pytest-xdist has its settings as any test does
+    if request["words"][-1] != sys.modules["sitecustomize"].WORKER:  # which has its settings as any test does
         _as_after_imports()
     if "COVERAGE_PROCESS_START" in os.environ:
         importlib.import_module("coverage").process_startup()
@@ -354,7 +354,9 @@ def run(request: dict[str, Any]) -> None:
             sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
-        sys.argv = ["-c"]
+        sys.argv = ["-c", *words[2:]]
+        if not request["safe"]:
+            sys.path.insert(0, "")
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(words[1], main.__dict__)
     else:

@@ -1,3 +1,4 @@
+# fork: gateways
 """A server that speaks as tasks/jobs/serve.py does and has no model: it answers as `behave.json` in its folder says.
 
 So what a gateway does with servers that fail, lie or crawl is tested in seconds. It runs as a supervised process, like ours.
@@ -134,7 +135,11 @@ class Handler(BaseHTTPRequestHandler):
 
 def spec(folder):
     """How it is supervised."""
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+    paths = [
+        str(Path(__file__).parents[2]),
+        str(Path(__file__).parent),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
     env = {"HEADWAY_SERVE": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     argv = [sys.executable, str(Path(__file__).absolute())]
     return process.ProcessSpec(argv=argv, env=env, secrets=(), log="server.log", restarts=5, steady=1.0, grace=5.0)

@@ -19,6 +19,11 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 PACKAGES = ("json", "email", "logging", "importlib")
 
 
+def python_path(*folders: object) -> str:
+    """A PYTHONPATH of these folders, and of what is there: without tests/support/forks a program imports everything itself."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @dataclass(frozen=True)
 class Ran:
     """A finished command."""

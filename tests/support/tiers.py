@@ -24,20 +24,65 @@ from scheduling import scope_of
 SUPPORT = Path(__file__).resolve().parent
 TIERS = ("unit", "integration", "e2e")
 LEFT_OUT = {"long": "make long", "soak": "make soak"}
-SLOWEST = (  # files, and scopes of scheduling.py
+SLOWEST = (  # files, and scopes of scheduling.py: benchmarks/suite.py measures which
     "done",
     "e2e/test_documentation.py",
+    "integration/deployments/test_states_and_events.py",
     "integration/tasks/compute/test_slurm_elastic.py",
     "integration/tasks/compute/test_slurm.py",
+    "integration/deployments/test_dead_runs.py",
+    "integration/tasks/serving/test_gateway.py",
+    "integration/tasks/serving/test_rollout.py",
     "integration/tasks/serving/test_azureml_endpoints.py",
     "integration/tasks/jobs/node/test_node.py",
-    "integration/tasks/compute/test_ray.py",
     "integration/deployments/test_dispatch.py",
+    "integration/tasks/compute/test_ray.py",
     "integration/deployments/test_bridge.py",
-    "integration/tasks/serving/test_gateway.py",
     "integration/tasks/jobs/exporting/test_export_serve.py",
-    "integration/tasks/serving/test_rollout.py",
+    "integration/flows/test_old_home.py",
+    "integration/flows/test_continue_from.py",
+    "integration/deployments/test_suspended_runs.py",
+    "integration/tasks/jobs/qualify/test_collectives.py",
+    "integration/deployments/test_mlflow_server.py",
+    "integration/tasks/jobs/serving/test_model_faults.py",
+    "integration/tasks/compute/test_azureml.py",
+    "integration/tasks/lineage/test_lineage_publish.py",
+    "integration/test_azure_proof.py",
+    "integration/deployments/test_job_commands.py",
+    "integration/deployments/test_history_command.py",
+    "integration/tasks/jobs/node/test_mirror.py",
+    "integration/deployments/test_several_hosts.py",
+    "integration/deployments/test_platform.py",
+    "integration/deployments/test_arrivals.py",
     "integration/tasks/jobs/training/test_training.py",
+    "integration/tasks/lineage/test_load_model.py",
+    "integration/flows/test_planted_corpus.py",
+    "integration/flows/test_known_corpora.py",
+    "integration/deployments/test_watch_command.py",
+    "integration/flows/test_add_a_stage.py",
+    "integration/tasks/compute/test_ssh_mirrored.py",
+    "integration/tasks/compute/test_ssh_elastic.py",
+    "integration/tasks/compute/test_slurm_mirrored.py",
+    "integration/tasks/compute/test_slurm_login.py",
+    "integration/tasks/compute/test_slurm_drain.py",
+    "integration/tasks/compute/test_ray_mirrored.py",
+    "integration/tasks/compute/test_connection.py",
+    "integration/tasks/compute/test_ssh.py",
+    "integration/tasks/storage/test_silence.py",
+    "integration/deployments/test_preprocess.py",
+    "integration/tasks/test_validate.py",
+    "integration/tasks/data/tokenizing/test_gpt_dataset.py",
+    "integration/tasks/compute/test_add_backend.py",
+    "integration/deployments/test_integrity_watch.py",
+    "integration/tasks/jobs/checkpoint/test_mirrored.py",
+    "integration/deployments/test_validate_command.py",
+    "integration/deployments/test_working_directory.py",
+    "integration/deployments/test_notifications.py",
+    "integration/deployments/test_schedules.py",
+    "integration/tasks/jobs/training/test_training_safety.py",
+    "integration/tasks/jobs/qualify/test_qualify_training.py",
+    "integration/deployments/test_starting_points.py",
+    "integration/tasks/compute/test_supervisor_model.py",
 )
 FOLDER = pytest.StashKey[Path]()
 FORBIDDEN = {
@@ -61,6 +106,9 @@ def pytest_configure(config):
     gc.disable()  # until everything is collected: thousands of modules and tests that stay
     worker = getattr(config, "workerinput", None)
     if worker is None:
+        # Workers collect, and this process shares out what they found: else it puts files with many tests first, however long
+        # they take.
+        config.option.loadscopereorder = False
         folder = Path(tempfile.mkdtemp(prefix="headway-tests-"))
         (folder / "owner").write_text(str(os.getpid()))
         slower = waiting.measure()
@@ -121,7 +169,6 @@ def pytest_itemcollected(item):
 
 def pytest_collection_modifyitems(config, items):
     """The files that take longest come first, so that no worker begins one when the others have nothing left."""
-    config.option.loadscopereorder = False
     first = {name: place for place, name in enumerate(SLOWEST)}
 
     def place(item):

@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from support import python_path
 
+from tasks.common.process import descendants
 from tasks.config.training import NetworkConfig, SafetyConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.checkpoint.files import manifests
@@ -33,6 +36,7 @@ os.dup2(2, 1)  # what libraries print is no answer
 from tasks.jobs.node.runtime import main
 from tasks.jobs.train import run
 import tasks.jobs.training.torch_engine
+print(os.getpid(), file=answers, flush=True)
 for line in sys.stdin:
     children = []
     for environment in json.loads(line):
@@ -51,11 +55,16 @@ class Forks:
 
     def __init__(self, more=""):
         """`more` is Python that runs once, before the first job: imports that its jobs need."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.server = subprocess.Popen(
-            [sys.executable, "-c", more + SERVER], env=environment, start_new_session=True, text=True, **pipes
+            [sys.executable, "-c", f"# fork: jobs\n{more}{SERVER}"],
+            env=environment,
+            start_new_session=True,
+            text=True,
+            **pipes,
         )
+        self.pid = int(self.server.stdout.readline())
 
     def __call__(self, job, *, attempt=1, ranks=2, fault=""):
         """Run a job to its end: the exit codes of its ranks. `fault` is Python that each rank runs first."""
@@ -78,7 +87,9 @@ class Forks:
         return codes
 
     def close(self):
-        os.killpg(self.server.pid, signal.SIGKILL)
+        for pid in (self.pid, *descendants(self.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.server.communicate()
 
 

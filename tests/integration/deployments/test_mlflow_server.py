@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
+from support import python_path
 from waiting import limit
 
 from deployments.services import mlflow_server
@@ -138,7 +139,7 @@ def test_publishers_and_the_server_on_one_file_lose_nothing(home, server):
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(home), str(number), tracking(home)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": python_path(ROOT)}, stdout=subprocess.PIPE, text=True,
         )
         for number in range(2)
     ]  # fmt: skip

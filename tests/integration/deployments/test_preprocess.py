@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from support import HEADWAY
 from token_material import AWKWARD, make_tokenizer, words, write_documents
 
-HEADWAY = [sys.executable, "-c", "from deployments.cli.main import run; run()"]
+PLAIN = [sys.executable, "-c", "from deployments.cli.main import run; run()"]
+"""Which is never a fork of the tests: its workers are of its process group."""
 TEXTS = [*AWKWARD, *(words(50, i) for i in range(200))]
 
 
@@ -123,7 +125,7 @@ def test_a_mixture_is_said_as_megatron_takes_it(folder, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_stopping_leaves_no_worker_and_the_same_command_goes_on(folder, tmp_path, number):
     source = write_documents(tmp_path / "big.jsonl", [words(20_000, i) * 8 for i in range(200)])
-    command = [*HEADWAY, *_arguments(folder, tmp_path / "out", "--workers", "2", "--json", source=source)]
+    command = [*PLAIN, *_arguments(folder, tmp_path / "out", "--workers", "2", "--json", source=source)]
     for _ in range(5):  # on a busy machine it may have ended before the signal came
         for path in tmp_path.glob("out_*"):
             path.unlink()
@@ -149,7 +151,7 @@ def _arguments(folder, prefix, *more, source=None):
 
 
 def _run(arguments):
-    return subprocess.run([*HEADWAY, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([HEADWAY, *arguments], capture_output=True, text=True, check=False)
 
 
 def _json(arguments, code=0):

@@ -177,10 +177,10 @@ def test_the_recipe_is_enough(tmp_path):
     ran = own_test(tmp_path)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     imports = Path(sys.executable).parent / "lint-imports"
-    assert run(tmp_path, str(imports), "--no-cache").returncode == 0
+    assert run(tmp_path, str(imports)).returncode == 0
     stage = tmp_path / "tasks" / "census.py"
     stage.write_text(stage.read_text() + "from tasks.train import train\n")
-    refused = run(tmp_path, str(imports), "--no-cache")
+    refused = run(tmp_path, str(imports))
     assert refused.returncode == 1 and "tasks.census is not allowed to import tasks.train" in refused.stdout
 
 

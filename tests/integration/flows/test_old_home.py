@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prefect.server.schemas.schedules import CronSchedule
 from support import Home
-from waiting import until
+from waiting import limit, until
 
 from deployments.watch.schedules import GRACE_SECONDS
 
@@ -34,9 +34,15 @@ class Old(Home):
     def environment(self):
         return {**super().environment(), "HEADWAY_TOKEN": self.told["token"]}
 
-    def again(self, *words):
+    def retraining(self, *words):
         sets = [word for value in self.told["small"] for word in ("--set", value)]
-        return self.run("retrain", "-c", "tiny", *sets, *words, "--as", "anna")
+        return ("retrain", "-c", "tiny", *sets, *words, "--as", "anna")
+
+    def again(self, *words):
+        return self.run(*self.retraining(*words))
+
+    def begun(self, *words):
+        return self.start(*self.retraining(*words), "--json")
 
 
 @contextmanager
@@ -88,16 +94,46 @@ def test_nothing_that_was_finished_is_run_again(old):
     assert {stage: statuses[stage] for stage in REUSED} == dict.fromkeys(REUSED, "reused")
 
 
+class InFlight:
+    """The training that was at work when the home was packed, and the command that goes on with it."""
+
+    def __init__(self, old):
+        self.job = max(old.path.glob("jobs/train-*"), key=lambda folder: (folder / "metrics.jsonl").stat().st_mtime)
+        self.before = self.lines()
+        self.words = [word for value in old.told["in_flight"] for word in ("--set", value)] + ["--to", "train"]
+
+    def lines(self):
+        return [line for line in (self.job / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
+
+    def steps(self):
+        return [json.loads(line)["step"] for line in self.lines()]
+
+    def went_on(self):
+        """With a checkpoint: it did not begin anew."""
+        return len(self.before) > 20 and self.lines()[0] == self.before[0] and self.steps().count(1) == 1
+
+
 def test_the_training_that_was_in_flight_goes_on_where_it_was(old):
-    job = max(old.path.glob("jobs/train-*"), key=lambda folder: (folder / "metrics.jsonl").stat().st_mtime)
-    before = (job / "metrics.jsonl").read_text().splitlines()
-    sets = [word for value in old.told["in_flight"] for word in ("--set", value)]
-    ran = old.again(*sets, "--to", "train")
+    """To its end in `make long`, for 3,000 steps of two ranks; here until it has made more steps than it had."""
+    training = InFlight(old)
+    was = max(training.steps())
+    command = old.begun(*training.words)
+    try:
+        until(lambda: max(training.steps()) > was or command.poll() is not None)
+        command.terminate()
+        out, err = command.communicate(timeout=limit(60))
+    finally:
+        command.kill()
+    assert command.returncode == 130 and json.loads(out)["status"] == "cancelled", err
+    assert max(training.steps()) > was and training.went_on()
+
+
+@pytest.mark.long
+def test_the_training_that_was_in_flight_comes_to_its_end(old):
+    training = InFlight(old)
+    ran = old.again(*training.words)
     assert ran.code == 0, ran.stderr
-    after = (job / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in after]
-    assert steps[-1] == 3000 and len(before) > 20
-    assert after[0] == before[0] and steps.count(1) == 1, "it went on with a checkpoint, and did not begin anew"
+    assert training.steps()[-1] == 3000 and training.went_on()
 
 
 class OldPlatform:

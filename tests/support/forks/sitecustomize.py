@@ -15,6 +15,7 @@ COMMANDS = (
     "deployments.watch",
     "prefect.engine",
     "prefect.runner._workspace_supervisor",
+    "tasks.data.judging",
     "tasks.lineage.publish",
     "tasks.lineage.server",
     "uvicorn",
@@ -22,6 +23,8 @@ COMMANDS = (
 MODULES = {f"tasks.jobs.{name}": "jobs" for name in JOBS} | {"torch.distributed.run": "jobs"}
 MODULES |= {"tasks.jobs.gateway": "gateways"} | dict.fromkeys(COMMANDS, "commands")
 SCRIPTS = ("/bin/headway", "/tests/integration/flows/asking.py")
+MARK = "# fork: "
+"""What the first line of a test's own program begins with, a script's or that of `-c`; the server for it follows."""
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """What execnet, by which pytest-xdist starts its workers, has Python run."""
 WORKER_SECONDS = 300.0
@@ -42,7 +45,23 @@ def program(words):
         return "commands", position
     if rest == ["-c", WORKER] and "COVERAGE_PROCESS_START" not in os.environ:  # which counts imports too
         return "workers", position
-    return None
+    kind = marked(rest)
+    return (kind, position) if kind else None
+
+
+def marked(rest):
+    """The server that a program's own first line names."""
+    try:
+        if len(rest) > 1 and rest[0] == "-c":
+            line = rest[1]
+        elif rest and rest[0].endswith(".py"):
+            with open(rest[0], encoding="utf-8") as file:
+                line = file.readline()
+        else:
+            return None
+    except OSError:
+        return None
+    return line[len(MARK) :].split("\n")[0].strip() if line.startswith(MARK) else None
 
 
 def surroundings():

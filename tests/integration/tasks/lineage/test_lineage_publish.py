@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from support import python_path
 from waiting import limit, until
 
 from tasks.common.process import boot_id, locked, process_started, read_json, stop, write_json
@@ -365,7 +366,7 @@ def test_a_publisher_killed_after_every_event_before_it_could_note_it_doubles_no
     for run in ours:
         text = text.replace(run, run[::-1])
     (tmp_path / "events.jsonl").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     forks = subprocess.Popen(
         [sys.executable, "-c", FORKS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -384,7 +385,7 @@ def test_the_runs_of_an_orchestrator_that_was_killed_end_too(published, tracking
     _, client, *_ = published
     said = subprocess.run(
         [sys.executable, "-c", ORCHESTRATOR, str(tmp_path), tracking],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert said.returncode == -signal.SIGKILL
     (folder,) = (tmp_path / "lineage").iterdir()

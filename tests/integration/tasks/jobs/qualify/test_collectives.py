@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench_stand import bench
+from support import python_path
 from waiting import limit
 
 from tasks.config.qualification import BenchmarkConfig
@@ -33,7 +34,7 @@ FACTORS = {
 """doc/PERFORMANCE.md of nccl-tests, and its sendrecv.cu: written down again, not taken from the code under test."""
 LONGEST = 120
 """Seconds of a launch on a busy machine; alone it takes five."""
-PROGRAM = """
+PROGRAM = """# fork: jobs
 import os, signal, sys
 from torch import distributed
 import tasks.jobs.benchmark as benchmark
@@ -97,7 +98,7 @@ def _machine(folder, number, nodes, each, port, environment):
     env = {
         **os.environ,
         **{name: str(value) for name, value in ours.items()},
-        "PYTHONPATH": str(Path.cwd()),
+        "PYTHONPATH": python_path(Path.cwd()),
         **environment,
     }
     with open(folder / f"machine-{number}.log", "wb") as log:
