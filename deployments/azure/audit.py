@@ -392,7 +392,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def failed(rows: Iterable[Row], level: Impact, *, strict: bool = False) -> list[Row]:
-    """Rows of a level, and of those above it, that are not met; when strict, those too that something could show and nothing does."""
+    """Rows of a level and above that are not met; when strict, those too that something could show and nothing does."""
     wanted = LEVELS[: LEVELS.index(level) + 1]
     return [
         row

@@ -142,9 +142,10 @@ def audit(
         for one in row.findings
         if one.verdict in ("not met", "not in this export")
     ]
-    text = f"{'not met, or not known,' if strict else 'not met'} of level {level}: {', '.join(row.recommendation.id for row in bad)}"
+    names = ", ".join(row.recommendation.id for row in bad)
+    text = f"{'not met, or not known,' if strict else 'not met'} of level {level}: {names}"
     remedy = "Run the remedy of each row, and collect again; or waive it with --waivers (docs/estate.md)."
-    raise CommandError(GateFailed(text, stage="audit", checks=checks, remedy=remedy), {**fields, "checks": checks})
+    raise CommandError(GateFailed(text, stage="audit", checks=checks, remedy=remedy), fields)
 
 
 def _counts(rows: list[Row]) -> dict[str, int]:
