@@ -1,8 +1,11 @@
-"""Writes docs/estate.json and docs/images/estate.svg out of the templates: `python docs/make_estate.py`; a test compares them.
+"""Writes docs/estate.json, docs/images/estate.svg and a table of docs/estate.md: `python docs/make_estate.py`.
+
+A test compares them.
 
 estate.json is what each preset renders: its resources by type and API version, and a digest of each file. A change of it is a
 change of what gets deployed: run tests/integration/deployments/test_estate_types.py with a clone of Microsoft's types then.
-The picture shows who may do what on which resource, in the preset `production`.
+The picture shows who may do what on which resource, in the preset `production`. The table has every recommendation that the audit
+judges.
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from deployments.azure.audit import Check, Recommendation, recommendations
 from deployments.azure.render import Grant, files, grants, groups
 from deployments.azure.settings import PRESETS, EstateConfig, estate_of
 
 DOCS = Path(__file__).parent
 SETTINGS = {"subscription_id": "00000000-0000-0000-0000-000000000001", "region": "westeurope"}
 COLOURS = ("#0b6e99", "#a3333d", "#3a7d44", "#7b4b94", "#b5651d", "#555555", "#007a7a")
+HEAD = "| recommended | source | the estate | Headway | audited by |\n| --- | --- | --- | --- | --- |\n"
 STEP, WIDTH, LEFT, RIGHT = 26, 960, 200, 620
 
 
 def rendered() -> dict[str, str]:
-    """The text of both files."""
+    """The text of each file."""
     presets = {
         path.stem: estate_of({"based_on": path.stem, **SETTINGS}, path.stem) for path in sorted(PRESETS.glob("*.yaml"))
     }
@@ -32,7 +37,29 @@ def rendered() -> dict[str, str]:
     return {
         "estate.json": json.dumps(summary, indent=1) + "\n",
         "images/estate.svg": picture(presets["production"]),
+        "estate.md": _with_table((DOCS / "estate.md").read_text(encoding="utf-8")),
     }
+
+
+def _with_table(text: str) -> str:
+    """The page with a table of every recommendation, in the place of the one that it has."""
+    before, head, rest = text.partition(HEAD)
+    _, end, after = rest.partition("\n\n")
+    rows = [
+        f"| {one.text} | {one.source} | {one.estate} | {_headway(one)} | {_judged_by(one.checks)} |"
+        for one in recommendations()
+    ]
+    return "".join([before, head, "\n".join(rows), end, after])
+
+
+def _headway(one: Recommendation) -> str:
+    return "; ".join(filter(None, [one.left_out and f"left out: {one.left_out}", one.headway]))
+
+
+def _judged_by(checks: tuple[Check, ...]) -> str:
+    """The queries and records that a row is judged from."""
+    queries = {name for one in checks for name in (one.query, one.related.query if one.related else "") if name}
+    return ", ".join([*sorted(queries), *sorted({f"*{one.record}*" for one in checks if one.record})]) or "nothing"
 
 
 def _summary(texts: dict[str, str]) -> dict[str, Any]:

@@ -207,6 +207,10 @@ COMMANDS = {
     "estate connect": Row(
         "operations.estate:connect", "Write the settings of a home out of the outputs of an estate's deployment."
     ),
+    "estate audit": Row(
+        "operations.estate:audit",
+        "Judge what is there by Microsoft's recommendations: exports of Azure, and this home.",
+    ),
     "notify": Row("", "Channels for notifications of failures, closed gates, approvals and alerts."),
     "notify test": Row(
         "operations.platform:notify",
@@ -343,6 +347,10 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "estate": (),
         "estate render": ("headway estate render -c estate.yaml --to estate",),
         "estate connect": ("headway estate connect outputs.json --to settings",),
+        "estate audit": (
+            "headway estate audit --collect > collect.sh",
+            "headway estate audit estate-export --settings estate.yaml --html audit.html",
+        ),
     },
     "Machines and money": {
         "qualify": ("headway qualify -c tiny",),

@@ -1,17 +1,21 @@
-"""`headway estate`: Azure's side as templates, and what came of them as settings. Asks nobody. See docs/estate.md."""
+"""`headway estate`: Azure's side as templates, what came of them as settings, and an audit of it. See docs/estate.md."""
 
 from __future__ import annotations
 
 import datetime
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.cli.options import Json
-from deployments.cli.output import say
+from deployments.cli.output import CommandError, aligned, say, visible
+from tasks.common.errors import GateFailed
 from tasks.common.home import home
+
+if TYPE_CHECKING:
+    from deployments.azure.audit import Finding, Row
 
 
 def render(
@@ -67,3 +71,123 @@ def connect(
         f"stores.yaml belongs into {home()}. Then `headway doctor -c {first}` looks at all of it.",
     ]
     say(fields, words, as_json=as_json)
+
+
+def audit(
+    exports: Annotated[
+        list[Path] | None, typer.Argument(help="JSON files of the queries, or folders of them.", show_default=False)
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Print the queries as a Bash script, which only reads; judge nothing.")
+    ] = False,
+    settings: Annotated[
+        Path | None, typer.Option(help="Settings of the estate: refuse exports of another subscription.")
+    ] = None,
+    waivers: Annotated[
+        Path | None, typer.Option(help="A YAML list of what need not be met: row, resource, who, why, until.")
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="Exit with 3 when a row of this impact or above is not met: high, medium, low.")
+    ] = "high",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 also when exports or records could show a row, and do not.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    with_home: Annotated[
+        bool, typer.Option("--home/--no-home", help="Judge Headway's half from the records of this home, too.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Judge what is there by Microsoft's recommendations: exports of Azure, and this home. Azure itself is not asked."""
+    from deployments.azure.audit import LEVELS, failed, load_waivers
+    from deployments.azure.audit import audit as judge
+    from deployments.azure.exports import read_exports, script
+    from deployments.azure.records import records
+    from deployments.azure.settings import load_estate
+
+    if collect:
+        say({"script": script()}, script().rstrip(), as_json=as_json)
+        return
+    if level not in LEVELS:
+        raise ValueError(f"--level {level!r} is none of {', '.join(LEVELS)}")
+    if not exports:
+        raise ValueError(
+            "name the exports, or run `headway estate audit --collect > collect.sh` first, which makes them"
+        )
+    subscription = load_estate(settings).subscription_id if settings else ""
+    export = read_exports(exports, subscription=subscription)
+    now = datetime.datetime.now(datetime.UTC)
+    rows = judge(export, records(home()) if with_home else {}, load_waivers(waivers) if waivers else (), now=now)
+    named = ", ".join(sorted(export.subscriptions)) or "not named by the export"
+    if html:
+        from tasks.report.pages import render, write_page
+
+        write_page(
+            html,
+            render("estate", title="Audit of the estate", rows=rows, notes=export.notes, subscription=named, now=now),
+        )
+    fields = {"subscription": named, "level": level, "counts": _counts(rows), "notes": export.notes} | {
+        "rows": [_fields(row) for row in rows]
+    }
+    words = [*_table(rows), *(f"note: {one}" for one in export.notes), *([f"wrote {html}"] if html else [])]
+    bad = failed(rows, LEVELS[LEVELS.index(level)], strict=strict)
+    if not bad:
+        say(fields, words, as_json=as_json)
+        return
+    if not as_json:
+        say({}, words, as_json=False)
+    checks = [
+        {"name": f"{row.recommendation.id}/{one.check}", "measured": one.text, "limit": "met", "remedy": one.remedy}
+        for row in bad
+        for one in row.findings
+        if one.verdict in ("not met", "not in this export")
+    ]
+    names = ", ".join(row.recommendation.id for row in bad)
+    text = f"{'not met, or not known,' if strict else 'not met'} of level {level}: {names}"
+    remedy = "Run the remedy of each row, and collect again; or waive it with --waivers (docs/estate.md)."
+    raise CommandError(GateFailed(text, stage="audit", checks=checks, remedy=remedy), fields)
+
+
+def _counts(rows: list[Row]) -> dict[str, int]:
+    from deployments.azure.audit import WORST
+
+    return {verdict: sum(row.verdict == verdict for row in rows) for verdict in WORST}
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    """A row for machines."""
+    recommendation = row.recommendation
+    named = {key: getattr(recommendation, key) for key in ("id", "text", "source", "impact", "link")}
+    return {**named, "verdict": row.verdict, "why": row.why, "findings": [_finding(one) for one in row.findings]}
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    waiver = one.waiver.model_dump(mode="json") if one.waiver else None
+    return {**{key: getattr(one, key) for key in ("check", "verdict", "text", "resource", "remedy")}, "waiver": waiver}
+
+
+def _table(rows: list[Row]) -> list[str]:
+    """The rows, the worst first; of those that are not met, what to do."""
+    from deployments.azure.audit import LEVELS, SHOWN, WORST
+
+    ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
+    lines = aligned(
+        (row.verdict, row.recommendation.impact, row.recommendation.id, row.recommendation.text) for row in ordered
+    )
+    result = []
+    for row, line in zip(ordered, lines, strict=True):
+        result.append(line)
+        wrong = [one for one in row.findings if one.verdict in ("not met", "waived")]
+        for one in wrong[:SHOWN]:
+            by = (
+                f" (waived by {one.waiver.who} until {one.waiver.until}: {one.waiver.why})"
+                if one.verdict == "waived" and one.waiver
+                else ""
+            )
+            result.append(visible(f"    {one.text}{by}"))
+            result += [visible(f"      -> {one.remedy}")] if one.verdict == "not met" else []
+        if row.verdict == "not in this export":
+            result += [visible(f"    {one.text}") for one in row.findings if one.verdict == row.verdict][:1]
+        result += [f"    and {len(wrong) - SHOWN:,} more, with --json or --html"] if len(wrong) > SHOWN else []
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in _counts(rows).items())
+    return [*result, f"{len(rows)} rows: {counts}"]

@@ -438,6 +438,7 @@ def test_the_committed_summary_and_picture_are_of_these_templates():
     assert {name: Path("docs", name).read_text() == text for name, text in code["rendered"]().items()} == {
         "estate.json": True,
         "images/estate.svg": True,
+        "estate.md": True,
     }
 
 

@@ -1,0 +1,446 @@
+"""The audit of an estate: every recommendation of recommendations.yaml against what exports and the home show.
+
+What is not known is never met: a property that an export lacks, a resource of a query that was not answered whole, a record that
+nobody made. docs/estate.md says what the verdicts mean.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from deployments.azure.exports import Export, Resource
+from deployments.azure.records import Record
+from deployments.azure.settings import zone_regions
+from tasks.config.base import Settings
+
+FILE = Path(__file__).with_name("recommendations.yaml")
+Verdict = Literal["met", "not met", "not in this export", "not applicable", "waived"]
+Impact = Literal["high", "medium", "low"]
+LEVELS: tuple[Impact, ...] = ("high", "medium", "low")
+WORST: tuple[Verdict, ...] = ("not met", "not in this export", "waived", "met", "not applicable")
+SHOWN = 5
+"""How many resources of a check the terminal names."""
+
+
+class Test(Settings):
+    """What is asked of a row. It holds, fails, or is not known (None)."""
+
+    path: str = ""
+    """Property, dots between its parts; the values of a list count one by one. Several with spaces between: those of all."""
+    equals: tuple[Any, ...] | None = None
+    """It is one of these; letters' case does not count."""
+    form: str = ""
+    """It has this form: a regular expression of all of it."""
+    least: float | None = None
+    most: float | None = None
+    """Bounds; a duration such as PT30M counts in minutes."""
+    port: tuple[int, ...] = ()
+    """It is a port or a range such as 20-30 with one of these in it, or all of them (*)."""
+    days: int | None = None
+    """It is a time that lies no longer ago."""
+    present: bool = False
+    """It is there, and not empty."""
+    absent: Literal["unknown", "fails", "holds"] = "unknown"
+    """What its absence means in Azure."""
+    any: tuple[Test, ...] = ()
+    """One of these holds."""
+    no_element: str = ""
+    """Path of a list of which no element is such that all of `having` hold."""
+    having: tuple[Test, ...] = ()
+
+    def holds(self, row: Mapping[str, Any], *, old: bool, now: datetime.datetime) -> bool | None:
+        if self.any:
+            return either(one.holds(row, old=old, now=now) for one in self.any)
+        if self.no_element:
+            above_it, _, last = self.no_element.rpartition(".")
+            if not any(isinstance(one, dict) and last in one for one in values_of(row, above_it) or ()):
+                return None
+            elements = values_of(row, self.no_element) or ()
+            bad = either(
+                both(one.holds(element, old=False, now=now) for one in self.having)
+                for element in elements
+                if isinstance(element, dict)
+            )
+            return inverse(bad)
+        values = [values_of(row, path) for path in self.path.split()]
+        known = [one for each in values if each is not None for one in each if one not in (None, "", [], {})]
+        if not known:
+            unknown = all(one is None for one in values) or (old and self.absent == "fails")
+            return None if unknown or self.absent == "unknown" else self.absent == "holds"
+        return either(self._holds_of(one, now) for one in known)
+
+    def _holds_of(self, value: Any, now: datetime.datetime) -> bool | None:
+        if self.equals is not None:
+            return str(value).lower() in {str(one).lower() for one in self.equals}
+        if self.form:
+            return bool(re.fullmatch(self.form, str(value), re.IGNORECASE | re.DOTALL))
+        if self.port:
+            first, _, last = str(value).replace("*", "0-65535").partition("-")
+            return any(int(first) <= one <= int(last or first) for one in self.port) if first.isdigit() else None
+        if self.days is not None:
+            time = _time(value)
+            return None if time is None else now - time <= datetime.timedelta(days=self.days)
+        if self.least is not None or self.most is not None:
+            number = _number(value)
+            if number is None:
+                return None
+            return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
+        return True
+
+
+class Related(Settings):
+    """Another resource that belongs to one."""
+
+    query: str
+    type: str
+    by: str = ""
+    """Property with the id of what it belongs to; empty: it lies below it."""
+    single: bool = False
+    """There is exactly one."""
+    met: tuple[Test, ...] = ()
+
+
+class Check(Settings):
+    """One question that a recommendation is judged by."""
+
+    id: str
+    text: str
+    remedy: str
+    record: str = ""
+    query: str = ""
+    type: tuple[str, ...] = ()
+    where: tuple[Test, ...] = ()
+    unless: tuple[Related, ...] = ()
+    """Resources that have one of these are passed over."""
+    zoned: bool = False
+    """Only resources in regions with availability zones count."""
+    met: tuple[Test, ...] = ()
+    related: Related | None = None
+    least_one: bool = False
+    """One resource is enough."""
+    forbidden: bool = False
+    """There is no such resource."""
+    none: Literal["not applicable", "not met"] = "not applicable"
+    title: str = ""
+    """Property with words for people."""
+    unknown: str = ""
+    """Why no export can tell."""
+
+
+class Recommendation(Settings):
+    id: str
+    text: str
+    source: str
+    impact: Impact
+    link: str
+    estate: str = ""
+    headway: str = ""
+    left_out: str = ""
+    checks: tuple[Check, ...] = ()
+
+
+class Waiver(Settings):
+    """Somebody's decision that a row need not be met."""
+
+    row: str
+    """Recommendation, or ROW/CHECK."""
+    resource: str = ""
+    """Id of one resource; empty: all."""
+    who: Annotated[str, Field(min_length=1)]
+    why: Annotated[str, Field(min_length=1)]
+    until: datetime.date
+    """Last day on which it counts."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a check for one resource, or as a whole where `resource` is empty."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    resource: str = ""
+    remedy: str = ""
+    waiver: Waiver | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a recommendation."""
+
+    recommendation: Recommendation
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    why: str = ""
+
+
+@functools.cache
+def recommendations() -> tuple[Recommendation, ...]:
+    """The rows, in the order of the texts."""
+    value = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    for row in value:
+        for check in row.get("checks", ()):
+            if isinstance(check.get("unless"), dict):
+                check["unless"] = [check["unless"]]
+    return TypeAdapter(tuple[Recommendation, ...]).validate_python(value)
+
+
+def load_waivers(path: Path) -> tuple[Waiver, ...]:
+    """The waivers of a file. Raises ValueError, also for a row that there is not."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        result = TypeAdapter(tuple[Waiver, ...]).validate_python(value)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
+        raise ValueError(f"{path} is no list of waivers, each with row, who, why, until: {error}") from error
+    known = {row.id for row in recommendations()}
+    known |= {f"{row.id}/{check.id}" for row in recommendations() for check in row.checks}
+    if unknown := sorted({one.row for one in result} - known):
+        raise ValueError(f"{path} waives {', '.join(unknown)}, which is no row; `headway estate audit` lists the rows")
+    return result
+
+
+def audit(
+    export: Export, records: Mapping[str, Record], waivers: Sequence[Waiver] = (), *, now: datetime.datetime
+) -> list[Row]:
+    """Every row, judged."""
+    judge = _Judge(export, records, now)
+    return [_row(one, judge, waivers) for one in recommendations()]
+
+
+def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
+    if one.left_out:
+        return Row(one, "not applicable", why=f"left out: {one.left_out}")
+    if not one.checks:
+        by = one.headway or one.estate
+        return Row(one, "not in this export", why=f"no export and no record shows it; what does it: {by}")
+    findings = tuple(
+        _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
+    )
+    return Row(one, worst(finding.verdict for finding in findings), findings)
+
+
+def _waived(finding: Finding, row: Recommendation, waivers: Sequence[Waiver], today: datetime.date) -> Finding:
+    if finding.verdict != "not met":
+        return finding
+    for one in waivers:
+        of_it = one.row in (row.id, f"{row.id}/{finding.check}")
+        if of_it and one.resource.lower() in ("", finding.resource.lower()):
+            if one.until < today:
+                expired = f"{finding.text} (the waiver of {one.who} ended on {one.until})"
+                return Finding(finding.check, "not met", expired, finding.resource, finding.remedy, one)
+            return Finding(finding.check, "waived", finding.text, finding.resource, finding.remedy, one)
+    return finding
+
+
+class _Judge:
+    """Checks against one export."""
+
+    def __init__(self, export: Export, records: Mapping[str, Record], now: datetime.datetime) -> None:
+        self.export, self.records, self.now = export, records, now
+        self._by: dict[tuple[str, str], tuple[dict[str, list[Resource]], bool]] = {}
+
+    def findings(self, check: Check) -> list[Finding]:
+        """What became of a check: what is not met and not known by resource, what is met as a whole."""
+        if check.record:
+            record = self.records.get(check.record) or Record(None, "no home was looked at")
+            verdict: Verdict = _verdict(record.holds)
+            return [
+                Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))
+            ]
+        judged = list(self._judged(check))
+        whole = check.query in self.export.complete
+        if check.least_one:
+            return [self._least_one(check, [holds for _, holds in judged], whole)]
+        result = [
+            Finding(check.id, _verdict(holds), _told(check, one), one.id, _filled(check.remedy, one))
+            for one, holds in judged
+            if not holds
+        ]
+        if not whole:
+            why = f"{check.text}: the answer of the query {check.query} is not there, or not whole"
+            result.append(Finding(check.id, "not in this export", why))
+        elif not judged:
+            holds = check.forbidden
+            verdict = "met" if holds else check.none
+            text = f"{check.text}: {'so it is' if holds else 'there is none of what it asks for'}"
+            result.append(Finding(check.id, verdict, text, remedy=_unless_met(verdict, check.remedy)))
+        elif not result:
+            result.append(Finding(check.id, "met", f"{check.text}: all of {len(judged):,}"))
+        return result
+
+    def _least_one(self, check: Check, judged: list[bool | None], whole: bool) -> Finding:
+        if True in judged:
+            return Finding(check.id, "met", check.text)
+        if None in judged or not whole:
+            why = f"{check.text}: no export shows one, and the answer of the query {check.query} is not whole or lacks properties"
+            return Finding(check.id, "not in this export", why)
+        verdict: Verdict = "not met" if judged else check.none
+        return Finding(check.id, verdict, f"{check.text}: there is none", remedy=_unless_met(verdict, check.remedy))
+
+    def _judged(self, check: Check) -> Iterator[tuple[Resource, bool | None]]:
+        """Resources that a check is about, and whether it holds of each; those of which that is not known are among them."""
+        for one in self.export.having(check.type):
+            if check.zoned and str(one.body.get("location")).lower().replace(" ", "") not in _zoned():
+                continue
+            about = both(
+                [self._all(check.where, one), *(inverse(self._related(related, one)) for related in check.unless)]
+            )
+            if about is False:
+                continue
+            if check.forbidden or check.unknown:
+                yield one, False if check.forbidden and about else None
+                continue
+            met = self._all(check.met, one)
+            if check.related and met is not False:
+                met = both((met, self._related(check.related, one)))
+            yield one, met if about or met else None
+
+    def _all(self, tests: Iterable[Test], one: Resource) -> bool | None:
+        return both(test.holds(one.body, old=one.old, now=self.now) for test in tests)
+
+    def _related(self, related: Related, one: Resource) -> bool | None:
+        """Whether a resource has one that belongs to it."""
+        index, unclear = self._index(related.type, related.by)
+        own = index.get(one.id.lower(), ())
+        holds = either(self._all(related.met, each) for each in own)
+        if holds or (own and (holds is None or related.single)):
+            return holds
+        whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
+        return False if whole and not unclear else None
+
+    def _index(self, type_: str, by: str) -> tuple[dict[str, list[Resource]], bool]:
+        """Resources of a type by the ids that they belong to, and whether one does not say."""
+        if (type_, by) not in self._by:
+            index, unclear = defaultdict(list), False
+            for one in self.export.having((type_,)):
+                owners = (
+                    [str(id_).lower() for id_ in values_of(one.body, by) or ()] if by else list(above(one.id.lower()))
+                )
+                unclear = unclear or not owners
+                for owner in owners:
+                    index[owner].append(one)
+            self._by[type_, by] = (dict(index), unclear)
+        return self._by[type_, by]
+
+
+@functools.cache
+def _zoned() -> frozenset[str]:
+    return frozenset(zone_regions())
+
+
+def above(id_: str) -> Iterator[str]:
+    """Ids that an id lies below."""
+    while "/" in id_[1:]:
+        id_ = id_.rpartition("/")[0]
+        yield id_
+
+
+def values_of(row: Mapping[str, Any], path: str) -> list[Any] | None:
+    """The values at a path; None where the row lacks even the first part, which then nobody asked for."""
+    parts = path.split(".")
+    names = {key.lower(): key for key in row}
+    if parts[0].lower() not in names:
+        return None
+    values: list[Any] = [row[names[parts[0].lower()]]]
+    if len(parts) > 1 and not isinstance(values[0], dict):
+        return None
+    for part in parts[1:]:
+        inner = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        values = [
+            value for one in inner if isinstance(one, dict) for key, value in one.items() if key.lower() == part.lower()
+        ]
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+
+
+def both(values: Iterable[bool | None]) -> bool | None:
+    """True when all are, False when one is not, None when it is not known."""
+    result: bool | None = True
+    for value in values:
+        if value is False:
+            return False
+        result = None if value is None else result
+    return result
+
+
+def either(values: Iterable[bool | None]) -> bool | None:
+    """True when one is, False when none is, None when it is not known."""
+    result: bool | None = False
+    for value in values:
+        if value:
+            return True
+        result = None if value is None else result
+    return result
+
+
+def inverse(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    return min(verdicts, key=WORST.index)
+
+
+def failed(rows: Iterable[Row], level: Impact, *, strict: bool = False) -> list[Row]:
+    """Rows of a level and above that are not met; when strict, those too that something could show and nothing does."""
+    wanted = LEVELS[: LEVELS.index(level) + 1]
+    return [
+        row
+        for row in rows
+        if row.recommendation.impact in wanted
+        and (row.verdict == "not met" or (strict and row.verdict == "not in this export" and row.findings))
+    ]
+
+
+def _verdict(holds: bool | None) -> Verdict:
+    return "not in this export" if holds is None else "met" if holds else "not met"
+
+
+def _unless_met(verdict: Verdict, remedy: str) -> str:
+    return "" if verdict in ("met", "not applicable") else _filled(remedy)
+
+
+def _told(check: Check, one: Resource) -> str:
+    words = values_of(one.body, check.title) if check.title else None
+    return f"{check.text}: {words[0] if words else check.unknown or one.name}"
+
+
+def _filled(remedy: str, one: Resource | None = None) -> str:
+    """The remedy with the resource's names in it, as a shell takes them; with words in capitals where there is none."""
+    values = {"id": one.id, "name": one.name, "group": one.group} if one else {}
+    return re.sub(
+        r"\{(id|name|group)\}",
+        lambda word: shlex.quote(values[word[1]]) if values.get(word[1]) else word[1].upper(),
+        remedy,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a duration of ISO 8601 in minutes."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    parts = re.fullmatch(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?", str(value))
+    if not parts or not any(parts.groups()):
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return days * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def _time(value: Any) -> datetime.datetime | None:
+    try:
+        time = datetime.datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
