@@ -29,7 +29,7 @@ from tasks.common.errors import HeadwayError, Missing
 from tasks.common.home import stopped_mark
 from tasks.common.process import locked, write_text
 from tasks.compute.jobs_book import list_jobs
-from tasks.compute.ray.backend import stop_local_cluster
+from tasks.compute.ray.local import stop_local_cluster
 from tasks.config.cluster import on_this_machine
 from tasks.config.files import Loader, load_with_text, validated
 from tasks.orchestration import run_log

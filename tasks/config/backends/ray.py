@@ -14,7 +14,7 @@ class RayConfig(BackendSettings):
 
     capabilities = Capabilities(
         backend="tasks.compute.ray.backend:RayBackend",
-        machines="tasks.compute.ray.backend:RayMachines",
+        machines="tasks.compute.ray.local:RayMachines",
         elasticity=Elasticity(
             "a placement group keeps its size, and a group of one node for each machine is not built"
         ),

@@ -12,7 +12,7 @@ from waiting import limit, until
 
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.compute.ray.backend import living_cluster, spec, start_local_cluster, stop_local_cluster
+from tasks.compute.ray.local import living_cluster, spec, start_local_cluster, stop_local_cluster
 from tasks.config.cluster import ClusterConfig
 
 pytestmark = pytest.mark.unit
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 STARTER = """
 import sys
 from pathlib import Path
-from tasks.compute.ray.backend import start_local_cluster
+from tasks.compute.ray.local import start_local_cluster
 print(start_local_cluster(Path(sys.argv[1])).address)
 """
 

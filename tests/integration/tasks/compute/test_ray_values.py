@@ -14,7 +14,8 @@ from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.compute.ray.backend import Told, spec, state_of
+from tasks.compute.ray.backend import Told, state_of
+from tasks.compute.ray.local import spec
 from tasks.compute.ray_driver import driver_spec, ray_on_nodes
 from tasks.config.backends.ray import RayConfig
 from tasks.config.cluster import ClusterConfig, ElasticConfig

@@ -15,7 +15,7 @@ from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, GateRule
 from tasks.config.flows import RetrainConfig
 from tasks.evaluate import compare, outdated
 from tasks.evaluation.scores import add_certainty, no_certainty, paired_difference
-from tasks.jobs.evaluate import figures, metrics
+from tasks.jobs.evaluation.figures import figures, metrics
 from tasks.orchestration.observers import Unobserved
 from tasks.orchestration.run import lifecycle
 from tasks.registry.records import Record
