@@ -30,9 +30,9 @@ from tasks.jobs.data.samples import Shares
 from tasks.jobs.data.sources import open_source
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.train import Training, run
-from tasks.jobs.training.engine import learning_rate
 from tasks.jobs.training.network import build_network
 from tasks.jobs.training.parallel import repeatable
+from tasks.jobs.training.schedule import learning_rate
 
 VOCABULARY = 4096
 WARMUP = 3

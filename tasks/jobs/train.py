@@ -42,10 +42,11 @@ from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, ch
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import base_ref, write_account
 from tasks.jobs.training.checkpoints import LOCAL, STORE, Saves, agree, forget, local_root, restore_own
-from tasks.jobs.training.engine import Engine, Setting, learning_rate, open_engine
+from tasks.jobs.training.engine import Engine, Setting, open_engine
 from tasks.jobs.training.metrics_logger import Meter, Profile, Teller, flops_of
 from tasks.jobs.training.parallel import data_place, own_gpu, repeatable
 from tasks.jobs.training.records import all_records, last_of_each
+from tasks.jobs.training.schedule import learning_rate
 from tasks.jobs.training.stops import Reaction, Verdict
 from tasks.jobs.training.watch import Watch, all_agree
 

@@ -28,8 +28,8 @@ from tasks.config.training import TrainingConfig
 from tasks.jobs.data.samples import Mapped, Samples, Shares
 from tasks.jobs.qualify import compute
 from tasks.jobs.qualify.bench import Bench, Together, flops_per_token, vocabulary
-from tasks.jobs.training.engine import learning_rate
 from tasks.jobs.training.network import build_network, build_optimizer, next_token_loss
+from tasks.jobs.training.schedule import learning_rate
 from tasks.qualification.measured import Probe, TrainingPoint
 
 # A few steps of training use train.py's network, loss, optimizer, schedule and samples, with random tokens. Clocks

@@ -2,13 +2,10 @@
 
 The loop (tasks/jobs/train.py), the data, the checkpoints' protocol, metrics and safety are the same for all engines.
 What an engine declares, and which class it names for this, is tasks/config/engines. To add one: CONTRIBUTING.md.
-
-The learning rate of every step. Pure; who applies it is an engine.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,23 +22,6 @@ from tasks.jobs.checkpoint.pieces import Piece
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.metrics_logger import Meter
-
-
-def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Linear warm-up to the peak at step `warmup_steps`, then down to its share at the last step. Steps count from 1.
-
-    `cosine`: half a cosine, Loshchilov and Hutter, SGDR (2017), equation 5, without restarts. `wsd`: stable, then linearly
-    down in the last `decay_share` of the steps (Hu et al., MiniCPM, 2024, section 4.2; linear as in Haegele et al. 2024).
-    """
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    share = config.min_learning_rate_ratio
-    if config.schedule == "wsd":
-        begins = max(config.warmup_steps, config.steps - round(config.decay_share * config.steps))
-        done = max(0.0, (step - begins) / max(config.steps - begins, 1))
-        return config.learning_rate * (1 - (1 - share) * done)
-    done = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
-    return config.learning_rate * (share + (1 - share) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tasks.config.engines.registry import ENGINES
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import ExecutionConfig, TrainingConfig
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
-from tasks.jobs.training.engine import learning_rate
+from tasks.jobs.training.schedule import learning_rate
 
 pytestmark = pytest.mark.unit
 

@@ -18,8 +18,8 @@ from tasks.jobs.checkpoint.choice import choose, identity
 from tasks.jobs.checkpoint.files import claim_attempt, digest, manifests, verify
 from tasks.jobs.checkpoint.retention import clean, delete, retain
 from tasks.jobs.checkpoint.snapshot import restore, training_tensors
-from tasks.jobs.training.engine import learning_rate
 from tasks.jobs.training.network import build_optimizer
+from tasks.jobs.training.schedule import learning_rate
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from tasks.config.engines.registry import ENGINES
 from tasks.config.training import ExecutionConfig, NetworkConfig, TrainingConfig
-from tasks.jobs.training.engine import learning_rate
 from tasks.jobs.training.network import build_network, next_token_loss
 from tasks.jobs.training.parallel import Parallel, data_place, recompute
+from tasks.jobs.training.schedule import learning_rate
 
 STEPS = 8
 TOLERANCE = {"rel": 2e-5}
