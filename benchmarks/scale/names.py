@@ -196,8 +196,9 @@ def make_links(names: Names) -> None:
 
 def token_work(names: Names):
     """Units and work of tokenizing; the tokenizer is any small one, since nothing is encoded."""
+    from tasks.data.tokenizing.splits import Splits
     from tasks.data.tokenizing.tokenizer import open_tokenizer
-    from tasks.data.tokenizing.units import Splits, Work
+    from tasks.data.tokenizing.units import Work
 
     return Work(open_tokenizer(names.folder / "tokenizer"), ("text",), Splits((1 - SPLIT, SPLIT)), immutable=True)
 

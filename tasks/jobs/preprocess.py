@@ -26,8 +26,9 @@ from tasks.data.corpus.reading import read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import SHARDED, TokenFile, token_files, write_dataset
+from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.data.tokenizing.units import Counts, Receipt, Splits, Work, encode_parallel, read_receipt, unit_bytes
+from tasks.data.tokenizing.units import Counts, Receipt, Work, encode_parallel, read_receipt, unit_bytes
 from tasks.formats.mmididx import write_blocks
 from tasks.jobs.node.runtime import Rank, main
 

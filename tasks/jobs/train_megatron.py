@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from tasks.common.process import write_json
 from tasks.config.training import ExecutionConfig, TrainingConfig
-from tasks.data.tokenizing.units import Part, blend
+from tasks.data.tokenizing.mixture import Part, blend
 from tasks.formats.megatron_arguments import Places, megatron_arguments, megatron_ds_config
 from tasks.formats.mmididx import prefixes, token_count
 from tasks.jobs.checkpoint.choice import choose, identity

@@ -13,7 +13,7 @@ import typer
 
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, say
-from tasks.data.tokenizing.units import parse_splits
+from tasks.data.tokenizing.splits import parse_splits
 
 SHOWN_TOKENS = 200
 BAR = 40
@@ -146,7 +146,7 @@ def mixture(
     as_json: Json = False,
 ) -> None:
     """Check datasets and their weights, and print Megatron's arguments for the mixture."""
-    from tasks.data.tokenizing.units import data_arguments, parse_mixture
+    from tasks.data.tokenizing.mixture import data_arguments, parse_mixture
 
     arguments = data_arguments(parse_mixture(parts))
     say({"arguments": list(arguments)}, " ".join(arguments), as_json=as_json)

@@ -22,7 +22,8 @@ from tasks.data.corpus.reading import read_strictly
 from tasks.data.tokenizing.checking import require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import Output, appear, merge, output_prefix, withdraw, write_record
-from tasks.data.tokenizing.units import Part, Work, blend_file, data_arguments, encode_parallel, unit_bytes, unit_key
+from tasks.data.tokenizing.mixture import Part, blend_file, data_arguments
+from tasks.data.tokenizing.units import Work, encode_parallel, unit_bytes, unit_key
 
 
 @dataclass(frozen=True)

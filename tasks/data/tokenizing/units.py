@@ -4,23 +4,14 @@ A part lies in a folder beside the output until all are merged (tasks/data/token
 that its bytes depend on, so a second start takes what is there and does the rest, and nothing stale is ever taken.
 
 Several processes of one machine encode units at once; how they live and die is tasks/data/corpus/pool.py.
-
-Which split a document belongs to: by the hash of its content, so that it never changes sides.
-
-Pure arithmetic; who writes the splits is tasks/data/tokenizing/units.py.
-
-Several datasets with weights, as Megatron's arguments take them.
-
-Names and forms after NVIDIA/Megatron-LM megatron/training/arguments.py (_add_data_args) and get_blend_from_list.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,125 +20,9 @@ from typing import IO, Any
 from tasks.data.corpus.inputs import Shard, Unit
 from tasks.data.corpus.pool import on_processes
 from tasks.data.corpus.reading import Batch, read_strictly
-from tasks.data.tokenizing.checking import look
 from tasks.data.tokenizing.engine import Engine, frame, require_agreement
+from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer
-
-SPLITS = {"train": "train", "heldout": "valid", "valid": "valid", "test": "test"}
-"""Megatron's name of each split."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One dataset of a mixture."""
-
-    weight: float
-    """Share of the samples, relative to the other weights."""
-    prefix: Path
-    """`.bin` and `.idx` come after it."""
-
-
-def parse_mixture(words: Sequence[str]) -> tuple[Part, ...]:
-    """`WEIGHT PREFIX WEIGHT PREFIX ...` as parts.
-
-    Raises ValueError when a weight is no positive number, a dataset is named twice, is not there, or stores another type;
-    IntegrityError when one is not whole.
-    """
-    if not words or len(words) % 2:
-        raise ValueError(
-            "name a weight and a prefix for every dataset: 0.7 data/code_text_document 0.3 data/prose_text_document"
-        )
-    parts = tuple(Part(_weight(words[i]), Path(words[i + 1])) for i in range(0, len(words), 2))
-    names = [part.prefix.resolve() for part in parts]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice} is named twice; give it one weight")
-    for part in parts:
-        if not Path(f"{part.prefix}.idx").is_file():
-            raise ValueError(f"{part.prefix}.idx does not exist; name the prefix of a dataset, without .bin or .idx")
-    types = {look(part.prefix, samples=1).dtype for part in parts}
-    if len(types) > 1:
-        raise ValueError(f"the datasets store {' and '.join(sorted(types))}: they are of different tokenizers")
-    return parts
-
-
-def blend(parts: Sequence[Part]) -> list[str]:
-    """A list that Megatron reads as a mixture: weights and prefixes in turn, or one prefix alone."""
-    if len(parts) == 1:
-        return [str(parts[0].prefix)]
-    total = sum(part.weight for part in parts)
-    return [word for part in parts for word in (f"{part.weight / total:.9g}", str(part.prefix))]
-
-
-def data_arguments(parts: Sequence[Part]) -> tuple[str, ...]:
-    """Arguments for one mixture, which Megatron divides by its own --split."""
-    return ("--data-path", *blend(parts))
-
-
-def blend_file(splits: Mapping[str, Sequence[Part]]) -> dict[str, list[str] | None]:
-    """The content of the file that --per-split-data-args-path names, which has all three splits."""
-    named = {SPLITS[split]: blend(parts) for split, parts in splits.items()}
-    return {split: named.get(split) for split in ("train", "valid", "test")}
-
-
-def _weight(word: str) -> float:
-    try:
-        weight = float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is no weight: a weight stands before every prefix") from None
-    if not math.isfinite(weight) or weight <= 0:
-        raise ValueError(f"weight {word} must be a number above 0")
-    return weight
-
-
-NAMES = {1: ("",), 2: ("train", "heldout"), 3: ("train", "valid", "test")}
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Shares of the documents, in the order of NAMES: the first is what trains."""
-
-    fractions: tuple[float, ...] = (1.0,)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the splits; one without a name when everything goes into one file."""
-        return NAMES[len(self.fractions)]
-
-    def of(self, text: str) -> int:
-        """The index of a document's split."""
-        return split_of(text, self.fractions) if len(self.fractions) > 1 else 0
-
-
-def split_of(text: str, fractions: tuple[float, ...]) -> int:
-    """Which split a document belongs to, the last for the smallest hashes.
-
-    The first 8 bytes of its sha256 are a number below 2^64; with (train, held out) it is held out below the second share.
-    """
-    first = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-    share = 0.0
-    for index in range(len(fractions) - 1, 0, -1):
-        share += fractions[index]
-        if first < share * 2**64:
-            return index
-    return 0
-
-
-def parse_splits(text: str) -> Splits:
-    """Shares as `0.98,0.02` says them; nothing is one split. Raises ValueError when they are no shares of a whole."""
-    if not text:
-        return Splits()
-    try:
-        fractions = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--split {text!r} is no list of numbers; write for example 0.98,0.02") from None
-    if len(fractions) not in (2, 3) or not all(0 < share < 1 for share in fractions):
-        raise ValueError(
-            f"--split {text} must have two or three shares between 0 and 1: train,heldout or train,valid,test"
-        )
-    if not math.isclose(sum(fractions), 1.0, abs_tol=1e-9):
-        raise ValueError(f"--split {text} adds up to {sum(fractions):g}; the shares must add up to 1")
-    return Splits(fractions)
-
 
 LEAST_UNIT = 1 << 20
 MOST_UNIT = 64 << 20

@@ -17,7 +17,8 @@ from waiting import limit
 
 from tasks.config.data import PreprocessingConfig, TokenizerConfig
 from tasks.data.corpus.inputs import cut, find_shards
-from tasks.data.tokenizing.units import split_of, unit_bytes
+from tasks.data.tokenizing.splits import split_of
+from tasks.data.tokenizing.units import unit_bytes
 from tasks.formats.mmididx import open_split, open_tokens
 from tasks.jobs.preprocess import sample, save_tokenizer
 

@@ -12,7 +12,7 @@ from tasks.config.data import ValidationConfig
 from tasks.data.corpus import parts
 from tasks.data.corpus.inputs import cut, find_shards
 from tasks.data.corpus.profile import SCHEMA, link, measure, merge, profile
-from tasks.data.tokenizing.units import split_of
+from tasks.data.tokenizing.splits import split_of
 
 CONFIG = ValidationConfig()
 FRACTION = 0.1

@@ -14,8 +14,9 @@ from token_material import make_tokenizer, words, write_documents
 from tasks.data.corpus import reading
 from tasks.data.tokenizing import units as units_module
 from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.data.tokenizing.units import Splits, Work
+from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
 
 GOOD = [json.dumps({"text": f"document {i}"}).encode() for i in range(20)]

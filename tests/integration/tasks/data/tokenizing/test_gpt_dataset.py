@@ -9,9 +9,10 @@ import pytest
 from token_material import make_tokenizer
 from waiting import limit
 
+from tasks.data.tokenizing.mixture import data_arguments, parse_mixture
 from tasks.data.tokenizing.run import plan, preprocess
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.data.tokenizing.units import Work, data_arguments, parse_mixture
+from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
 
 LENGTH, SAMPLES = 64, 400

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tasks.data.tokenizing.units import Part, blend, blend_file, data_arguments, parse_mixture
+from tasks.data.tokenizing.mixture import Part, blend, blend_file, data_arguments, parse_mixture
 from tasks.formats.mmididx import TokenWriter
 
 

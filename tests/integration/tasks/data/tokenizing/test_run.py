@@ -19,8 +19,9 @@ from tasks.data.tokenizing import units as units_module
 from tasks.data.tokenizing.engine import Encoded, Gigatoken, choose
 from tasks.data.tokenizing.merging import merge
 from tasks.data.tokenizing.run import plan, preprocess
+from tasks.data.tokenizing.splits import Splits, split_of
 from tasks.data.tokenizing.tokenizer import open_tokenizer
-from tasks.data.tokenizing.units import Splits, Work, encode_parallel, split_of, unit_bytes
+from tasks.data.tokenizing.units import Work, encode_parallel, unit_bytes
 from tasks.formats.mmididx import open_tokens
 
 TEXTS = [*AWKWARD, *(words(200, i) for i in range(400))]

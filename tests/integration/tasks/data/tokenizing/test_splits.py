@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from tasks.data.tokenizing.units import Splits, parse_splits, split_of
+from tasks.data.tokenizing.splits import Splits, parse_splits, split_of
 
 TEXTS = [f"document {i} é" for i in range(4000)]
 

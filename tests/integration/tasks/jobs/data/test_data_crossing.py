@@ -11,7 +11,7 @@ from tasks.common.process import read_json
 from tasks.config.data import PreprocessingConfig, TokenizerConfig
 from tasks.config.training import ExecutionConfig, MegatronConfig, TrainingConfig
 from tasks.data.corpus.inputs import cut, find_shards
-from tasks.data.tokenizing.units import split_of
+from tasks.data.tokenizing.splits import split_of
 from tasks.formats.mmididx import TokenWriter
 from tasks.jobs import train, train_megatron
 from tasks.jobs.data.crossing import FILE, crossings, require_apart

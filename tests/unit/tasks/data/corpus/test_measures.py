@@ -17,7 +17,7 @@ from tasks.data.corpus.measures import (
     replacement_shares,
 )
 from tasks.data.corpus.tokens import CHUNK, ngrams, read_words
-from tasks.data.tokenizing.units import split_of
+from tasks.data.tokenizing.splits import split_of
 
 pytestmark = pytest.mark.unit
 
