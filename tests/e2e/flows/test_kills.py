@@ -304,7 +304,7 @@ def test_ctrl_c_on_a_terminal_asks_whether_the_job_stops_too(home, done, answer,
     shown.answer(f"{answer}\n")
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130
-    assert "■ train      cancelled" in shown.text and ("continues to run. To end it" in shown.text) == keeps
+    assert "train      cancelled" in shown.text and ("continues to run. To end it" in shown.text) == keeps
     assert all(map(is_running, pids)) == keeps or (keeps and (folder / "result.json").exists())
     job = home.ok(*words).stage("train")["job"]
     assert (job["adopted"], job["submissions"]) == ((True, 1) if keeps else (False, 2))
