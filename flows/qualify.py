@@ -13,7 +13,7 @@ from tasks.artifacts import Qualification
 from tasks.benchmark import benchmark
 from tasks.config.flows import QualifyConfig
 from tasks.orchestration.result import QualificationResult
-from tasks.registry.revalidations import told
+from tasks.registry.qualifications import told
 
 STAGES = ("benchmark",)
 

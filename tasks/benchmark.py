@@ -47,8 +47,8 @@ from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Sweep, read_measurement
 from tasks.qualification.remaining import Remaining, gate_checks, usable
 from tasks.qualification.verdicts import ClusterVerdict
+from tasks.registry.qualifications import PAGE, past, stored
 from tasks.registry.records import Record, age_hours
-from tasks.registry.revalidations import PAGE, past, stored
 from tasks.report.qualification.report import write_qualification
 
 ROUNDS = 3

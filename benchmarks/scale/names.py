@@ -311,7 +311,7 @@ def first(names: Names, clock: Clock) -> None:
 def launcher(names: Names, clock: Clock) -> None:
     """The stage's process: the shards of a profile judged and written down, and a manifest of the corpus's files."""
     from tasks.data.corpus.quarantine import Profile
-    from tasks.data.drift.sampling import outliers
+    from tasks.data.drift.histograms import outliers
     from tasks.data.expectations import DocumentRule  # noqa: F401 - what a stage has imported
     from tasks.data.judging import Judged, _shard
     from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes, parse_manifest

@@ -11,8 +11,9 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, read_json
 from tasks.registry.backup.snapshot import backups
+from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
-from tasks.registry.revalidations import Stored, champions, learnt_from, revalidations, stored
+from tasks.registry.revalidations import champions, learnt_from, revalidations
 from tasks.security.trust import require_signed
 from tasks.storage import open_named, open_store
 from tasks.storage.settings import load_stores

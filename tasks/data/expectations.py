@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tasks.config.data import Rule, ValidationConfig
 from tasks.data.corpus.quarantine import BORDER
-from tasks.data.drift.sampling import Drift
+from tasks.data.drift.histograms import Drift
 
 SAMPLES = 5
 INSUFFICIENT = "insufficient data"

@@ -32,7 +32,7 @@ from tasks.artifacts import Check
 from tasks.config.data import ValidationConfig
 from tasks.data import expectations
 from tasks.data.corpus.quarantine import BORDER, PARTNERS, Columns, Places, Profile, samples_of
-from tasks.data.drift.sampling import Drift, drifts, outliers
+from tasks.data.drift.histograms import Drift, drifts, outliers
 from tasks.data.expectations import INSUFFICIENT, SAMPLES, DocumentRule, Figure
 from tasks.data.suite import FOLDER, Suite, title
 

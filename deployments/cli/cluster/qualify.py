@@ -207,7 +207,7 @@ def _record(settings: QualifyConfig, name: str, replace: bool) -> None:
     """Only of a cluster whose gate opened: `run_and_tell` has raised for any other."""
     from tasks.benchmark import hardware_of, sku_digest
     from tasks.qualification.record import record
-    from tasks.registry.revalidations import healthy_measurements, newest_measurement
+    from tasks.registry.qualifications import healthy_measurements, newest_measurement
 
     store, cluster, config = open_store(home()), settings.cluster, settings.benchmark
     based_on, folder = hardware_of(cluster, config), home() / "hardware"
@@ -244,7 +244,7 @@ def _table(fields: dict[str, Any]) -> RenderableType:
 def _past_of(node: str, *, as_json: bool) -> None:
     """Say what earlier qualifications said of a machine. Raises Unknown."""
     from tasks.qualification.remaining import as_node
-    from tasks.registry.revalidations import stored
+    from tasks.registry.qualifications import stored
 
     results, lines = [], []
     for one in stored(open_store(home())):
@@ -269,7 +269,7 @@ def _drained_by_us(names: list[str]) -> list[ClusterConfig]:
     Raises ValueError when there is none, and for one that no job of this home went to: the store does not say how it is reached.
     """
     from tasks.compute.jobs_book import known_cluster
-    from tasks.registry.revalidations import drained
+    from tasks.registry.qualifications import drained
 
     results = [name for name, nodes in drained(open_store(home())).items() if not names or nodes & set(names)]
     if not results:

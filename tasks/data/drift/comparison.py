@@ -24,20 +24,8 @@ from tasks.data.corpus.inputs import Shard
 from tasks.data.corpus.measures import Texts
 from tasks.data.corpus.pool import on_processes
 from tasks.data.corpus.tokens import read_words
-from tasks.data.drift.features import (
-    WORD_BITS,
-    Column,
-    Histogram,
-    Kept,
-    Measured,
-    Vocabulary,
-    frequencies,
-    measure,
-    measured_columns,
-    moved,
-    open_vocabulary,
-    together,
-)
+from tasks.data.drift.columns import Column, Histogram, Kept, frequencies, measured_columns, moved
+from tasks.data.drift.features import WORD_BITS, Measured, Vocabulary, measure, open_vocabulary, together
 from tasks.data.drift.sampling import EVERY, Drawn, draw, read_units
 from tasks.data.drift.splits import SMOOTHING, Splits, Values, area_under_curve, judge, split
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tasks.common.process import read_json
 from tasks.config.revalidation import ServiceConfig
-from tasks.data.drift.sampling import moved
+from tasks.data.drift.histograms import moved
 from tasks.data.drift.splits import Splits, Values, greatest_step, judge
 from tasks.formats.answers import Answer, Label
 from tasks.formats.model_folder import FEWEST, FILE, quantiles_of

@@ -10,7 +10,7 @@ from support import STDLIB
 
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus.profile import profile
-from tasks.data.drift.sampling import distance, distributions, drifts, moved, outliers
+from tasks.data.drift.histograms import distance, distributions, drifts, moved, outliers
 
 CONFIG = ValidationConfig(near_duplicates=False)
 RUSSIAN = [

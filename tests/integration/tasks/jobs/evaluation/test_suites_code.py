@@ -15,17 +15,8 @@ from waiting import limit, until
 
 from tasks.common.errors import Missing
 from tasks.jobs.evaluation import code_suite
-from tasks.jobs.evaluation.code_suite import (
-    SHIPPED_FILE,
-    Limits,
-    best_limits,
-    body_of,
-    code,
-    judge,
-    parses,
-    problem_of,
-    run_code,
-)
+from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, body_of, code, judge, parses, problem_of
+from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
 from tasks.jobs.evaluation.suites import Line, run_suites
 
 LIMITS = Limits(seconds=20.0, cpu_seconds=10, memory_bytes=512 << 20)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tasks.data.drift.columns import Kept
 from tasks.data.drift.comparison import may_be_told, tell
-from tasks.data.drift.features import FORMAT, Kept, measure, open_vocabulary, together
+from tasks.data.drift.features import FORMAT, measure, open_vocabulary, together
 
 pytestmark = pytest.mark.unit
 
