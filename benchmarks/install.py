@@ -42,7 +42,7 @@ ROLES = {
 """Extra -> the modules and packages of its role. A module belongs to the longest name that it lies below."""
 ELSEWHERE = {
     "deployments.telemetry.sinks": "azure",  # where telemetry is sent to Azure Monitor
-    "tasks.storage.blob.client": "azure",
+    "tasks.storage.blob.credentials": "azure",
     "deployments.services.database": "psycopg2",  # of `tracking`, where the settings name a PostgreSQL
 }
 """Module -> the package that it imports in a function, and only where an extra of another role is installed too."""

@@ -93,7 +93,7 @@ MUTANTS = (
         'learnt = rows["shingled"] & ~rows["heldout"]\n'
         '        duplicates.write_runs(folder, rows["high"], rows["low"], values, learnt, work.threshold or 0.0)',
         "Near copies are looked for in what is learnt only: a held-out document that nearly repeats one of it stays."),
-    Mutant("refused-event-forgotten", "deployments/bridge/webhook.py",
+    Mutant("refused-event-forgotten", "deployments/bridge/intake.py",
         "_forget(db, [row.number for row, value in looked if isinstance(value, NotAllowed)])",
         "_forget(db, [row.number for row, value in looked if not isinstance(value, Event)])",
         "An event about a blob is dropped when storage refuses to answer or is away, not kept until it answers."),

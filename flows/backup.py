@@ -12,7 +12,7 @@ from flows.support.prefect_run import named, setting, started_by
 from tasks.common.errors import IntegrityError
 from tasks.common.home import home
 from tasks.config.flows import BackupConfig
-from tasks.orchestration.observers import hand_in, new_artifact, number, table
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
 from tasks.registry.backup.backup import back_up
 from tasks.registry.backup.restore import drill
 from tasks.storage import open_named, open_store

@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.states import Completed
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from flows.support.approval import agreed, approvals
+from flows.support.agreement import agreed, approvals
 from flows.support.continuing import start_of
 from flows.support.inputs import (
     NOTHING,

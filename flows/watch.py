@@ -12,7 +12,7 @@ from flows.support.inputs import configured
 from flows.support.prefect_run import named, setting, started_by
 from tasks.common.home import home
 from tasks.config.flows import WatchConfig
-from tasks.orchestration.observers import hand_in, new_artifact, number, table
+from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, number, table
 from tasks.serving.known import known_endpoints, require_known
 from tasks.serving.monitor.watch import Seen, brief, history, look
 

@@ -19,7 +19,7 @@ from tasks.common.home import home
 from tasks.common.process import locked
 from tasks.config.base import config_digest
 from tasks.config.serving import DeploymentConfig, ExportConfig
-from tasks.formats.model_folder import require_data_beside
+from tasks.formats.onnx_data import require_data_beside
 from tasks.orchestration.promotion import (
     logged,
     make_champion,

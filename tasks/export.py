@@ -1,7 +1,7 @@
 """Checkpoint, Tokens -> Model: ONNX with KV cache, proven against the checkpoint, with smaller variants; or the checkpoint's own
 weights, for vLLM. Hashed and signed.
 
-The program is tasks/jobs/export.py; signatures are tasks/security/trust.py. A model that does not answer as the checkpoint
+The program is tasks/jobs/export.py; signatures are tasks/security/signatures.py. A model that does not answer as the checkpoint
 does is never published, and a checkpoint that nobody trusted signed is never exported. See docs/export.md.
 """
 

@@ -3,7 +3,7 @@
 The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suites run on the profile,
 in batches: what is expected of documents and of the corpus, and what a user expects of documents beside it. Documents that break
 a rule go to the quarantine, and what is left is a new version of the dataset. How they are found and written:
-tasks/data/corpus/; distances: tasks/data/drift/sampling.py; who may bring data: tasks/data/admission.py.
+tasks/data/corpus/; distances: tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py.
 See docs/data.md.
 
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
@@ -27,13 +27,13 @@ from tasks.data import judging
 from tasks.data.admission import refused
 from tasks.data.corpus.index import publishable
 from tasks.data.corpus.quarantine import Profile, rewrite, write
-from tasks.data.judging import Judged, verdict
 from tasks.data.suite import PAGES, Suite
+from tasks.data.verdict import Judged, verdict
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import at_work, attachment, fetch, manifest_of, publish, run_job, scratch
-from tasks.signing.statement import SIGNATURES
+from tasks.signing.bundle import SIGNATURES
 
 TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""

@@ -15,7 +15,7 @@ from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import home_folder
 from tasks.registry.model_integrity import STORE, Finding, act_on, findings, take_out_of_service, told
-from tasks.security.trust import remedy_for
+from tasks.security.signatures import remedy_for
 from tasks.serving.endpoint import ServedFrom
 from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.storage.manifest import remake

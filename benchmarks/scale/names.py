@@ -145,7 +145,7 @@ class Runs:
     """The last range of hashes of every unit's run, as long as it would be; `again` of the records share a hash with others."""
 
     def __init__(self, records: np.ndarray, every: int, again: float) -> None:
-        from tasks.data.corpus.duplicates import ranges
+        from tasks.data.corpus.runs import ranges
 
         last = ranges(every)[-1]
         self.records, self.counts = records, np.maximum(1, records // (last.index + 1))
@@ -267,7 +267,7 @@ def rank(names: Names, clock: Clock) -> None:
 
 def _equal(runs: list, wanted):
     from tasks.data.corpus import duplicates
-    from tasks.data.corpus.duplicates import buckets
+    from tasks.data.corpus.runs import buckets
 
     return duplicates.equal(buckets(runs, wanted))
 
@@ -313,7 +313,7 @@ def launcher(names: Names, clock: Clock) -> None:
     from tasks.data.corpus.quarantine import Profile
     from tasks.data.drift.histograms import outliers
     from tasks.data.expectations import DocumentRule  # noqa: F401 - what a stage has imported
-    from tasks.data.judging import Judged, _shard
+    from tasks.data.verdict import Judged, _shard
     from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes, parse_manifest
 
     paths = sorted(path.name for path in os.scandir(names.corpus))

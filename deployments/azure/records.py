@@ -14,7 +14,7 @@ from tasks.registry.backup.snapshot import backups
 from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
-from tasks.security.trust import require_signed
+from tasks.security.signatures import require_signed
 from tasks.storage import open_named, open_store
 from tasks.storage.settings import load_stores
 

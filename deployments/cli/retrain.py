@@ -29,7 +29,7 @@ def require_wanted(settings: RetrainConfig, stages: Callable[[], list[dict[str, 
     """Show the plan and ask, where training would run and costs more than `planning.spending.ask_above`. Raises Cancelled.
 
     Only at a terminal: a machine that starts runs is not asked; the gate of the stage `plan` holds for it too. Prefect's own
-    question is `approval.before_train` (flows/support/approval.py). See docs/planning.md. `stages` is asked what a dry run
+    question is `approval.before_train` (flows/support/agreement.py). See docs/planning.md. `stages` is asked what a dry run
     says of each. What has no price is not asked about.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -24,7 +24,7 @@ from tasks.config.flows import RevalidateConfig
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from
 from tasks.security.audit import audit
-from tasks.security.trust import signed_config
+from tasks.security.signatures import signed_config
 from tasks.storage import open_store
 from tasks.storage.store import find
 

@@ -21,7 +21,7 @@ from tasks.common.errors import Missing
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
 from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder
 from tasks.registry.versions import publish, publish_for_signing
-from tasks.security.trust import require_signer, sign
+from tasks.security.signatures import require_signer, sign
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
 

@@ -17,7 +17,7 @@ from tasks.data.corpus.packing import Packed, pack
 from tasks.orchestration.run import code_version
 from tasks.registry.versions import publish
 from tasks.security.audit import actor
-from tasks.signing.statement import SIGNATURES
+from tasks.signing.bundle import SIGNATURES
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
 

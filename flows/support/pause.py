@@ -30,7 +30,7 @@ from pydantic import Field, SecretStr
 
 from tasks.common.errors import Cancelled
 from tasks.common.errors import Suspended as Waits
-from tasks.orchestration.observers import Away, ask, hand_in, log
+from tasks.orchestration.prefect_artifacts import Away, ask, hand_in, log
 from tasks.orchestration.run_log import drop_question
 
 AWAY_SECONDS = 2.0

@@ -1,6 +1,6 @@
 """A run of a flow as Prefect's page shows it: how far each stage is, and at its end one report, which is attached to MLflow too.
 
-`shown_lifecycle` is the frame of every flow of stages. A stage's own note is tasks/orchestration/observers.py; the whole
+`shown_lifecycle` is the frame of every flow of stages. A stage's own note is tasks/orchestration/prefect_artifacts.py; the whole
 report, with its figures, is tasks/report/. Prefect's server may be away: then a bar stands still, and the rest is told later.
 """
 
@@ -27,19 +27,8 @@ from tasks.common.redaction import redact
 from tasks.compute.polling import OUT_OF_THE_ORDINARY
 from tasks.config.base import Settings
 from tasks.lineage.messages import run_page
-from tasks.orchestration.observers import (
-    Away,
-    Outcome,
-    Request,
-    Unobserved,
-    ask,
-    flush,
-    hand_in,
-    interrupted,
-    new_artifact,
-    number,
-    table,
-)
+from tasks.orchestration.observers import Outcome, Unobserved, interrupted
+from tasks.orchestration.prefect_artifacts import Away, Request, ask, flush, hand_in, new_artifact, number, table
 from tasks.orchestration.result import endpoint_fields
 from tasks.orchestration.run import Lifecycle, code_version, lifecycle
 from tasks.report.data import duration, short

@@ -27,7 +27,7 @@ from tasks.common import process
 from tasks.common.errors import Superseded, Suspended, Unknown
 from tasks.common.home import home, require_known
 from tasks.events.ledger import Ledger
-from tasks.orchestration.observers import Away, ask
+from tasks.orchestration.prefect_artifacts import Away, ask
 from tasks.orchestration.run_log import read_question, read_run
 from tasks.security import audit_chain
 from tasks.security.audit import Actor, acting, actor, entries, noted

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tasks.common.errors import IntegrityError
 from tasks.config.data import AdmissionConfig
+from tasks.signing.bundle import claimed_files, signed_files
 from tasks.signing.keys import load_public_key
-from tasks.signing.statement import claimed_files, signed_files
 
 
 def refused(

@@ -1,7 +1,7 @@
 """What is measured of one answer of an endpoint, and what its caller said of it later: one JSON object a line.
 
 Numbers and names only, and no word of a text, unless an endpoint was told to keep texts. Servers write it
-(tasks/jobs/serving/outputs.py, tasks/jobs/serving/api.py), tasks/serving/monitor/anomalies.py reads it. Standard library
+(tasks/jobs/serving/outputs.py, tasks/jobs/serving/feedback.py), tasks/serving/monitor/anomalies.py reads it. Standard library
 only: the serving image has little more.
 """
 

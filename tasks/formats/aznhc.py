@@ -2,7 +2,7 @@
 
 The forms are those of Azure/azurehpc-health-checks @0e0a1ac: run-health-checks.sh, dockerfile/aznhc-entrypoint.sh, customTests
 and distributed_nhc. A log is written on at each run: there may be several runs of one machine in it. Nothing is raised. What
-a fault code means is data: tasks/hardware/aznhc.json; what it means for the machine is tasks/qualification/nccl_findings.py.
+a fault code means is data: tasks/hardware/aznhc.json; what it means for the machine is tasks/qualification/aznhc_findings.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a stage uses to make a model the champion: ask whether it may, sign, require a signature, move the alias.
 
 All of it is in the audit log. Who has which right is answered by tasks/security/policy.py.
-The rest of a stage's tools is tasks/orchestration/stage_context.py; whose signature counts is tasks/security/trust.py.
+The rest of a stage's tools is tasks/orchestration/stage_context.py; whose signature counts is tasks/security/signatures.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.registry.logged_model import offered
 from tasks.registry.model_integrity import untrusted
 from tasks.registry.promoting import compared_with
 from tasks.registry.refs import aliases, move_ref
-from tasks.security import trust
+from tasks.security import signatures
 from tasks.security.audit import audited
 from tasks.security.policy import require, require_of
 from tasks.storage.manifest import Manifest
@@ -90,7 +90,7 @@ def challenge(model: Model) -> None:
     if run.spool is None or model.ref in (now.get("champion"), now.get("challenger")):
         return
     manifest = find(run.store, *parse_ref(model.ref))
-    trust.require_signed(run.store, run.home, manifest)
+    signatures.require_signed(run.store, run.home, manifest)
     run.require_ours()
     move_ref(run.store, name, model.ref, inputs=manifest.provenance.inputs, reason="exported, not promoted")
     _register(run, run.run or "", manifest, alias="challenger", before=now.get("champion", ""))
@@ -129,7 +129,7 @@ def _register(
 
 def require_signer(kind: type[Artifact], name: str) -> None:
     """Raise IntegrityError or Missing unless what is about to be made can be signed: before the work, not after it."""
-    trust.require_signer(at_work().lifecycle.home, kind.KIND, name)
+    signatures.require_signer(at_work().lifecycle.home, kind.KIND, name)
 
 
 def sign(artifact: Artifact) -> None:
@@ -138,13 +138,13 @@ def sign(artifact: Artifact) -> None:
     Raises IntegrityError when the trust policy does not let it.
     """
     work = at_work()
-    trust.sign(work.lifecycle.store, work.lifecycle.home, work.made[artifact.ref])
+    signatures.sign(work.lifecycle.store, work.lifecycle.home, work.made[artifact.ref])
 
 
 def require_signed(artifact: Artifact) -> None:
     """Raise IntegrityError unless somebody trusted signed this artifact as it is, and stands by it."""
     work = at_work()
-    trust.require_signed(work.lifecycle.store, work.lifecycle.home, stored(artifact))
+    signatures.require_signed(work.lifecycle.store, work.lifecycle.home, stored(artifact))
 
 
 def why_untrusted(model: str) -> str:

@@ -33,7 +33,7 @@ class ValidationResult:
 
 @dataclass(frozen=True)
 class QualificationResult:
-    """A verdict on a cluster, as tasks/registry/revalidations.py reads it back."""
+    """A verdict on a cluster, as tasks/registry/qualifications.py reads it back."""
 
     qualification: Mapping[str, Any] | None = None
     """Its reference, and the rates that it measured."""

@@ -24,7 +24,8 @@ from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
 from tasks.config.environment import surroundings
 from tasks.lineage import messages
-from tasks.orchestration.observers import Outcome, Shown, interrupted, leave_note, stopped_as
+from tasks.orchestration.observers import Outcome, Shown, interrupted, stopped_as
+from tasks.orchestration.prefect_artifacts import leave_note
 from tasks.orchestration.run import Lifecycle, current
 from tasks.orchestration.stage_context import Work, clean_up, settle_jobs, working
 from tasks.registry import records

@@ -26,7 +26,7 @@ from tasks.formats.megatron_log import MegatronRun, read_megatron
 from tasks.formats.nccl_run import NcclLog, NcclRun, read_log, read_nccl_json
 from tasks.formats.nccl_tests import read_nccl_tests, words_during
 from tasks.hardware.sku import Sku, plain_name
-from tasks.qualification import nccl_findings
+from tasks.qualification import aznhc_findings, nccl_findings
 from tasks.qualification.judge import judge
 from tasks.qualification.limits import all_gpus, bandwidths, cited, of_probe
 from tasks.qualification.measured import Measurement, RankReport, Sweep, TrainingPoint
@@ -345,7 +345,7 @@ def _missing(log: Log, check: str, text: str, limit: str) -> Reason:
 def _reports(log: Log) -> Iterator[RankReport]:
     for run in log.aznhc:
         name = one_name((*log.nodes, run.host)).get(run.host) or next(iter(log.nodes), "")
-        probes = nccl_findings.probes_of(run)
+        probes = aznhc_findings.probes_of(run)
         yield RankReport(rank=0, local_rank=0, node=name, host=run.host or name, probes=probes)
 
 

@@ -16,8 +16,9 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.config.base import copies_weights
 from tasks.security.trust import trusted_key
+from tasks.signing.bundle import SIGNATURE
 from tasks.signing.keys import pem_of
-from tasks.signing.statement import SIGNATURE, STATEMENT, claimed_statement
+from tasks.signing.statement import STATEMENT, claimed_statement
 from tasks.storage.manifest import Manifest
 from tasks.storage.signed import LINEAGE, served_files
 from tasks.storage.store import Store

@@ -20,7 +20,8 @@ from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.registry.verification import problems_of
 from tasks.security.audit import audited
-from tasks.security.trust import Untrusted, require_signed, signed_config
+from tasks.security.signatures import require_signed, signed_config
+from tasks.security.trust import Untrusted
 from tasks.serving.endpoint import ServedFrom
 from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.serving.servers import barring, rungs_before

@@ -1,9 +1,4 @@
-"""When champions were measured again on new data, with which verdict: kept in the store, asked by alerts and by the next one.
-
-Qualifications that were made before: what became of each machine, from the artifacts in the store.
-
-`headway qualify --history` shows them, and a new verdict is made with them (tasks/qualification/history.py).
-"""
+"""When champions were measured again on new data, with which verdict: kept in the store, asked by alerts and by the next one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from tasks.registry.verification import problems_of
 from tasks.registry.versions import is_noted, note
 from tasks.security.access import note_access
 from tasks.security.audit import audit, audited
-from tasks.signing.statement import SIGNATURE, SIGNATURES, STATEMENT
+from tasks.signing.bundle import SIGNATURE, SIGNATURES
+from tasks.signing.statement import STATEMENT
 from tasks.storage import azureml_registry as registry
 from tasks.storage.cache import require_room
 from tasks.storage.history import current

@@ -17,8 +17,8 @@ from tasks.data.tokenizing.checking import look
 from tasks.formats.mmididx import prefixes
 from tasks.registry.approvals import Approval
 from tasks.security import audit_chain
-from tasks.security.trust import KINDS, remedy_for, require_signed
-from tasks.signing.statement import SIGNATURE
+from tasks.security.signatures import KINDS, remedy_for, require_signed
+from tasks.signing.bundle import SIGNATURE
 from tasks.storage.history import Change, newest_publication
 from tasks.storage.manifest import Manifest, Problem, remake
 from tasks.storage.store import Document, Store, find

@@ -18,8 +18,8 @@ from tasks.common.errors import IntegrityError, Unknown
 from tasks.config.base import canonical_json
 from tasks.config.environment import surroundings
 from tasks.security.audit import actor, audited
-from tasks.security.trust import KINDS as SIGNED_KINDS
-from tasks.security.trust import is_signed
+from tasks.security.signatures import KINDS as SIGNED_KINDS
+from tasks.security.signatures import is_signed
 from tasks.storage.history import Action, Change, changes, current, newest_publication, note_change
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.signed import lineage_digest

@@ -1,7 +1,7 @@
 """What a signature must say of an artifact, and the check of one against a key. Pure: bytes and a manifest in, a statement out.
 
 No home and no store is needed, so the model that MLflow hands out asks the same (tasks/jobs/serving/mlflow_model.py). Whose key
-counts, and whether an older signature was put under a newer publishing, is tasks/security/trust.py.
+counts, and whether an older signature was put under a newer publishing, is tasks/security/signatures.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tasks.common.errors import IntegrityError
 from tasks.config.base import digest
-from tasks.signing.statement import Statement, open_statement, signed_files
+from tasks.signing.bundle import signed_files
+from tasks.signing.statement import Statement, open_statement
 from tasks.storage.manifest import FileEntry, Manifest, Provenance
 
 if TYPE_CHECKING:

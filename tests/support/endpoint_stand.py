@@ -13,8 +13,9 @@ from waiting import limit, until
 
 from tasks.common import process
 from tasks.serving.client import ready_state
+from tasks.serving.gateway import Gateway
 from tasks.serving.journal import Journal
-from tasks.serving.local.rollout import Gateway, LocalTraffic
+from tasks.serving.local.rollout import LocalTraffic
 from tasks.serving.servers import free_port, servers_of
 
 BLUE, GREEN = "model/tiny@blue", "model/tiny@green"

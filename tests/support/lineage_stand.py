@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tasks.registry.refs import move_ref
 from tasks.registry.versions import publish
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.manifest import Manifest, Provenance
 

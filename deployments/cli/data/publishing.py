@@ -16,8 +16,8 @@ from deployments.cli.options import Json
 from deployments.cli.output import in_home, say, short_ref
 from tasks.artifacts import parse_ref
 from tasks.common.home import home
+from tasks.signing.bundle import sign_folder
 from tasks.signing.keys import LocalKey, ensure_key
-from tasks.signing.statement import sign_folder
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 

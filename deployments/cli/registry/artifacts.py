@@ -35,7 +35,7 @@ def copy(
         if config and config.uri.startswith(SCHEME):
             from tasks.registry.transfer import require_model, share_model
             from tasks.storage.azureml_registry import SCHEME, open_registry
-            from tasks.storage.blob.client import token_credential
+            from tasks.storage.blob.credentials import token_credential
 
             require_model(ref)
             name = config.uri.removeprefix(SCHEME)
@@ -132,7 +132,7 @@ def verify(
     """
     from tasks.registry.verification import problems_of, refusal
     from tasks.security.access import note_access
-    from tasks.security.trust import KINDS, require_signed
+    from tasks.security.signatures import KINDS, require_signed
     from tasks.serving.known import served_model
 
     if ref.startswith("endpoint/"):

@@ -15,8 +15,9 @@ from tasks.common.home import home
 from tasks.config.base import trust_file
 from tasks.security.audit import actor, audited
 from tasks.security.policy import in_force
-from tasks.security.trust import KINDS, Revoked, add_key, held_keys, load_or_none, revoke_key, vault_key
-from tasks.security.trust import sign as sign_artifact
+from tasks.security.signatures import KINDS
+from tasks.security.signatures import sign as sign_artifact
+from tasks.security.trust import Revoked, add_key, held_keys, load_or_none, revoke_key, vault_key
 from tasks.signing.keys import key_id, load_public_key
 from tasks.storage import open_store
 from tasks.storage.manifest import require_intact

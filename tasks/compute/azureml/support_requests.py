@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.config.backends.azureml import AzureMlConfig
 from tasks.config.cluster import ClusterConfig
-from tasks.qualification.nccl_findings import impact_of
+from tasks.qualification.aznhc_findings import impact_of
 
 IMPACT_VERSION, COMPUTE_VERSION, ML_VERSION = "2023-02-01-preview", "2024-07-01", "2024-10-01"
 UNHEALTHY = "Resource.Hpc.Unhealthy."

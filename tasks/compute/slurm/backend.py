@@ -1,7 +1,7 @@
 """The Slurm backend: sbatch over a job folder that login and compute nodes share. The walk of five files ends here.
 
 With `cluster.mirror` they share none: the folder lies in a store (../job_folder.py), and each node's task is a mirror of it.
-What is submitted is render.py, what Slurm's answers mean is states.py and states.py. The commands run on this
+What is submitted is render.py, what Slurm's answers and refusals mean is states.py. The commands run on this
 machine or on a login node through SSH (commands.py). Who calls the backend, from submission to submission, is
 tasks/compute/supervisor.py. As shipped, Slurm itself starts a job again whose node failed (`slurm.requeue`): then there is no
 further submission. Which faults end how: docs/slurm.md.

@@ -186,7 +186,7 @@ _CONTROL = np.flatnonzero(np.equal(_CLASS_OF, CLASSES.index("control")))
 # Histograms with fixed bins, so that two versions of a corpus are compared without their data. See docs/data.md.
 #
 # Bin i counts edges[i] <= value < edges[i + 1]; the last bin has no upper edge. Who compares:
-# tasks/data/drift/sampling.py.
+# tasks/data/drift/histograms.py.
 
 
 LENGTHS: tuple[float, ...] = tuple(sorted({0, *(round(2 ** (half / 2)) for half in range(61))}))

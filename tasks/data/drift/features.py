@@ -1,12 +1,8 @@
 """What is measured of the documents that are looked at, one row a document: counts of words, tokens and lines, language, format.
 
-All but the length is of a document's first sampling.HEAD characters. Nothing is compared here: tasks/data/drift/features.py does.
+All but the length is of a document's first sampling.HEAD characters. Nothing is compared here: tasks/data/drift/columns.py does.
 
 The tokenizer is a `Vocabulary`: counts of tokens, which of them are unknown, which are lone bytes, and how one is written.
-
-The columns of drift: for each, its statistic for all splits, a summary of both sides, and what moved most.
-
-What the statistics are: tasks/data/drift/splits.py. Whether a value is unusual: tasks/data/drift/splits.py. See docs/drift.md.
 """
 
 from __future__ import annotations

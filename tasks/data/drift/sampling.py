@@ -3,10 +3,6 @@
 A document's key is a seeded hash of its content, and those with the lowest keys are looked at: whoever orders or divides the
 files in another way looks at the same ones. A copy of an earlier document has a key of its own, of content and place, so that
 a document that is there a thousand times is a thousand documents. What is measured of them: tasks/data/drift/features.py.
-
-New data against reference data: how far two columns lie apart. Pure: histograms in, distances out.
-
-The limits are the configuration's; who judges is tasks/data/judging.py. See docs/data.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The only stall is the copy into a buffer that the writer process shares; the buffer is a whole safetensors file, so that
 the writer needs no tensor library. On disk: files.py. The writing: writer.py. Which one is gone on from:
-retention.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md, "Checkpoint".
+choice.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md, "Checkpoint".
 
 A rank's end of its writer process: one save in flight, and what became of it.
 

@@ -1,15 +1,7 @@
 """The suite `code`: functions that the model completes greedily from signature and docstring. Does it parse, does it run?
 
-A completion ends before the first line that is not indented, as in HumanEval (Chen et al. 2021), and
+What runs it is sandbox.py. A completion ends before the first line that is not indented, as in HumanEval (Chen et al. 2021), and
 is greedy: so `pass_share` is pass@1 of one sample. Completions are never published.
-
-What a model wrote runs in a sandbox: one short process of its own, which can neither change nor reach anything.
-
-bubblewrap holds it: namespaces of its own, a read-only root with the system's and Python's own folders, no capability, and a
-filter of system calls, which leaves it no second process, no socket and no memory that its limit does not count. Where there is
-no bubblewrap, limits and another user are what is left, and only on request. The verdict comes from
-the process that runs the code (sandbox_inside.py), under a word that the code is not told: what looks for it in the
-interpreter's own memory can forge a pass, and nothing else.
 """
 
 from __future__ import annotations

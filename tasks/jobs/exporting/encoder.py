@@ -15,7 +15,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from tasks.formats.model_folder import require_plain_folder
+from tasks.formats.onnx_data import require_plain_folder
 from tasks.jobs.exporting.comparison import largest
 from tasks.jobs.exporting.graph import DATA, MODEL, architecture, copy_settings, forget_where_it_was_built
 

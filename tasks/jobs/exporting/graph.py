@@ -20,7 +20,8 @@ from onnxruntime_genai.models.builders.base import Model
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tasks.formats.model_folder import declared_positions, require_plain_folder, require_positions
+from tasks.formats.model_folder import declared_positions, require_positions
+from tasks.formats.onnx_data import require_plain_folder
 from tasks.jobs.checkpoint.weights import mapped_network
 from tasks.jobs.evaluation.heldout import open_documents
 

@@ -32,7 +32,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 
 from tasks.common.process import write_json
 from tasks.config.serving import ExportConfig
-from tasks.formats.model_folder import require_plain_folder
+from tasks.formats.onnx_data import require_plain_folder
 from tasks.jobs.exporting.comparison import (
     Exported,
     Original,

@@ -20,13 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.config.serving import ExportConfig
-from tasks.formats.model_folder import (
-    INDEX,
-    declared_context,
-    declared_positions,
-    open_model_folder,
-    require_positions,
-)
+from tasks.formats.model_folder import INDEX, declared_context, declared_positions, open_model_folder, require_positions
 from tasks.jobs.evaluation.heldout import open_documents, opening_of
 from tasks.jobs.exporting.comparison import Original, largest
 from tasks.jobs.exporting.graph import copy_settings

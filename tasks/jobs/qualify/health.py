@@ -33,15 +33,15 @@ from typing import NamedTuple
 import torch
 from torch import cuda, distributed
 
-from tasks.formats import gpu_health
+from tasks.formats import azure_machine, gpu_health
 from tasks.formats.aznhc import read_aznhc
-from tasks.formats.gpu_health import DAY, Interface
+from tasks.formats.azure_machine import DAY, Interface
 from tasks.jobs.node.probes import Hangs, ports
 from tasks.jobs.qualify import health_amd, health_nvidia
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import LOGS, Machine, Missing, of_file, of_kernel
+from tasks.qualification.aznhc_findings import probes_of
 from tasks.qualification.measured import Probe, Status
-from tasks.qualification.nccl_findings import probes_of
 
 SCRIPT = "opt/azurehpc/test/azurehpc-health-checks/run-health-checks.sh"
 """Where Azure's HPC images have it."""
@@ -270,10 +270,10 @@ def note(bench: Bench, machine: Machine) -> None:
     compute = metadata(machine)
     own, of_image = dict(_own(machine)), _components(machine)
     result = {**dict(_looked_up(machine, bench.sku.vendor)), **of_image, **own}
-    image = image_of(gpu_health.urn(compute), result["os"], known=bool(of_image))
+    image = image_of(azure_machine.urn(compute), result["os"], known=bool(of_image))
     bench.note(
         versions={name: value for name, value in {**result, "image": image}.items() if value},
-        machine={**gpu_health.instance(compute), **_physical_host(machine)},
+        machine={**azure_machine.instance(compute), **_physical_host(machine)},
     )
 
 
@@ -286,7 +286,7 @@ def image_of(urn: str, system: str, *, known: bool) -> str:
 
 def metadata(machine: Machine) -> dict[str, object]:
     """IMDS's `instance/compute`; empty on machines that are not Azure's, and where nothing answers."""
-    if machine.text("sys/class/dmi/id/chassis_asset_tag") != gpu_health.AZURE_ASSET_TAG:
+    if machine.text("sys/class/dmi/id/chassis_asset_tag") != azure_machine.AZURE_ASSET_TAG:
         return {}
     request = urllib.request.Request(machine.imds + IMDS_PATH, headers={"Metadata": "true"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it may not be asked through a proxy
@@ -304,20 +304,20 @@ def _physical_host(machine: Machine) -> dict[str, str]:
         pool = (machine.root / "var/lib/hyperv/.kvp_pool_3").read_bytes()
     except OSError:
         return {}
-    host = gpu_health.key_values(pool).get("PhysicalHostName", "")
+    host = azure_machine.key_values(pool).get("PhysicalHostName", "")
     return {"physical_host": host} if host else {}
 
 
 def _components(machine: Machine) -> dict[str, str]:
     with suppress(ValueError):
-        return gpu_health.components(machine.text(COMPONENTS) or "{}")
+        return azure_machine.components(machine.text(COMPONENTS) or "{}")
     return {}
 
 
 def _own(machine: Machine) -> Iterator[tuple[str, str]]:
     """What this very process runs on and with."""
     yield "kernel", machine.text("proc/sys/kernel/osrelease") or platform.release()
-    yield "os", gpu_health.os_release(machine.text("etc/os-release"))
+    yield "os", azure_machine.os_release(machine.text("etc/os-release"))
     yield "python", platform.python_version()
     yield "torch", torch.__version__
     yield "torch_cuda", torch.version.cuda or ""
@@ -418,7 +418,7 @@ def infiniband(bench: Bench, machine: Machine) -> Iterator[Probe]:
     )
     for name, port in result.items():
         # A port that is not active carries nothing.
-        rate = gpu_health.rate(port.rate) if port.active else 0.0
+        rate = azure_machine.rate(port.rate) if port.active else 0.0
         yield Probe(
             check="ib_rate",
             status="measured" if rate is not None else "failed",
@@ -452,7 +452,7 @@ def link_flaps(bench: Bench, machine: Machine) -> Iterator[Probe]:
         times |= gpu_health.flaps(log, since=max(0.0, uptime - DAY))
     at_once = min((port.downed for port in result.values()), default=0)
     for name, port in result.items():
-        times[name] = max(times[name], round(gpu_health.per_day(port.downed - at_once, uptime)))
+        times[name] = max(times[name], round(azure_machine.per_day(port.downed - at_once, uptime)))
     text = f"of the last {min(uptime, DAY) / 3600:.1f} h" + (
         f", by the ports' counters alone: {unread}" if unread else ""
     )
@@ -472,7 +472,7 @@ def virtual_functions(bench: Bench, machine: Machine) -> Iterator[Probe]:
         )
         for place in machine.places("sys/class/net/*")
     ]
-    for interface, function in gpu_health.behind(interfaces):
+    for interface, function in azure_machine.behind(interfaces):
         up = function is not None and function.state == "up"
         yield Probe(
             check="sriov",

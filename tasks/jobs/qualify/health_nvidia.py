@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Literal
 
 from tasks.formats import gpu_health, smi
-from tasks.formats.gpu_health import DAY, Finding, Rules
+from tasks.formats.azure_machine import DAY
+from tasks.formats.gpu_health import Finding, Rules
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure, of_kernel
 from tasks.qualification.measured import Probe

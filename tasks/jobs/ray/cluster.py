@@ -31,7 +31,7 @@ OURS = {
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
-"""As for the cluster of one machine (tasks/compute/ray/backend.py): nobody is told, and it ends at once."""
+"""As for the cluster of one machine (tasks/compute/ray/local.py): nobody is told, and it ends at once."""
 ASKS = (
     "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, configure_logging=False); "
     "print(*ray.cluster_resources())"

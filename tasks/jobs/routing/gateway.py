@@ -41,7 +41,8 @@ from tasks.jobs.routing.counts import Counts, Exposition, exposed
 from tasks.jobs.routing.proxy import Breaker, Message, Proxy, Receive, Send, say
 from tasks.jobs.routing.table import Group, Health, Replica, Table
 from tasks.jobs.routing.upstream import HOST, Unreachable, Upstream, fetch
-from tasks.jobs.serving.api_middleware import Edge, require_guarded
+from tasks.jobs.serving.api_middleware import Edge
+from tasks.jobs.serving.keys import require_guarded
 from tasks.serving.protocol.routes import TRAFFIC, WANTED, read_routes, read_secret
 
 PERIOD_SECONDS = 0.25

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from tasks.formats.model_folder import require_own_data
+from tasks.formats.onnx_data import require_own_data
 from tasks.jobs.serving.runtime import Ask, Contents
 
 Logits = NDArray[np.float32]

@@ -20,8 +20,9 @@ from tasks.common.process import read_json
 from tasks.jobs.serving.batch import Batch
 from tasks.jobs.serving.generation import Generation
 from tasks.jobs.serving.runtime import Ask, Piece
+from tasks.signing.bundle import SIGNATURE
 from tasks.signing.keys import key_id, load_public_key
-from tasks.signing.statement import SIGNATURE, STATEMENT, claimed_statement
+from tasks.signing.statement import STATEMENT, claimed_statement
 from tasks.storage.manifest import FileEntry, Manifest
 from tasks.storage.signed import open_signed, served_files
 

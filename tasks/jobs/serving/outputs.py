@@ -2,7 +2,7 @@
 
 `ROOT/MODEL_VERSION/SERVER-NUMBER.jsonl`, where ROOT is one endpoint's. A thread writes, so no request waits for a disk; a kill
 loses the lines of its last milliseconds. No text is kept, unless `deployment.answers.keep_text` says so: then without secrets,
-and cut. The form of a line is tasks/formats/answers.py; what callers say of answers is serving/api.py; reading is
+and cut. The form of a line is tasks/formats/answers.py; what callers say of answers is serving/feedback.py; reading is
 tasks/serving/monitor/anomalies.py.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Lines in files of a server's own, of bounded size and number: nobody's lines are torn, and no disk is filled.
 #
 # `FOLDER/SERVER-NUMBER.jsonl`. Every process of a server begins a file of its own. Which files make room for a new one
-# says who writes (tasks/jobs/serving/outputs.py, api.py).
+# says who writes (tasks/jobs/serving/outputs.py, feedback.py).
 
 
 SEGMENT_BYTES = 2 << 20

@@ -40,7 +40,8 @@ from tasks.report.qualification.data import (
     size_text,
     until,
 )
-from tasks.report.qualification.rates import curves, limit_steps, missing, pairs, rates, said_in_words, versions
+from tasks.report.qualification.pairs import pairs
+from tasks.report.qualification.rates import curves, limit_steps, missing, rates, said_in_words, versions
 
 FILE = "qualification.html"
 SENTENCES_SHOWN = 20

@@ -22,9 +22,10 @@ from tasks.config.serving import DeploymentConfig
 from tasks.formats.model_folder import quantiles_of, smaller_rungs
 from tasks.serving.client import ready_state
 from tasks.serving.endpoint import Candidate, Journal, Served, ServedFrom, served
+from tasks.serving.gateway import Gateway
 from tasks.serving.journal import Journal as Changes
 from tasks.serving.keys import require_guarded
-from tasks.serving.local.rollout import Gateway, LocalTraffic, Record, ask_for_traffic_back, go_back
+from tasks.serving.local.rollout import LocalTraffic, Record, ask_for_traffic_back, go_back
 from tasks.serving.protocol.routes import COLOURS, make_secret, other
 from tasks.serving.rollout import give_back, roll_out, settle, take_over
 from tasks.serving.servers import (

@@ -17,7 +17,7 @@ from tasks.formats.answers import Answer, Label
 
 # Reads what servers wrote of their answers, and what callers said of them.
 #
-# Who writes is tasks/jobs/serving/outputs.py, and tasks/jobs/serving/api.py.
+# Who writes is tasks/jobs/serving/outputs.py, and tasks/jobs/serving/feedback.py.
 
 
 T = TypeVar("T", Answer, Label)

@@ -27,7 +27,7 @@ from tasks.config.revalidation import ServiceConfig
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.formats.answers import Answer, Label
-from tasks.security.trust import signed_config
+from tasks.security.signatures import signed_config
 from tasks.serving.known import endpoint_of, known_endpoints
 from tasks.serving.local.endpoint import outputs_of
 from tasks.serving.monitor.anomalies import anomalies

@@ -29,7 +29,8 @@ from tasks.registry.revalidations import note_revalidation
 from tasks.security.access import Access, accesses
 from tasks.security.audit import entries
 from tasks.security.audit_chain import append, check
-from tasks.security.trust import add_key, revoke_key, sign
+from tasks.security.signatures import sign
+from tasks.security.trust import add_key, revoke_key
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 

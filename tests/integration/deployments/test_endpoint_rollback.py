@@ -19,7 +19,7 @@ from tasks.deploy import deploy as deploy_stage
 from tasks.orchestration.run import lifecycle
 from tasks.registry.versions import publish
 from tasks.security.audit import account, entries
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.serving.journal import refused_models
 from tasks.serving.known import endpoint_of, require_accepted, settle_all
 from tasks.serving.servers import runs

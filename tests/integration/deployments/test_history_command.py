@@ -13,7 +13,7 @@ from waiting import limit
 
 from tasks.common.process import boot_id, process_started
 from tasks.registry.refs import move_ref, read_ref
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.store import find
 

@@ -31,7 +31,8 @@ from tasks.registry.refs import move_ref
 from tasks.registry.revalidations import note_revalidation
 from tasks.registry.versions import publish
 from tasks.security.audit import entries
-from tasks.security.trust import add_key, revoke_key, sign
+from tasks.security.signatures import sign
+from tasks.security.trust import add_key, revoke_key
 from tasks.serving.client import Sampling, complete
 from tasks.serving.known import endpoint_of
 from tasks.serving.local.endpoint import outputs_of

@@ -11,7 +11,7 @@ from support import Home
 
 from deployments.cli.output import short_ref
 from tasks.registry.refs import aliases, move_ref
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 
 

@@ -22,7 +22,7 @@ from tasks.formats.model_folder import open_model_folder, shape_of
 from tasks.plan import reckon
 from tasks.planning.case import Network
 from tasks.planning.counts import adapter_parameters
-from tasks.security.trust import require_signed
+from tasks.security.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.store import find
 

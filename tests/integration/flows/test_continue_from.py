@@ -13,7 +13,7 @@ import pytest
 from support import publish_tiny
 from waiting import limit
 
-from flows.support.approval import beginnings
+from flows.support.agreement import beginnings
 from flows.support.continuing import Start, require_possible, start_of
 from tasks.artifacts import Tokens
 from tasks.common.errors import Refused

@@ -17,7 +17,7 @@ from tasks.config.base import digest
 from tasks.config.cluster import ClusterConfig
 from tasks.qualification.verdicts import ClusterVerdict
 from tasks.registry.refs import move_ref
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit

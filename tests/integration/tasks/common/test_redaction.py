@@ -23,7 +23,8 @@ from tasks.common import process, redaction
 from tasks.common.errors import GateFailed, JobFailed
 from tasks.common.redaction import MARK, clean_logs, redact, redact_value, redacted, require_no_secrets, without_secrets
 from tasks.lineage.spool import Spool
-from tasks.orchestration.observers import Outcome, new_artifact
+from tasks.orchestration.observers import Outcome
+from tasks.orchestration.prefect_artifacts import new_artifact
 from tasks.orchestration.result import RunResult
 from tasks.orchestration.run_log import RunLog
 from tasks.report.page import write_report

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.formats import gpu_health, smi
 from tasks.formats import gpu_health as kernel_log
-from tasks.formats.gpu_health import Interface
+from tasks.formats.azure_machine import Interface
 from tasks.formats.smi import Links
 
 DOWN = "GPU 1: NVIDIA A100 80GB PCIe (UUID: GPU-2)\nNVML: Unable to retrieve NVLink information as all links are inActive\n"

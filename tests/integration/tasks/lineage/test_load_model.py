@@ -22,7 +22,7 @@ from tasks.lineage.spool import Spool
 from tasks.registry.logged_model import logged_model
 from tasks.registry.refs import move_ref
 from tasks.registry.versions import publish
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.serving import open_endpoint
 from tasks.serving.client import Sampling, complete
 from tasks.signing.keys import ensure_key, public_key_of

@@ -12,7 +12,7 @@ from tasks.orchestration.promotion import sign
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage_context import Work, publish, working
 from tasks.registry.versions import publish as publish_artifact
-from tasks.security.trust import require_signed
+from tasks.security.signatures import require_signed
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance, manifest_bytes
 from tasks.storage.signed import lineage_digest

@@ -11,7 +11,7 @@ from tasks.artifacts import Cluster, Pending, Tokens, Value
 from tasks.common.errors import GateFailed, Refused
 from tasks.common.process import write_json
 from tasks.config.flows import RetrainConfig
-from tasks.orchestration.observers import table
+from tasks.orchestration.prefect_artifacts import table
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 

@@ -18,7 +18,7 @@ from store_stand import standing
 from tasks.common.errors import IntegrityError, Missing, Unknown
 from tasks.common.process import write_text
 from tasks.config.access import AccessConfig
-from tasks.jobs.serving.api_middleware import Door
+from tasks.jobs.serving.keys import Door
 from tasks.registry.ancestry import walk
 from tasks.registry.backup.backup import back_up, prune
 from tasks.registry.backup.restore import MARK, drill, restore
@@ -26,7 +26,7 @@ from tasks.registry.backup.snapshot import backups
 from tasks.registry.refs import read_ref
 from tasks.security import audit_chain
 from tasks.security.audit import entries
-from tasks.security.trust import require_signed, sign
+from tasks.security.signatures import require_signed, sign
 from tasks.serving.keys import add_key, keys_file, own_key, read_keys
 from tasks.storage import open_store
 from tasks.storage.history import changes, current

@@ -12,7 +12,8 @@ from tasks.registry.promoting import compared_with, promote, roll_back, way_back
 from tasks.registry.refs import aliases, move_ref, place_of, read_ref
 from tasks.registry.retention import Rule, judge
 from tasks.security.audit import entries
-from tasks.security.trust import OWN, add_key, revoke_key, sign
+from tasks.security.signatures import sign
+from tasks.security.trust import OWN, add_key, revoke_key
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore

@@ -12,7 +12,8 @@ from tasks.common.errors import Conflict, IntegrityError, Unknown
 from tasks.registry.promoting import roll_back, way_back
 from tasks.registry.refs import made_from, move_ref, read_ref
 from tasks.security.audit import entries
-from tasks.security.trust import OWN, add_key, revoke_key, sign
+from tasks.security.signatures import sign
+from tasks.security.trust import OWN, add_key, revoke_key
 from tasks.signing.keys import LocalKey, ensure_key
 from tasks.storage import open_store
 from tasks.storage.history import changes, note_change

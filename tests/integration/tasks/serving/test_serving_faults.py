@@ -23,7 +23,8 @@ from tasks.jobs.serving.runtime import read_contents
 from tasks.orchestration.promotion import challenge
 from tasks.orchestration.run import lifecycle
 from tasks.registry.refs import aliases
-from tasks.security.trust import OWN, revoke_key, sign
+from tasks.security.signatures import sign
+from tasks.security.trust import OWN, revoke_key
 from tasks.serving.protocol.routes import read_routes
 from tasks.serving.rollout import roll_out
 from tasks.storage import open_store

@@ -8,8 +8,8 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError, Missing
 from tasks.config.data import AdmissionConfig
 from tasks.data.admission import refused
+from tasks.signing.bundle import SIGNATURES, sign_folder, signed_files
 from tasks.signing.keys import LocalKey, ensure_key, load_public_key, public_key_of
-from tasks.signing.statement import SIGNATURES, sign_folder, signed_files
 from tasks.storage import open_store
 from tasks.storage.manifest import describe
 from tasks.storage.store import find

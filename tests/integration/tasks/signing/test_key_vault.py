@@ -12,9 +12,11 @@ from support import Home
 
 from tasks.common.errors import IntegrityError, Missing
 from tasks.registry.versions import publish
-from tasks.security.trust import add_key, require_signed, sign, signer_of
+from tasks.security.signatures import require_signed, sign
+from tasks.security.trust import add_key, signer_of
+from tasks.signing.bundle import SIGNATURE, sign_files, signed_files
 from tasks.signing.keys import key_id, require_signature
-from tasks.signing.statement import SIGNATURE, STATEMENT, seal_statement, sign_files, signed_files
+from tasks.signing.statement import STATEMENT, seal_statement
 from tasks.signing.vault import VaultKey
 from tasks.storage import open_store
 from tasks.storage.history import published_as

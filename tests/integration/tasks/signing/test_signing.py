@@ -16,17 +16,10 @@ from tasks.common.errors import IntegrityError, Missing
 from tasks.common.seal import opened, sealed
 from tasks.registry.verification import problems_of
 from tasks.registry.versions import publish
-from tasks.security.trust import require_signed, sign
+from tasks.security.signatures import require_signed, sign
+from tasks.signing.bundle import SIGNATURE, sign_files, sign_folder, signed_files
 from tasks.signing.keys import LocalKey, ensure_key, key_id, load_public_key, pem_of, public_key_of
-from tasks.signing.statement import (
-    SIGNATURE,
-    STATEMENT,
-    open_statement,
-    seal_statement,
-    sign_files,
-    sign_folder,
-    signed_files,
-)
+from tasks.signing.statement import STATEMENT, open_statement, seal_statement
 from tasks.storage import open_store
 from tasks.storage.history import note_change
 from tasks.storage.manifest import Provenance

@@ -16,7 +16,8 @@ from waiting import limit
 from tasks.common.errors import HeadwayError, Missing
 from tasks.storage import open_files, open_named
 from tasks.storage.blob import versions
-from tasks.storage.blob.client import Container, open_container, token_credential
+from tasks.storage.blob.client import Container, open_container
+from tasks.storage.blob.credentials import token_credential
 from tasks.storage.settings import Identity, load_stores
 
 URI = "az://someaccount/container/team/x"

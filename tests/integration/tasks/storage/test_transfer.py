@@ -19,8 +19,9 @@ from tasks.common.errors import IntegrityError, Missing
 from tasks.registry.ancestry import walk
 from tasks.registry.transfer import copy_artifact, share_model
 from tasks.security.audit import entries
-from tasks.security.trust import require_signed
-from tasks.signing.statement import SIGNATURE, STATEMENT
+from tasks.security.signatures import require_signed
+from tasks.signing.bundle import SIGNATURE
+from tasks.signing.statement import STATEMENT
 from tasks.storage import open_store
 from tasks.storage.azureml_registry import open_registry
 from tasks.storage.history import changes, current

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.formats.aznhc import is_aznhc, read_aznhc
 from tasks.formats.megatron_log import iterations_of, read_megatron
-from tasks.qualification.nccl_findings import fault_of, impact_of, probes_of
+from tasks.qualification.aznhc_findings import fault_of, impact_of, probes_of
 
 pytestmark = pytest.mark.unit
 

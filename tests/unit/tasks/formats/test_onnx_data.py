@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tasks.common.errors import IntegrityError
-from tasks.formats.model_folder import external_places, require_data_beside, require_own_data, require_plain_folder
+from tasks.formats.onnx_data import external_places, require_data_beside, require_own_data, require_plain_folder
 
 pytestmark = pytest.mark.unit
 

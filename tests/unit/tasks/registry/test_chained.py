@@ -15,7 +15,7 @@ from tasks.registry.refs import move_ref
 from tasks.registry.retention import Rule, judge, prune
 from tasks.registry.transfer import copy_artifact
 from tasks.registry.verification import everything
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage import open_store
 from tasks.storage.local import LocalStore
 

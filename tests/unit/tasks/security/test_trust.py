@@ -7,16 +7,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tasks.common.errors import IntegrityError, Refused, Unknown
 from tasks.registry.versions import publish
-from tasks.security.trust import (
-    add_key,
-    held_keys,
-    require_signed,
-    require_signer,
-    revoke_key,
-    sign,
-    signer_of,
-    trusted_key,
-)
+from tasks.security.signatures import require_signed, require_signer, sign
+from tasks.security.trust import add_key, held_keys, revoke_key, signer_of, trusted_key
 from tasks.signing.keys import LocalKey, ensure_key, key_id, parse_public_key, pem_of
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance

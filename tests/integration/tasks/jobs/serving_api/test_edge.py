@@ -13,7 +13,8 @@ from waiting import limit
 from tasks.common.errors import Unknown
 from tasks.config.access import AccessConfig
 from tasks.config.serving import LimitsConfig
-from tasks.jobs.serving.api_middleware import Edge, Unread, require_flat, require_guarded, send_json
+from tasks.jobs.serving.api_middleware import Edge, Unread, require_flat, send_json
+from tasks.jobs.serving.keys import require_guarded
 from tasks.serving.keys import add_key, keys_file, own_key, read_keys, revoke_key
 
 pytestmark = pytest.mark.unit
