@@ -11,6 +11,7 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, read_json
 from tasks.registry.backup.snapshot import backups
+from tasks.registry.qualifications import DAYS as QUALIFIED_DAYS
 from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
@@ -98,7 +99,7 @@ def qualification(home: Path) -> Record:
     for one in stored(open_store(home)):
         newest.setdefault(one.manifest.provenance.name, one)
     if not newest:
-        return Record(None, "no cluster was qualified in the last 90 days")
+        return Record(None, f"no cluster was qualified in the last {QUALIFIED_DAYS:.0f} days")
     bad = [f"{name}: {one.verdict.verdict}" for name, one in newest.items() if one.verdict.verdict != "healthy"]
     return Record(not bad, "; ".join(bad) or f"healthy: {', '.join(newest)}")
 

@@ -98,9 +98,7 @@ def leave_note(outcome: Outcome, pages: Sequence[Path]) -> None:
         key = re.sub("[^a-z0-9-]", "-", f"{outcome.name}-{page.stem}".lower())  # Prefect takes no other characters
         notes.append(new_artifact("markdown", key, link, f"A page of {described}, which a browser opens from the disk"))
     _kept.extend(notes)
-    if (
-        not _sending.locked()
-    ):  # who sends now sends these too; what it missed goes with the next note, or at the end of the run
+    if not _sending.locked():  # else who sends now sends these too, or the next note, or the end of the run
         threading.Thread(target=contextvars.copy_context().run, args=(flush,), daemon=True).start()
 
 

@@ -63,7 +63,7 @@ def reasoned(problem):
 
 def test_every_resource_is_what_microsofts_types_ask_for(types, bodies):
     problems = {key: [one for one in types.problems(body) if not reasoned(one)] for key, body in bodies.items()}
-    assert {key: found for key, found in problems.items() if found} == {}
+    assert {key: noticed for key, noticed in problems.items() if noticed} == {}
     assert len({body["type"] for body in bodies.values()}) > 40 and len(bodies) > 350
 
 
@@ -130,16 +130,16 @@ def test_an_unknown_name_and_a_value_of_another_kind_are_found_everywhere(types,
 
 def test_what_is_required_is_missed_when_it_is_away(types, bodies):
     """Each key that the types ask for is taken away once; how many there are keeps the test from asking nothing."""
-    found = 0
+    noticed = 0
     for body in {body["type"]: body for body in bodies.values()}.values():
         for path, _ in list(places(body)):
             if not path or free(path) or isinstance(path[-1], int):
                 continue
             without = changed(body, path, lambda inner, key: inner.pop(key))
-            found += any(
+            noticed += any(
                 f".{path[-1]} is missing" in one or f".{path[-1]}: None" in one for one in types.problems(without)
             )
-    assert found > 60
+    assert noticed > 60
 
 
 @pytest.mark.parametrize(

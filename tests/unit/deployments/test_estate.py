@@ -4,7 +4,6 @@ import ipaddress
 import json
 import re
 import runpy
-import time
 from pathlib import Path
 
 import pytest
@@ -57,10 +56,8 @@ def test_the_presets_are_the_three_that_are_documented():
     assert NAMES == ["isolated", "production", "small"]
 
 
-def test_the_same_settings_make_the_same_bytes_in_little_time(made, preset):
-    began = time.process_time()
+def test_the_same_settings_make_the_same_bytes(made, preset):
     assert files(settings_of(preset)) == made[1]
-    assert time.process_time() - began < 2
 
 
 def test_every_name_is_once_and_as_azure_takes_it(made):

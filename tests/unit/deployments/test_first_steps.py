@@ -220,6 +220,21 @@ def test_a_bar_that_is_full_says_for_how_long_the_job_has_been_finishing(monkeyp
     assert "100%" in shown[2] and shown[2].endswith("finishing for 12 s  saving the last checkpoint")
 
 
+def test_a_stage_of_several_parts_has_the_time_left_of_its_present_part(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("deployments.cli.progress.time", clock)
+    progress = Progress(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None))
+    progress.began = progress._part = 100.0
+    lines = []
+    for now, done, left in ((160, 75, None), (160, 0, None), (164, 20, None), (164, 40, 9.0)):
+        clock.monotonic = lambda now=now: float(now)
+        progress.progress("evaluate", done, 100, "windows", left)
+        lines.append(progress.view().renderables[0].plain)
+    assert "75%  60 s  about 20 s left  windows" in lines[0]
+    assert "20%  64 s  about 16 s left of this part  windows" in lines[2]
+    assert "about 9 s left of this part" in lines[3]  # the job knows better
+
+
 def test_a_log_hears_of_a_stage_that_says_nothing(monkeypatch):
     monkeypatch.setattr("deployments.cli.progress.LINE_EVERY_SECONDS", 0.0)
     text = io.StringIO()

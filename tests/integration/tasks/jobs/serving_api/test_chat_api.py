@@ -103,7 +103,7 @@ def test_a_template_renders_as_in_transformers(name):
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% include '/etc/passwd' %}", "no loader"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
@@ -116,8 +116,8 @@ def test_a_template_renders_as_in_transformers(name):
         ),
     ],
 )
-def test_a_template_reads_no_file_changes_nothing_and_ends(template, said):
-    with pytest.raises(Unfit, match=said):
+def test_a_template_reads_no_file_changes_nothing_and_ends(template, message):
+    with pytest.raises(Unfit, match=message):
         ChatTemplate(template, {}).render(CONVERSATIONS[0])
 
 
@@ -148,39 +148,40 @@ def client(chat_server):
 
 def test_the_openai_client_holds_a_conversation(client, chat_server, spoken):
     messages = CONVERSATIONS[0]
-    said = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=12, seed=1)
+    answer = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=12, seed=1)
     tokens = Generation(spoken, 1).encode_conversation(messages)
     assert tokens == make_tokenizer().encode(ChatTemplate(CHATML, {}).render(messages))  # nothing is put before it
     right = chat_server.complete(tokens, max_tokens=12).json()
-    assert said.object == "chat.completion" and said.choices[0].message.role == "assistant"
-    assert said.choices[0].message.content == right["choices"][0]["text"]
+    assert answer.object == "chat.completion" and answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == right["choices"][0]["text"]
     assert (
-        said.usage.prompt_tokens == len(tokens) and said.usage.completion_tokens == right["usage"]["completion_tokens"]
+        answer.usage.prompt_tokens == len(tokens)
+        and answer.usage.completion_tokens == right["usage"]["completion_tokens"]
     )
     parts = [{"type": "text", "text": messages[0]["content"]}]
     again = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=12)
-    assert again.choices[0].message.content == said.choices[0].message.content
+    assert again.choices[0].message.content == answer.choices[0].message.content
 
 
 def test_a_conversation_is_streamed(client):
     asked = {"model": "tiny", "messages": CONVERSATIONS[1], "max_tokens": 16, "n": 2, "temperature": 1.0, "seed": 3}
     asked |= {"logprobs": True, "top_logprobs": 2}
     whole = client.chat.completions.create(**asked)
-    told = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert {one.object for one in told} == {"chat.completion.chunk"}
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert {one.object for one in chunks} == {"chat.completion.chunk"}
     for choice in whole.choices:
-        mine = [each for one in told for each in one.choices if each.index == choice.index]
+        mine = [each for one in chunks for each in one.choices if each.index == choice.index]
         assert mine[0].delta.role == "assistant" and all(each.delta.role is None for each in mine[1:])
         assert "".join(each.delta.content or "" for each in mine) == choice.message.content
         assert [each.finish_reason for each in mine if each.finish_reason] == [choice.finish_reason]
         likely = [token for each in mine for token in (each.logprobs.content or [])]
         assert likely == choice.logprobs.content and all(len(token.top_logprobs) == 2 for token in likely)
     assert whole.choices[0].message.content != whole.choices[1].message.content
-    assert told[-1].choices == [] and told[-1].usage == whole.usage
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
@@ -191,9 +192,9 @@ def test_a_conversation_is_streamed(client):
         ({"messages": CONVERSATIONS[0], "prompt": "a"}, "prompt: "),
     ],
 )
-def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, said):
+def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, message):
     reply = chat_server.client.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
+    assert reply.status_code == 400 and message in reply.json()["error"]["message"], reply.text
 
 
 def test_a_model_without_a_template_says_where_to_ask(server):

@@ -50,15 +50,15 @@ def test_several_answers_are_streamed_side_by_side(server):
     with httpx.Client(trust_env=False) as transport:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=transport, max_retries=0)
         how = {"extra_body": {"ignore_eos": True}, "stream_options": {"include_usage": True}}
-        told = list(client.completions.create(model="tiny", prompt=["def ", "class "], stream=True, **asked, **how))
+        chunks = list(client.completions.create(model="tiny", prompt=["def ", "class "], stream=True, **asked, **how))
     for choice in whole["choices"]:
-        mine = [each for one in told for each in one.choices if each.index == choice["index"]]
+        mine = [each for one in chunks for each in one.choices if each.index == choice["index"]]
         assert "".join(each.text for each in mine) == choice["text"]
         assert [each.finish_reason for each in mine if each.finish_reason] == [choice["finish_reason"]]
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert [value for each in mine for value in getattr(each.logprobs, name)] == choice["logprobs"][name]
-    assert told[-1].usage.model_dump(exclude_none=True).items() >= whole["usage"].items()
-    order = [one.choices[0].index for one in told[:-1]]
+    assert chunks[-1].usage.model_dump(exclude_none=True).items() >= whole["usage"].items()
+    order = [one.choices[0].index for one in chunks[:-1]]
     assert order.index(1) < len(order) - 1 - order[::-1].index(0)  # the second begins before the first ends
 
 
@@ -73,25 +73,25 @@ def test_a_prompt_of_tokens_is_read_as_it_is(server, generation):
 
 def test_log_probabilities_are_those_of_the_graph(server, generation):
     tokens = make_tokenizer().encode("for value in values:\n    return value")
-    said = answers(server, tokens, max_tokens=6, echo=True, logprobs=3)["choices"][0]
-    told = said["logprobs"]
-    every = [*tokens, *make_tokenizer().encode(said["text"][len(make_tokenizer().decode(tokens)) :])]
+    choice = answers(server, tokens, max_tokens=6, echo=True, logprobs=3)["choices"][0]
+    logprobs = choice["logprobs"]
+    every = [*tokens, *make_tokenizer().encode(choice["text"][len(make_tokenizer().decode(tokens)) :])]
     decoder = generation.decoder
     logits = decoder.read(decoder.lobby, every, before=0).astype(np.float64)
     right = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
-    assert len(told["tokens"]) == len(tokens) + 6
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert len(logprobs["tokens"]) == len(tokens) + 6
     for place in range(1, len(tokens)):
-        assert told["token_logprobs"][place] == pytest.approx(right[place - 1, every[place]], abs=1e-4)
-        top = told["top_logprobs"][place].values()
-        assert max(top) == pytest.approx(right[place - 1].max(), abs=1e-4) and told["token_logprobs"][place] in top
-        least = min(np.sort(right[place - 1])[-3], told["token_logprobs"][place])
+        assert logprobs["token_logprobs"][place] == pytest.approx(right[place - 1, every[place]], abs=1e-4)
+        top = logprobs["top_logprobs"][place].values()
+        assert max(top) == pytest.approx(right[place - 1].max(), abs=1e-4) and logprobs["token_logprobs"][place] in top
+        least = min(np.sort(right[place - 1])[-3], logprobs["token_logprobs"][place])
         assert min(top) >= least - 1e-4 and len(top) <= 4  # halves of characters are one text
-    for place in range(len(tokens), len(told["tokens"])):  # greedy: the likeliest one, each time
-        assert told["token_logprobs"][place] == max(told["top_logprobs"][place].values())
-    assert said["text"].startswith(make_tokenizer().decode(tokens))
-    for place, text in zip(told["text_offset"], told["tokens"], strict=True):
-        assert said["text"][place : place + len(text)] == text
+    for place in range(len(tokens), len(logprobs["tokens"])):  # greedy: the likeliest one, each time
+        assert logprobs["token_logprobs"][place] == max(logprobs["top_logprobs"][place].values())
+    assert choice["text"].startswith(make_tokenizer().decode(tokens))
+    for place, text in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
+        assert choice["text"][place : place + len(text)] == text
 
 
 def test_a_prompt_alone_is_measured_without_an_answer(server):
@@ -107,10 +107,10 @@ def test_a_prompt_alone_is_measured_without_an_answer(server):
 def test_a_prompt_longer_than_a_piece_is_measured_in_pieces(server, generation):
     tokens = make_tokenizer().encode("x = 1\n" * 35)
     assert 128 < len(tokens) < 256
-    told = answers(server, tokens, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
-    assert len(told["tokens"]) == len(tokens) and None not in told["token_logprobs"][1:]
+    logprobs = answers(server, tokens, max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(tokens) and None not in logprobs["token_logprobs"][1:]
     first = answers(server, tokens[:100], max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
-    assert told["token_logprobs"][1:100] == pytest.approx(first["token_logprobs"][1:], abs=1e-4)
+    assert logprobs["token_logprobs"][1:100] == pytest.approx(first["token_logprobs"][1:], abs=1e-4)
 
 
 def text_of(generation, **how):
@@ -219,13 +219,13 @@ def test_the_harness_measures_the_endpoint_as_it_measures_the_model_itself(serve
 import json, lm_eval
 from lm_eval.tasks import TaskManager
 tasks = TaskManager(include_path={str(tmp_path)!r}, include_defaults=False)
-found = {{}}
+measured = {{}}
 for name, arguments in {models!r}.items():
-    told = lm_eval.simple_evaluate(name, model_args=arguments, tasks=["picks", "writes"], task_manager=tasks, device="cpu")
-    samples = {{task: sorted(rows, key=lambda one: one["doc_id"]) for task, rows in told["samples"].items()}}
-    found[name] = {{task: [one["resps"] for one in rows] for task, rows in samples.items()}}
-    found[name]["results"] = {{task: told["results"][task] for task in ("picks", "writes")}}
-json.dump(found, open({str(tmp_path / "found.json")!r}, "w"))
+    results = lm_eval.simple_evaluate(name, model_args=arguments, tasks=["picks", "writes"], task_manager=tasks, device="cpu")
+    samples = {{task: sorted(rows, key=lambda one: one["doc_id"]) for task, rows in results["samples"].items()}}
+    measured[name] = {{task: [one["resps"] for one in rows] for task, rows in samples.items()}}
+    measured[name]["results"] = {{task: results["results"][task] for task in ("picks", "writes")}}
+json.dump(measured, open({str(tmp_path / "found.json")!r}, "w"))
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "no_proxy": "127.0.0.1"}
     ran = subprocess.run(
@@ -236,8 +236,8 @@ json.dump(found, open({str(tmp_path / "found.json")!r}, "w"))
         timeout=limit(240),
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    ours, theirs = found["local-completions"], found["hf"]
+    measured = json.loads((tmp_path / "found.json").read_text())
+    ours, theirs = measured["local-completions"], measured["hf"]
     assert ours["writes"] == theirs["writes"]
     for mine, other in zip(ours["picks"], theirs["picks"], strict=True):
         for (likely, greedy), (right, its) in zip((one[0] for one in mine), (one[0] for one in other), strict=True):
