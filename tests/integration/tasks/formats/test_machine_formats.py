@@ -4,8 +4,7 @@ import datetime
 
 import pytest
 
-from tasks.formats import gpu_health, smi
-from tasks.formats import gpu_health as kernel_log
+from tasks.formats import azure_machine, gpu_health, smi
 from tasks.formats.azure_machine import Interface
 from tasks.formats.smi import Links
 
@@ -55,48 +54,48 @@ def test_fields_without_a_value_say_nothing():
     ],
 )
 def test_log_files_have_the_clock_of_the_kernels_log(line, seconds):
-    (found,) = gpu_health.xids(kernel_log.as_dmesg(line, now=NOW, uptime=600.0), since=0.0)
+    (found,) = gpu_health.xids(gpu_health.as_dmesg(line, now=NOW, uptime=600.0), since=0.0)
     assert (found.seconds, found.code) == (seconds, 79)
 
 
 def test_log_files_of_the_old_form_have_no_year_and_local_time():
     at = datetime.datetime.fromtimestamp(NOW - 660)  # the year before, by ten minutes at most
     line = f"{at:%b %e %H:%M:%S} n0 systemd-networkd[9]: ib0: Lost carrier"
-    assert gpu_health.flaps(kernel_log.as_dmesg(line, now=NOW, uptime=900.0), since=0.0) == {"ib0": 1}
+    assert gpu_health.flaps(gpu_health.as_dmesg(line, now=NOW, uptime=900.0), since=0.0) == {"ib0": 1}
 
 
 def test_what_was_logged_before_the_machine_started_is_left_out():
     line = "2026-01-01T00:05:00Z n0 kernel: NVRM: Xid (PCI:0002:00:00): 79, gone"
-    assert kernel_log.as_dmesg(line, now=NOW, uptime=60.0) == ""
-    assert kernel_log.as_dmesg("no log\n\x00\xff\nFeb 30 99:00:00 n0 x", now=NOW, uptime=60.0) == ""
+    assert gpu_health.as_dmesg(line, now=NOW, uptime=60.0) == ""
+    assert gpu_health.as_dmesg("no log\n\x00\xff\nFeb 30 99:00:00 n0 x", now=NOW, uptime=60.0) == ""
 
 
 def test_rates_and_flaps_of_links():
-    assert [gpu_health.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [
+    assert [azure_machine.rate(text) for text in ("400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)", "")] == [
         400.0,
         2.5,
         None,
     ]
-    assert gpu_health.per_day(6, 3600.0) == 6.0
-    assert gpu_health.per_day(6, 3 * gpu_health.DAY) == 2.0
+    assert azure_machine.per_day(6, 3600.0) == 6.0
+    assert azure_machine.per_day(6, 3 * azure_machine.DAY) == 2.0
 
 
 def test_the_virtual_function_has_the_address_of_hyper_vs_interface():
     eth0, other = Interface("eth0", "hv_netvsc", "aa", "up"), Interface("enP1s1", "mlx5_core", "aa", "up")
     ib0 = Interface("ib0", "mlx5_core", "bb", "up")
-    assert gpu_health.behind([eth0, other, ib0]) == [(eth0, other)]
-    assert gpu_health.behind([eth0, ib0]) == [(eth0, None)]
-    assert gpu_health.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
+    assert azure_machine.behind([eth0, other, ib0]) == [(eth0, other)]
+    assert azure_machine.behind([eth0, ib0]) == [(eth0, None)]
+    assert azure_machine.behind([ib0, Interface("lo", "", "aa", "unknown")]) == []
 
 
 def test_what_an_azure_machine_says_of_itself():
     record = b"PhysicalHostName".ljust(512, b"\0") + b"BLZ1".ljust(2048, b"\0")
-    assert gpu_health.key_values(record + record[:100]) == {"PhysicalHostName": "BLZ1"}
+    assert azure_machine.key_values(record + record[:100]) == {"PhysicalHostName": "BLZ1"}
     assert (
-        gpu_health.urn({"storageProfile": {"imageReference": {"id": "/subscriptions/x", "publisher": ""}}})
+        azure_machine.urn({"storageProfile": {"imageReference": {"id": "/subscriptions/x", "publisher": ""}}})
         == "/subscriptions/x"
     )
-    assert gpu_health.urn({}) == ""
-    assert gpu_health.os_release('NAME=x\nID="almalinux"\nVERSION_ID="8.10"') == "almalinux 8.10"
+    assert azure_machine.urn({}) == ""
+    assert azure_machine.os_release('NAME=x\nID="almalinux"\nVERSION_ID="8.10"') == "almalinux 8.10"
     with pytest.raises(ValueError, match="no JSON object"):
-        gpu_health.components("[]")
+        azure_machine.components("[]")

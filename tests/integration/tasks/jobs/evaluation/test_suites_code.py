@@ -14,7 +14,7 @@ from suite_material import suite_bench, tiny_measured
 from waiting import limit, until
 
 from tasks.common.errors import Missing
-from tasks.jobs.evaluation import code_suite
+from tasks.jobs.evaluation import sandbox
 from tasks.jobs.evaluation.code_suite import SHIPPED_FILE, body_of, code, judge, parses, problem_of
 from tasks.jobs.evaluation.sandbox import Limits, best_limits, run_code
 from tasks.jobs.evaluation.suites import Line, run_suites
@@ -228,16 +228,16 @@ def test_without_bubblewrap_the_suite_refuses_and_says_what_to_install(monkeypat
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_has_a_number_once_for_each_call(monkeypatch, machine):
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    lines = list(struct.iter_unpack("=HBBI", code_suite.seccomp_filter()))
-    numbers = [value for code, _, no, value in lines if code == code_suite.EQUAL and no == 1]
-    assert len(set(numbers)) == len(numbers) == len(code_suite.REFUSED) - (2 if machine == "aarch64" else 0)
-    assert lines[-1] == (code_suite.RETURN, 0, 0, code_suite.ALLOW)
+    lines = list(struct.iter_unpack("=HBBI", sandbox.seccomp_filter()))
+    numbers = [value for code, _, no, value in lines if code == sandbox.EQUAL and no == 1]
+    assert len(set(numbers)) == len(numbers) == len(sandbox.REFUSED) - (2 if machine == "aarch64" else 0)
+    assert lines[-1] == (sandbox.RETURN, 0, 0, sandbox.ALLOW)
 
 
 def test_a_machine_whose_numbers_are_not_known_is_refused(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(Missing, match="no filter of system calls for riscv64"):
-        code_suite.seccomp_filter()
+        sandbox.seccomp_filter()
 
 
 def test_limits_alone_hold_where_root_asks_for_it():

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from machine_material import RecordedMachine, bench_of, load_sku, report_of
 
-from tasks.formats import gpu_health
+from tasks.formats import azure_machine
 from tasks.jobs.qualify import health
 from tasks.qualification.judge import unlike_image
 
@@ -53,7 +53,7 @@ def imds():
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     machine = RecordedMachine(tmp_path / "machine", monkeypatch)
-    machine.file("sys/class/dmi/id/chassis_asset_tag", gpu_health.AZURE_ASSET_TAG)
+    machine.file("sys/class/dmi/id/chassis_asset_tag", azure_machine.AZURE_ASSET_TAG)
     record = b"PhysicalHostName".ljust(512, b"\0") + b"BLZ1234567".ljust(2048, b"\0")
     machine.file("var/lib/hyperv/.kvp_pool_3", "")
     (machine.root / "var/lib/hyperv/.kvp_pool_3").write_bytes(b"HostName".ljust(2560, b"\0") + record)
