@@ -122,6 +122,11 @@ COMMANDS = {
         "registry.models:promote",
         "Make a version the champion of its model, if every byte verifies and a trusted key signed it.",
     ),
+    "model": Row("", "Push models to the Hugging Face hub."),
+    "model push": Row(
+        "registry.models:push",
+        "Push a model to the Hugging Face hub, if every byte verifies and a trusted key signed it.",
+    ),
     "prune": Row("registry.history:prune", "Delete old versions that nothing needs."),
     "copy": Row(
         "registry.artifacts:copy",
@@ -258,7 +263,10 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Data": {
         "dataset": (),
-        "dataset publish": ("headway dataset publish mine notes/ --include '*.txt'",),
+        "dataset publish": (
+            "headway dataset publish mine notes/ --include '*.txt'",
+            "headway dataset publish wiki 'hf://datasets/Salesforce/wikitext@main/wikitext-2-raw-v1/train-*'",
+        ),
         "dataset list": ("headway dataset list",),
         "validate": ("headway validate mine -c tiny",),
         "drift": ("headway drift mine new",),
@@ -308,6 +316,8 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "verify": ("headway verify model/tiny",),
         "diff": ("headway diff model/tiny@1a2b3c4d model/tiny",),
         "copy": ("headway copy model/tiny --to ./team-c",),
+        "model": (),
+        "model push": ("headway model push model/tiny hf://team/tiny",),
         "prune": ("headway prune --keep 2",),
         "backup": (
             "headway backup --to ./backups",
@@ -315,7 +325,10 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "restore": ("headway restore --from ./backups",),
         "checkpoint": (),
-        "checkpoint publish": ("headway checkpoint publish base folder/",),
+        "checkpoint publish": (
+            "headway checkpoint publish base folder/",
+            "headway checkpoint publish smollm hf://HuggingFaceTB/SmolLM2-135M@main",
+        ),
     },
     "Endpoints": {
         "endpoint": (),

@@ -7,23 +7,28 @@ See docs/fine-tuning.md.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.common.errors import Missing
+from tasks.config.base import digest
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
-from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder
+from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder, require_trainable
 from tasks.registry.versions import publish, publish_for_signing
 from tasks.security.signatures import require_signer, sign
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
+
+if TYPE_CHECKING:
+    from deployments.publishing.hugging_face import Hub
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -47,11 +52,32 @@ class Made(NamedTuple):
     """That signed the checkpoint."""
 
 
-def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
+def from_hub(store: Store, home: Path, name: str, address: str, hub: Hub) -> Made:
+    """Publish a model of the Hugging Face hub as a checkpoint: as `make_base`, of the commit that its address stands for now.
+
+    Its settings are judged before its weights are downloaded. Raises as `Hub.open`, `model_files` and `make_base` do.
+    """
+    from deployments.publishing.hub_files import model_files, weights
+
+    require_signer(home, "checkpoint", name)
+    source = hub.open(address, "model")
+    files = model_files(source)
+    with hub.fetched(source, files, home / "work") as folder:
+        if files[0].path.endswith(".gguf"):
+            return make_base(store, home, name, folder / files[0].path, origin=source.origin())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        require_trainable(config, source.uri("config.json"))
+        index = folder / INDEX
+        shards = weights(source, json.loads(index.read_text(encoding="utf-8")) if index.is_file() else None)
+        hub.fetch(source, (*files, *shards), folder)
+        return make_base(store, home, name, folder, origin=source.origin())
+
+
+def make_base(store: Store, home: Path, name: str, path: Path, *, origin: Mapping[str, Any] | None = None) -> Made:
     """Publish a Hugging Face folder, or a .gguf file, as a checkpoint under its tokenizer, and sign it.
 
-    Raises ValueError for what training could not start from, IntegrityError when the trust policy lets this home sign nothing of
-    that name.
+    `origin` is what the provenance keeps of a repository on the hub; the folder is this process's own then. Raises ValueError
+    for what training could not start from, IntegrityError when the trust policy lets this home sign nothing of that name.
     """
     require_signer(home, "checkpoint", name)
     work = home / "work"
@@ -70,15 +96,15 @@ def make_base(store: Store, home: Path, name: str, path: Path) -> Made:
             _tokenizer_folder(folder, opened, Path(temporary)),
             kind="tokenizer",
             inputs=(),
-            provenance=_told(name),
+            provenance=_told(name, origin),
         )
         checkpoint = publish_for_signing(
             store,
             home,
-            _copied(folder, result, Path(temporary) / "checkpoint"),
+            _copied(folder, result, Path(temporary) / "checkpoint", link=bool(origin) and path.is_dir()),
             kind="checkpoint",
             inputs=(tokenizer.version,),
-            provenance=_told(name, tokenizer.ref),
+            provenance=_told(name, origin, tokenizer.ref),
         )
     statement = sign(store, home, checkpoint)
     return Made(checkpoint, tokenizer, result.config["architectures"][0], result.parameters, statement.key)
@@ -136,15 +162,21 @@ def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path
     return made
 
 
-def _copied(folder: Path, result: ModelFolder, made: Path) -> Path:
+def _copied(folder: Path, result: ModelFolder, made: Path, *, link: bool) -> Path:
     made.mkdir()
     for name in (*result.shards, *OTHERS):
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, made / name)
+            (os.link if link else shutil.copyfile)(folder / name, made / name)
     return made
 
 
-def _told(name: str, *inputs: str) -> Provenance:
+def _told(name: str, origin: Mapping[str, Any] | None, *inputs: str) -> Provenance:
+    config = {"origins": [dict(origin)]} if origin else None
     return Provenance(
-        name=name, created=datetime.now(UTC).isoformat(timespec="seconds"), stage="publish", inputs=inputs
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        stage="publish",
+        inputs=inputs,
+        config=config,
+        config_digest=digest(config) if config else None,
     )

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.config.base import digest
 from tasks.data.admission import covers
+from tasks.data.corpus.arrays import to_lines
 from tasks.data.corpus.packing import Packed, pack
 from tasks.orchestration.run import code_version
 from tasks.registry.versions import publish
@@ -20,6 +23,9 @@ from tasks.security.audit import actor
 from tasks.signing.bundle import SIGNATURES
 from tasks.storage.manifest import Manifest, Provenance
 from tasks.storage.store import Store
+
+if TYPE_CHECKING:
+    from deployments.publishing.hugging_face import Hub
 
 Bundles = Callable[[Path], list[bytes]]
 """Signatures over the shards in a folder."""
@@ -45,22 +51,25 @@ def make_dataset(
     bundles: Bundles = lambda folder: [],
     origin: Callable[[str], str] = lambda source: source,
     check: Callable[[], None] = lambda: None,
+    ours: Collection[Path] = (),
+    origins: Sequence[Mapping[str, Any]] = (),
 ) -> Made:
     """Publish files as a version of a dataset; `work` is where the copy is made that is published.
 
     With a `text_field`, the first lines of each file must have text in it (tasks/data/corpus/packing.py). `origin` says where a
     path came from, where that is another place. `check` is asked when all is read, and before anything is published: it raises
-    when the files are not what they were. Raises ValueError when there is nothing to publish.
+    when the files are not what they were. `ours` are roots that this process made; `origins` says of repositories on a hub what
+    the provenance keeps. Raises ValueError when there is nothing to publish.
     """
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = Path(folder) / "out"
-        packed = pack(list(paths), out, include=include, exclude=tuple(exclude), text_field=text_field)
+        packed = pack(list(paths), out, include=include, exclude=tuple(exclude), text_field=text_field, ours=ours)
         check()
         sources = {shard: sorted({origin(source) for source in of}) for shard, of in packed.sources.items()}
         packed = packed._replace(sources=sources)
         signed = bundles(out)
-        manifest = publish(store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed))
+        manifest = publish(store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed, origins))
         return Made(manifest, packed, keep_signatures(store, manifest, signed))
 
 
@@ -79,8 +88,55 @@ def keep_signatures(store: Store, manifest: Manifest, bundles: list[bytes]) -> i
     return len(kept)
 
 
-def _provenance(name: str, packed: Packed) -> Provenance:
+def from_hub(
+    store: Store,
+    work: Path,
+    name: str,
+    addresses: Sequence[str],
+    hub: Hub,
+    *,
+    include: str = "*",
+    exclude: Sequence[str] = (),
+    paths: Sequence[Path] = (),
+    **how: Any,
+) -> Made:
+    """Publish files of repositories on the Hugging Face hub, and of `paths`, as a version of a dataset.
+
+    Every address is resolved to a commit, and its files are chosen, before the first one is downloaded. A `.json` file becomes
+    JSON lines. `how` is as in `make_dataset`. Raises as `Hub.open`, `data_files` and `make_dataset` do.
+    """
+    from deployments.publishing.hub_files import data_files
+
+    opened = [hub.open(address, "dataset") for address in addresses]
+    chosen = [data_files(source) for source in opened]
+    with ExitStack() as stack:
+        roots = {
+            stack.enter_context(hub.fetched(source, files, work)): source
+            for source, files in zip(opened, chosen, strict=True)
+        }
+        uris = {f"{root.resolve()}/": f"{source.uri()}/" for root, source in roots.items()}
+        for (root, source), files in zip(roots.items(), chosen, strict=True):
+            for file in files:
+                path = root.resolve() / file.path
+                uris[str(to_lines(path) if path.suffix.lower() == ".json" else path)] = source.uri(file.path)
+
+        return make_dataset(
+            store,
+            work,
+            name,
+            [*paths, *roots],
+            include=include,
+            exclude=exclude,
+            ours=roots,
+            origin=lambda path: uris.get(path, path),
+            origins=[source.origin() for source in opened],
+            **how,
+        )
+
+
+def _provenance(name: str, packed: Packed, origins: Sequence[Mapping[str, Any]]) -> Provenance:
     commit, dirty = code_version()
+    config = {"origins": list(origins)} if origins else None
     return Provenance(
         name=name,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -89,5 +145,7 @@ def _provenance(name: str, packed: Packed) -> Provenance:
         published_by=actor().name,
         commit=commit,
         dirty=dirty,
+        config=config,
+        config_digest=digest(config) if config else None,
         metrics={"documents": float(packed.documents), "skipped": float(len(packed.skipped))},
     )

@@ -139,23 +139,29 @@ def open_model_folder(folder: Path) -> ModelFolder:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: name a Hugging Face folder, as save_pretrained writes it")
     config = _json(folder / "config.json")
-    messages = config.get("architectures") or [""]
-    if not str(messages[0]).endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(
-            f"{folder / 'config.json'} names the architecture {messages[0]!r}: only causal language models are trained"
-        )
-    if "auto_map" in config:
-        raise ValueError(
-            f"{folder} needs Python code of its own (auto_map in config.json), and no code of a model is run: "
-            "use a model whose architecture is part of transformers"
-        )
-    if "quantization_config" in config:
-        raise ValueError(f"{folder} holds quantised weights: publish the model in float32, bfloat16 or float16")
+    require_trainable(config, str(folder / "config.json"))
     shards = _shards(folder)
     tensors: dict[str, tuple[int, ...]] = {}
     for shard in shards:
         tensors |= _header(folder / shard)
     return ModelFolder(config, tensors, shards)
+
+
+def require_trainable(config: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for a config.json of no causal language model, or of one that needs code of its own, or is quantised.
+
+    `where` is the file's name in messages.
+    """
+    architecture = str((config.get("architectures") or [""])[0])
+    if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(f"{where} names the architecture {architecture!r}: only causal language models are trained")
+    if "auto_map" in config:
+        raise ValueError(
+            f"{where} needs Python code of its own (auto_map), and no code of a model is run: "
+            "use a model whose architecture is part of transformers"
+        )
+    if "quantization_config" in config:
+        raise ValueError(f"{where} is of quantised weights: publish the model in float32, bfloat16 or float16")
 
 
 DESCRIPTION = ("config.json", "training.json")

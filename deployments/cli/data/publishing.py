@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,9 +22,20 @@ from tasks.storage import open_store
 from tasks.storage.manifest import Provenance
 
 
+def is_address(text: str) -> bool:
+    """Whether somebody named the Hugging Face hub, and not a file."""
+    return text.startswith("hf:/")
+
+
 def publish_dataset(
     name: Annotated[str, typer.Argument(help="The name of the dataset: lower-case letters, digits, dot, dash.")],
-    paths: Annotated[list[Path], typer.Argument(help="JSONL (also .gz and .zst), Parquet, text files, folders.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="JSONL (also .gz and .zst), Parquet, text files, folders; or hf://datasets/ORG/NAME[@REVISION][/PATH].",
+        ),
+    ],
     include: Annotated[str, typer.Option(help="The files to take from folders, as a pattern: '*.py'.")] = "*",
     exclude: Annotated[
         list[str] | None, typer.Option(help="Folders or files to leave out, as a pattern; may be repeated.")
@@ -49,6 +60,9 @@ def publish_dataset(
     JSON lines and Parquet are kept byte for byte; a file whose first lines are not JSON objects with text is refused. Other text
     files become documents with fields `text` and `path`; others than UTF-8 are left out and counted. The same files are the
     same version. The source, publisher and signer of each shard are recorded, and validation.admission can require them.
+
+    An address hf://datasets/ORG/NAME@REVISION/PATH is of the Hugging Face hub: the revision is pinned to a commit, PATH may be a
+    file, a folder or a pattern. HF_TOKEN is for private and gated ones, HF_ENDPOINT for a mirror.
     """
     fields, skipped = make_version(
         name,
@@ -61,6 +75,7 @@ def publish_dataset(
         as_=as_,
     )
     lines = [f"{fields['ref']}", f"{fields['documents']} documents, {fields['bytes'] / 1e6:.1f} MB"]
+    lines += [_origin_in_words(origin) for origin in fields["origins"]]
     if skipped:
         path, why = next(iter(skipped.items()))
         lines.append(f"{len(skipped)} file(s) left out, for example {path} ({why})")
@@ -69,7 +84,7 @@ def publish_dataset(
 
 def make_version(
     name: str,
-    paths: list[Path],
+    paths: Sequence[str | Path],
     *,
     include: str = "*",
     exclude: Sequence[str] = (),
@@ -79,21 +94,21 @@ def make_version(
     as_: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; returns the fields to print, and the files that were left out with the reason."""
-    from deployments.publishing.datasets import make_dataset
+    from deployments.publishing.datasets import from_hub, make_dataset
 
     _, name, _ = parse_ref(name, kind="dataset")
     store = open_store(home())
+    addresses = [str(path) for path in paths if is_address(str(path))]
+    local = [Path(path) for path in paths if not is_address(str(path))]
+    how: dict[str, Any] = {"include": include, "exclude": exclude, "text_field": text_field}
+    how["bundles"] = lambda folder: _bundles(folder, sign_key, signatures)
     with asked("publish", as_, what=f"dataset/{name}"):
-        manifest, packed, kept = make_dataset(
-            store,
-            home() / "work",
-            name,
-            paths,
-            include=include,
-            exclude=exclude,
-            text_field=text_field,
-            bundles=lambda folder: _bundles(folder, sign_key, signatures),
-        )
+        if addresses:
+            from deployments.publishing.hugging_face import Hub
+
+            manifest, packed, kept = from_hub(store, home() / "work", name, addresses, Hub(), paths=local, **how)
+        else:
+            manifest, packed, kept = make_dataset(store, home() / "work", name, local, **how)
     fields = {
         "ref": manifest.ref,
         "documents": packed.documents,
@@ -101,8 +116,15 @@ def make_version(
         "skipped": len(packed.skipped),
         "signatures": kept,
         "uri": store.uri_of(manifest),
+        "origins": (manifest.provenance.config or {}).get("origins", []),
     }
     return fields, packed.skipped
+
+
+def _origin_in_words(origin: Mapping[str, Any]) -> str:
+    """A line of where something on the hub came from, and of its licence."""
+    said = f"licence {origin['license']}" if origin.get("license") else "its card names no licence"
+    return f"from {origin['uri']} (revision {origin['revision']}), {said}" + ("; gated" if origin["gated"] else "")
 
 
 def list_datasets(as_json: Json = False) -> None:
@@ -183,7 +205,12 @@ def publish_tokenizer(
 
 def publish_checkpoint(
     name: Annotated[str, typer.Argument(help="The name of the checkpoint: lower-case letters, digits, dot, dash.")],
-    path: Annotated[Path, typer.Argument(help="A Hugging Face folder with safetensors weights, or a .gguf file.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face folder with safetensors weights, or a .gguf file; or hf://ORG/NAME[@REVISION][/FILE.gguf]."
+        ),
+    ],
     as_: As = "",
     as_json: Json = False,
 ) -> None:
@@ -191,12 +218,21 @@ def publish_checkpoint(
 
     Weights, settings, tokenizer, card and license are published; no code, no pickle. The tokenizer becomes a version of its own,
     and the checkpoint is signed with this home's key: you vouch for its origin. A .gguf file is converted to a folder first.
+
+    An address hf://ORG/NAME@REVISION is of the Hugging Face hub: the revision is pinned to a commit. HF_TOKEN is for private and
+    gated models, HF_ENDPOINT for a mirror.
     """
-    from deployments.publishing.base_models import make_base
+    from deployments.publishing.base_models import from_hub, make_base
 
     _, name, _ = parse_ref(name, kind="checkpoint")
     with asked("publish", as_, what=f"checkpoint/{name}"):
-        made = make_base(open_store(home()), home(), name, path)
+        if is_address(path):
+            from deployments.publishing.hugging_face import Hub
+
+            made = from_hub(open_store(home()), home(), name, path, Hub())
+        else:
+            made = make_base(open_store(home()), home(), name, Path(path))
+    origins = (made.checkpoint.provenance.config or {}).get("origins", [])
     fields = {
         "ref": made.checkpoint.ref,
         "tokenizer": made.tokenizer.ref,
@@ -205,6 +241,8 @@ def publish_checkpoint(
         "bytes": made.checkpoint.bytes,
         "files": [file.path for file in made.checkpoint.content.files],
         "key": made.key,
+        "origins": origins,
     }
     words = f"{made.architecture}, {made.parameters / 1e6:,.1f} M parameters, signed by key {made.key[:16]}"
-    say(fields, f"{made.checkpoint.ref}\n{words}\nits tokenizer: {made.tokenizer.ref}", as_json=as_json)
+    lines = [made.checkpoint.ref, words, f"its tokenizer: {made.tokenizer.ref}", *map(_origin_in_words, origins)]
+    say(fields, "\n".join(lines), as_json=as_json)

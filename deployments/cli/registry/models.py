@@ -1,4 +1,5 @@
-"""`headway models` and `headway promote`: the versions of models by their names of now, and the move of the champion's.
+"""`headway models`, `promote` and `model push`: the versions of models by their names of now, the move of the champion's, and a
+version's way to the Hugging Face hub.
 
 Going back is `headway rollback` (history.py). What endpoints serve is moved by neither. See docs/history.md.
 """
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.operations.users import As, HistoryReason, asked
+from deployments.cli.operations.users import As, HistoryReason, Reason, asked
 from deployments.cli.options import Json
 from deployments.cli.output import in_home, say, short_ref
 from tasks.artifacts import parse_ref
@@ -127,6 +128,55 @@ def promote(
     if made.before != made.model.ref:
         words = f"{new} {'would become' if dry_run else 'is'} the champion; before: {old}"
         words += "\nWhat endpoints serve stays as it is."
+    say(fields, words, as_json=as_json)
+
+
+def push(
+    ref: Annotated[str, typer.Argument(help="model/NAME[@VERSION], or checkpoint/NAME[@VERSION].")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="hf://ORG/NAME, or hf://ORG/NAME@BRANCH to commit on top of a branch that is there."
+        ),
+    ],
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public; without this it is private.")
+    ] = False,
+    reason: Reason = "",
+    as_: As = "",
+    as_json: Json = False,
+) -> None:
+    """Push a model to the Hugging Face hub, if every byte verifies and a trusted key signed it.
+
+    The repository is made when it is not there. The commit holds the files of the artifact and its card, and nothing else.
+    What the branch holds already is not sent again. HF_TOKEN must be a token that may write.
+    """
+    from deployments.publishing.hugging_face import Hub
+    from deployments.publishing.pushing import push as push_model
+
+    with asked("publish", as_, what=f"push {ref} to {address}", reason=reason):
+        pushed = push_model(open_store(home()), home(), ref, address, Hub(), public=public, reason=reason)
+    manifest = pushed.manifest
+    fields = {
+        "ref": manifest.ref,
+        "to": pushed.uri,
+        "page": pushed.page,
+        "moved": pushed.moved,
+        "created": pushed.created,
+        "public": public and pushed.created,
+        "files": len(manifest.content.files),
+        "bytes": manifest.bytes,
+        "deleted": list(pushed.deleted),
+    }
+    words = f"{short_ref(manifest.ref)} is {pushed.uri} already; nothing was sent"
+    if pushed.moved:
+        made = f", a new {'public' if public else 'private'} repository" if pushed.created else ""
+        words = f"{short_ref(manifest.ref)}: {fields['files']} file(s), {manifest.bytes} bytes, as {pushed.uri}{made}"
+        words += f"\n{pushed.page}"
+        if pushed.deleted:
+            words += (
+                f"\n{len(pushed.deleted)} file(s) of the commit before are not in it, for example {pushed.deleted[0]}"
+            )
     say(fields, words, as_json=as_json)
 
 
