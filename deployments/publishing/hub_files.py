@@ -1,7 +1,7 @@
 """Which files of a repository on the Hugging Face hub are a dataset, or a model to start from. Pure: a listing in, files out.
 
-A dataset is what its address names: a file, a folder or a pattern. An address without a path stands for all files of JSON lines,
-Parquet or text, if they are one split: a training split and a test split are not mixed silently. See docs/hugging-face.md.
+A dataset is what its address names: a file, or what of a folder or a pattern is JSON lines, Parquet or text. An address without a
+path stands for all such files, if they are one split: a training split and a test split are not mixed silently. See docs/hugging-face.md.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def data_files(source: Source) -> tuple[File, ...]:
         if not chosen:
             some = ", ".join(list(files)[:SHOWN])
             raise Unknown(f"{source.uri()} has nothing at {source.path!r}", remedy=f"It holds {some or 'no file'}, ...")
+        if source.path not in files:  # what lies beside data in a folder is a card, or the hub's own
+            chosen = [path for path in chosen if _ends(path, READ) and not _is_hidden(path)] or chosen
         _require_read(chosen, source)
     else:
         chosen = [path for path in files if _ends(path, READ) and not _is_hidden(path)]
