@@ -40,11 +40,19 @@ NEUTRAL_IN_CHAT: dict[str, tuple[Any, ...]] = {
     },
     "tools": ([],),
     "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
     "response_format": ({"type": "text"},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-IGNORED = ("user",)
+IGNORED = ("user", "safety_identifier", "prompt_cache_key")
+"""Who asks, and what for: nothing of the answer depends on it."""
 Prompt = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 Token = Annotated[int, Field(ge=0)]
 Texts = Annotated[list[Prompt], Field(max_length=MOST_PROMPTS)]

@@ -1,6 +1,10 @@
 """Conversations: the tokenizer's chat template as Transformers renders it, and OpenAI's chat completions over it."""
 
+import inspect
+import json
+import re
 import shutil
+from pathlib import Path
 
 import httpx
 import openai
@@ -195,6 +199,84 @@ def test_a_conversation_is_streamed(client):
 def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, message):
     reply = chat_server.client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 400 and message in reply.json()["error"]["message"], reply.text
+
+
+DOCS = Path(__file__).parents[5] / "docs" / "endpoint.md"
+ROWS = re.findall(
+    r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\|$", DOCS.read_text().split("| parameter of `create` ")[1], re.MULTILINE
+)
+TURNS = [{"role": "user", "content": "a"}]
+VALUES = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "best_of": 2,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [{"name": "f"}],
+    "logit_bias": {"5": 1.0},
+    "logprobs": {"completions": 2, "chat": True},
+    "max_completion_tokens": 3,
+    "max_tokens": 3,
+    "messages": TURNS,
+    "metadata": {"a": "b"},
+    "modalities": ["text", "audio"],
+    "model": "tiny",
+    "moderation": {"model": "m"},
+    "n": 2,
+    "parallel_tool_calls": "perhaps",
+    "prediction": {"type": "content", "content": "a"},
+    "presence_penalty": 0.5,
+    "prompt": "b",
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "high",
+    "response_format": {"type": "json_object"},
+    "safety_identifier": "s",
+    "seed": 3,
+    "service_tier": "flex",
+    "stop": ["z"],
+    "store": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "suffix": "s",
+    "temperature": 0.5,
+    "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "user": "u",
+    "verbosity": "low",
+    "web_search_options": {},
+}
+"""Of each parameter a value that asks for something."""
+WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+"""What else a parameter needs."""
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_every_parameter_of_the_openai_client_is_served_or_refused_as_the_page_says(client, kind):
+    create = client.completions.create if kind == "completions" else client.chat.completions.create
+    known = set(inspect.signature(create).parameters) - {"extra_headers", "extra_query", "extra_body", "timeout"}
+    page = {name: (text if kind == "completions" else spoken) for name, text, spoken in ROWS}
+    assert {name for name, word in page.items() if word} == known
+    least = {"model": "tiny", "max_tokens": 2, **({"prompt": "a"} if kind == "completions" else {"messages": TURNS})}
+    wrong = {}
+    for name in known:
+        value = VALUES[name][kind] if name == "logprobs" else VALUES[name]
+        asked = {**least, **WITH.get(name, {}), name: value}
+        if name == "max_completion_tokens":
+            del asked["max_tokens"]
+        served = page[name] in ("served", "ignored")
+        try:
+            answer = create(**asked)
+            list(answer) if asked.get("stream") else answer.choices[0]
+            wrong |= {} if served else {name: "was served"}
+        except openai.BadRequestError as error:
+            wrong |= {name: str(error)} if served or name not in str(error) else {}
+        if page[name].startswith("`"):
+            create(**{**least, name: json.loads(page[name].strip("`"))})
+    assert wrong == {}
 
 
 def test_a_model_without_a_template_says_where_to_ask(server):

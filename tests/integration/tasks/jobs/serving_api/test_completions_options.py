@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from api_stand import serving
 from tiny_model import make_checkpoint, make_tokenizer
 from waiting import limit
 
@@ -200,10 +202,22 @@ generation_kwargs: {until: ["zz"], max_gen_toks: 12, do_sample: false}
 metric_list: [{metric: exact_match, aggregation: mean}]"""
 
 
-def test_the_harness_measures_the_endpoint_as_it_measures_the_model_itself(server, tmp_path):
-    """lm-eval's `local-completions` beside its `hf`, on the same weights: each choice's log likelihood, and what is generated."""
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}# {% endif %}"
+
+
+def test_the_harness_measures_the_endpoint_as_it_measures_the_model_itself(model, tmp_path):
+    """lm-eval's `local-completions` and `local-chat-completions` beside its `hf`, on the same weights, all with their defaults:
+    each choice's log likelihood, and what is generated after a text and after a conversation."""
     pytest.importorskip("lm_eval")
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
+    spoken = shutil.copytree(model, tmp_path / "model")
+    for folder in (checkpoint, spoken):
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(tmp_path / "server", spoken) as running:
+        _compare_by_harness(running, checkpoint, tmp_path)
+
+
+def _compare_by_harness(server, checkpoint, tmp_path):
     rows = [
         {"question": f"def f{n}(", "choices": ["values", " return self", f"x{n}", "import"], "answer": n % 4}
         for n in range(8)
@@ -211,20 +225,24 @@ def test_the_harness_measures_the_endpoint_as_it_measures_the_model_itself(serve
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, kind, more in (("picks", "multiple_choice", CHOICES), ("writes", "generate_until", GENERATES)):
         (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, folder=tmp_path, more=more))
+    api = f"model=tiny,base_url={server.url}/v1"
+    talks = {"apply_chat_template": True, "fewshot_as_multiturn": True, "num_fewshot": 2, "system_instruction": "a = 1"}
     models = {
-        "hf": f"pretrained={checkpoint},dtype=float32",
-        "local-completions": f"model=tiny,base_url={server.url}/v1/completions,tokenizer={checkpoint}",
+        "hf": ("hf", f"pretrained={checkpoint},dtype=float32", ["picks", "writes"], {}),
+        "completions": ("local-completions", f"{api}/completions,tokenizer={checkpoint}", ["picks", "writes"], {}),
+        "hf, talking": ("hf", f"pretrained={checkpoint},dtype=float32", ["writes"], talks),
+        "chat": ("local-chat-completions", f"{api}/chat/completions", ["writes"], talks),
     }
     code = f"""
 import json, lm_eval
 from lm_eval.tasks import TaskManager
 tasks = TaskManager(include_path={str(tmp_path)!r}, include_defaults=False)
 measured = {{}}
-for name, arguments in {models!r}.items():
-    results = lm_eval.simple_evaluate(name, model_args=arguments, tasks=["picks", "writes"], task_manager=tasks, device="cpu")
+for name, (kind, arguments, wanted, how) in {models!r}.items():
+    results = lm_eval.simple_evaluate(kind, model_args=arguments, tasks=wanted, task_manager=tasks, device="cpu", **how)
     samples = {{task: sorted(rows, key=lambda one: one["doc_id"]) for task, rows in results["samples"].items()}}
     measured[name] = {{task: [one["resps"] for one in rows] for task, rows in samples.items()}}
-    measured[name]["results"] = {{task: results["results"][task] for task in ("picks", "writes")}}
+    measured[name]["results"] = {{task: results["results"][task] for task in wanted}}
 json.dump(measured, open({str(tmp_path / "found.json")!r}, "w"))
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "no_proxy": "127.0.0.1"}
@@ -237,7 +255,12 @@ json.dump(measured, open({str(tmp_path / "found.json")!r}, "w"))
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     measured = json.loads((tmp_path / "found.json").read_text())
-    ours, theirs = measured["local-completions"], measured["hf"]
+    assert measured["chat"] == measured["hf, talking"]
+    assert (
+        measured["chat"]["writes"] != measured["hf"]["writes"]
+        and len({str(one) for one in measured["chat"]["writes"]}) > 1
+    )
+    ours, theirs = measured["completions"], measured["hf"]
     assert ours["writes"] == theirs["writes"]
     for mine, other in zip(ours["picks"], theirs["picks"], strict=True):
         for (likely, greedy), (right, its) in zip((one[0] for one in mine), (one[0] for one in other), strict=True):
