@@ -26,6 +26,7 @@ from flows.support.inputs import (
     checked,
     configured,
     inputs_of,
+    require_licenses,
     resolve,
     setting,
     tokenized,
@@ -117,6 +118,7 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     """
     given = inputs_of(name, config, continue_from)
     dataset = resolve(name)
+    require_licenses(dataset, given, config.licenses)
     validation = validated(dataset, config.validation, config.preprocessing, config.cluster)
     tokens = tokenized(validation, config.preprocessing, config.cluster, given.tokenizer)
     origin, take_over = start_of(continue_from, config, tokens=tokens, base=given.base, mixed=given.mixed)

@@ -19,6 +19,7 @@ from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import files_of, publish, run_job
 from tasks.registry.ancestry import walk
+from tasks.registry.licenses import licenses_of
 
 MOST_LOSS = 1e-3
 """Share of bits by which an fp32 model may differ from its checkpoint on held-out text: what float32 sums in another order."""
@@ -45,6 +46,9 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
     require_signed(checkpoint)
     require_signer(Model, checkpoint.name)
     made_from = lineage_of(checkpoint, tokens)
+    licenses = {
+        ref: terms._asdict() for ref, terms in licenses_of(current().store, (checkpoint.ref, tokens.ref)).items()
+    }
     with files_of(checkpoint, *DESCRIPTION) as folder:
         measured = int(under.metrics.get("context", 0)) or declared_context(folder)
     # Tell where the settings declare a longer context than was measured.
@@ -54,7 +58,8 @@ def export(checkpoint: Checkpoint, tokens: Tokens, config: ExportConfig, *, unde
             "how good the model is beyond them is not known"
         )
         current().observer.happened("export", "longer context", text)
-    job = run_job(program(checkpoint, tokens, config, made_from=made_from, measured=measured, on=on), on=on)
+    made = program(checkpoint, tokens, config, made_from=made_from, licenses=licenses, measured=measured, on=on)
+    job = run_job(made, on=on)
     metrics: dict[str, float] = job.result["metrics"]
     require_checks("export", export_checks(metrics, config))
     for name, entry in job.result["variants"].items():
@@ -71,15 +76,17 @@ def program(
     config: ExportConfig,
     *,
     made_from: tuple[str, ...] = (),
+    licenses: dict[str, dict[str, str]] | None = None,
     measured: int | None = None,
     on: Cluster,
 ) -> Program:
-    """What exports, on one machine with all of its threads. `made_from` are the references for the model card; `measured` is the
-    context that the model declares where the settings name none.
+    """What exports, on one machine with all of its threads. `made_from` are the references for the model card, `licenses` those
+    of what came from outside; `measured` is the context that the model declares where the settings name none.
     """
     threads = on.threads_per_node
     settings = {"export": config.model_dump(mode="json"), "threads": threads, "made_from": list(made_from)}
     settings |= {"measured": measured} if measured else {}
+    settings |= {"licenses": licenses} if licenses else {}
     inputs = {"checkpoint": checkpoint, "tokens": tokens}
     return Program("tasks.jobs.export", settings, inputs, ranks=1, threads=threads)
 

@@ -53,13 +53,15 @@ def make_dataset(
     check: Callable[[], None] = lambda: None,
     ours: Collection[Path] = (),
     origins: Sequence[Mapping[str, Any]] = (),
+    license_: str = "",
 ) -> Made:
     """Publish files as a version of a dataset; `work` is where the copy is made that is published.
 
     With a `text_field`, the first lines of each file must have text in it (tasks/data/corpus/packing.py). `origin` says where a
     path came from, where that is another place. `check` is asked when all is read, and before anything is published: it raises
-    when the files are not what they were. `ours` are roots that this process made; `origins` says of repositories on a hub what
-    the provenance keeps. Raises ValueError when there is nothing to publish.
+    when the files are not what they were. `ours` are roots that this process made. `origins` says of repositories on
+    a hub what the provenance keeps; `license_` is the licence, where somebody knows it better. Raises ValueError when there is
+    nothing to publish.
     """
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as folder:
@@ -69,7 +71,9 @@ def make_dataset(
         sources = {shard: sorted({origin(source) for source in of}) for shard, of in packed.sources.items()}
         packed = packed._replace(sources=sources)
         signed = bundles(out)
-        manifest = publish(store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed, origins))
+        manifest = publish(
+            store, out, kind="dataset", inputs=(), provenance=_provenance(name, packed, origins, license_)
+        )
         return Made(manifest, packed, keep_signatures(store, manifest, signed))
 
 
@@ -134,9 +138,9 @@ def from_hub(
         )
 
 
-def _provenance(name: str, packed: Packed, origins: Sequence[Mapping[str, Any]]) -> Provenance:
+def _provenance(name: str, packed: Packed, origins: Sequence[Mapping[str, Any]], license_: str) -> Provenance:
     commit, dirty = code_version()
-    config = {"origins": list(origins)} if origins else None
+    config = {**({"origins": list(origins)} if origins else {}), **({"license": license_} if license_ else {})} or None
     return Provenance(
         name=name,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -1,7 +1,8 @@
 """Which files of a repository on the Hugging Face hub are a dataset, or a model to start from. Pure: a listing in, files out.
 
-A dataset is what its address names: a file, or what of a folder or a pattern is JSON lines, Parquet or text. An address without a
-path stands for all such files, if they are one split: a training split and a test split are not mixed silently. See docs/hugging-face.md.
+A dataset is what its address names: a file, or what of a folder or a pattern is JSON lines, Parquet or text. An address without
+a path stands for all such files, if they are one split: a training split and a test split are not mixed silently. See
+docs/hugging-face.md.
 """
 
 from __future__ import annotations

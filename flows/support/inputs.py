@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args
@@ -19,7 +20,18 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from flows.support.continuing import require_possible
 from flows.support.prefect_run import parameters_of_deployment
-from tasks.artifacts import Check, Checkpoint, Dataset, Index, Tokenizer, Tokens, Validation, parse_ref, unqualified
+from tasks.artifacts import (
+    Check,
+    Checkpoint,
+    Dataset,
+    Index,
+    Tokenizer,
+    Tokens,
+    Validation,
+    parse_ref,
+    require_checks,
+    unqualified,
+)
 from tasks.common.errors import IntegrityError, Unknown
 from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
@@ -28,12 +40,15 @@ from tasks.config.continue_from import ContinueFrom
 from tasks.config.data import PreprocessingConfig, ValidationConfig
 from tasks.config.files import load, load_cluster, part_of, places, presets, with_settings
 from tasks.config.flows import RetrainConfig
+from tasks.config.licenses import LicensesConfig
 from tasks.config.training import TrainingConfig
+from tasks.data.licenses import checks, judge
 from tasks.data.suite import read_suite
 from tasks.formats.model_folder import DESCRIPTION, require_positions
 from tasks.orchestration.node_exclusion import require_proof
 from tasks.orchestration.run import current, pinned
 from tasks.preprocess import preprocess
+from tasks.registry.licenses import licenses_of
 from tasks.serving.vllm import require_architecture, require_servable
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
@@ -72,6 +87,21 @@ def inputs_of(dataset: str, config: RetrainConfig, continue_from: ContinueFrom |
         files=datasets(config.evaluation.files),
         suites=content_of(config.evaluation.paths),
     )
+
+
+def require_licenses(dataset: Dataset, given: Inputs, config: LicensesConfig) -> None:
+    """Raise GateFailed when the licence of the data or of the base model forbids it, and nobody has waived that.
+
+    A licence that is not judged is told, and closes nothing.
+    """
+    refs = (dataset.ref, *([given.base.ref] if given.base else []), *(tokens.ref for tokens in given.mixed))
+    judged = judge(licenses_of(current().store, refs), config.waivers, datetime.now(UTC).date())
+    for one in judged:
+        if one.verdict in ("waived", "not judged") and (one.terms.license or one.terms.origin):
+            name = f"the licence of {one.ref.partition('@')[0]}, {one.terms.license or 'unknown'}, is {one.verdict}"
+            current().observer.happened("validate", "licence", f"{name}: {one.why}")
+    if failed := checks(judged):
+        require_checks("validate", failed)
 
 
 def content_of(paths: Iterable[str]) -> str | None:

@@ -16,6 +16,7 @@ from tasks.config.cluster import ClusterConfig
 from tasks.config.data import PreprocessingConfig, ValidationConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, require_measured
+from tasks.config.licenses import LicensesConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.revalidation import RevalidationConfig
@@ -87,6 +88,7 @@ class RetrainConfig(Settings):
     approval: ApprovalConfig = ApprovalConfig()
     deployment: DeploymentConfig = DeploymentConfig()
     revalidation: RevalidationConfig = RevalidationConfig()
+    licenses: LicensesConfig = Field(LicensesConfig(), exclude_if=lambda licenses: not licenses.waivers)
 
     @model_validator(mode="after")
     def _batch_divides(self) -> RetrainConfig:

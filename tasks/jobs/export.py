@@ -1,7 +1,8 @@
 """Program `tasks.jobs.export`: a Hugging Face checkpoint to ONNX with a KV cache, or to what vLLM serves, and the proof that both
 say the same.
 
-settings {"export": ExportConfig, "threads": int, "made_from": [references], "measured": tokens of context}, inputs {"checkpoint":
+settings {"export": ExportConfig, "threads": int, "made_from": [references], "licenses": {reference: licence and origin},
+"measured": tokens of context}, inputs {"checkpoint":
 folder, "tokens": folder}.
 Without tokens there is no held-out text: nothing is said of bits per byte, and there are no variants. What is built, the golden
 answers and the proof go to the output; speeds only into the result. Judging and signing live in tasks/export.py, the parts of
@@ -94,9 +95,11 @@ def write_card(
     variants: Mapping[str, Any],
     context: tuple[int, int | None] | None = None,
     form: Literal["onnx", "safetensors"] = "onnx",
+    licenses: Mapping[str, Mapping[str, str]] = {},
 ) -> None:
     """Write the card. `proof` is what parity.json holds, `bits` bits per byte with interval, `variants` as in variants.json,
-    `context` the tokens that the model takes and those that its evaluation measured it up to, where that is known.
+    `context` the tokens that the model takes and those that its evaluation measured it up to, where that is known; `licenses` are
+    licence and origin of each dataset and base model from outside.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     encoder = "max_logit_error" in proof and "greedy_equal" not in proof
@@ -140,6 +143,12 @@ def write_card(
         lines.append("")
     if made_from:
         lines += ["## Made from", "", *(f"- `{ref}`" for ref in sorted(made_from))]
+    if licenses:
+        lines += ["", "## Data and base", "", "| | licence | from |", "| --- | --- | --- |"]
+        for ref, terms in sorted(licenses.items()):
+            lines.append(
+                f"| `{ref}` | {terms['license'] or 'not known'} | {terms['origin'] or 'files of its publisher'} |"
+            )
     lines += ["", LIMITS, "", ENCODER if encoder else SERVED if form == "onnx" else BY_VLLM]
     (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -206,6 +215,7 @@ def _weights(rank: Rank, config: ExportConfig) -> dict[str, Any]:
         output,
         checkpoint,
         made_from=rank.settings.get("made_from", ()),
+        licenses=rank.settings.get("licenses", {}),
         proof=proof,
         bits=interval_of(bits, sample) if sample is not None and bits is not None else None,
         variants={},
@@ -254,6 +264,7 @@ def _causal(rank: Rank, config: ExportConfig, *, threads: int) -> dict[str, Any]
         rank.output,
         checkpoint,
         made_from=rank.settings.get("made_from", ()),
+        licenses=rank.settings.get("licenses", {}),
         proof=proof,
         bits=loss.interval if loss else None,
         variants=variants,

@@ -52,6 +52,12 @@ def publish_dataset(
     signature: Annotated[
         list[Path] | None, typer.Option(help="A signature that somebody else made over shards; may be repeated.")
     ] = None,
+    license_: Annotated[
+        str,
+        typer.Option(
+            "--license", help="The licence of the data, by its SPDX id: 'cc-by-4.0'. Otherwise as the hub has it."
+        ),
+    ] = "",
     as_: As = "",
     as_json: Json = False,
 ) -> None:
@@ -72,6 +78,7 @@ def publish_dataset(
         text_field=text_field,
         sign_key=sign_key,
         signatures=signature or (),
+        license_=license_,
         as_=as_,
     )
     lines = [f"{fields['ref']}", f"{fields['documents']} documents, {fields['bytes'] / 1e6:.1f} MB"]
@@ -91,6 +98,7 @@ def make_version(
     text_field: str = "",
     sign_key: str = "",
     signatures: Sequence[Path] = (),
+    license_: str = "",
     as_: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Publish files as a dataset version; returns the fields to print, and the files that were left out with the reason."""
@@ -100,7 +108,7 @@ def make_version(
     store = open_store(home())
     addresses = [str(path) for path in paths if is_address(str(path))]
     local = [Path(path) for path in paths if not is_address(str(path))]
-    how: dict[str, Any] = {"include": include, "exclude": exclude, "text_field": text_field}
+    how: dict[str, Any] = {"include": include, "exclude": exclude, "text_field": text_field, "license_": license_}
     how["bundles"] = lambda folder: _bundles(folder, sign_key, signatures)
     with asked("publish", as_, what=f"dataset/{name}"):
         if addresses:
