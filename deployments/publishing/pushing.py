@@ -16,6 +16,8 @@ import yaml
 
 from deployments.publishing.hugging_face import KEPT, MAIN, Hub, split
 from tasks.artifacts import parse_ref
+from tasks.registry.licenses import licenses_of
+from tasks.registry.logged_model import evaluation_of
 from tasks.registry.transfer import ancestry, sound
 from tasks.security.access import note_access
 from tasks.security.audit import audit, audited
@@ -24,6 +26,9 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store
 
 CARD = "README.md"
+DATA = "## Data and base"
+PARTS = ("dataset", "tokenizer", "tokens", "checkpoint")
+"""Kinds of artifacts that a card names as what the model is made from."""
 
 
 class Pushed(NamedTuple):
@@ -105,9 +110,33 @@ def _files(store: Store, manifest: Manifest, scratch: Path) -> dict[str, Path]:
     files = {entry.path: folder / entry.path for entry in manifest.content.files}
     if CARD in files:
         text = card_for_hub(files[CARD].read_text(encoding="utf-8"), ancestry(store, manifest))
+        text += "".join(f"\n{line}" for line in _more(store, manifest, text)) + "\n"
         files[CARD] = scratch / CARD
         files[CARD].write_text(text, encoding="utf-8")
     return files
+
+
+def _more(store: Store, manifest: Manifest, text: str) -> list[str]:
+    """Sections of a card that the store knows and a training or an export does not: licences, and what an evaluation measured."""
+    lines: list[str] = []
+    known = licenses_of(store, [manifest.ref])
+    if known and DATA not in text:
+        lines += [DATA, "", "| | licence | from |", "| --- | --- | --- |"]
+        for ref, terms in sorted(known.items()):
+            lines.append(f"| `{ref}` | {terms.license or 'not known'} | {terms.origin or 'files of its publisher'} |")
+        lines.append("")
+    evaluation = evaluation_of(store, manifest) if manifest.content.kind == "model" else None
+    if evaluation:
+        lines += ["## Evaluation", "", f"By `{evaluation.ref}`.", "", "| metric | value |", "| --- | --- |"]
+        lines += (f"| {name} | {value:.6g} |" for name, value in sorted(evaluation.provenance.metrics.items()))
+        lines.append("")
+    return [*lines, "## Lineage", "", f"`{manifest.ref}`, made from:", "", *_made_from(store, manifest)]
+
+
+def _made_from(store: Store, manifest: Manifest) -> list[str]:
+    return [f"- `{one.ref}`" for one in ancestry(store, manifest) if one.content.kind in PARTS] or [
+        "- nothing in the store"
+    ]
 
 
 def card_for_hub(text: str, ancestors: Iterable[Manifest]) -> str:

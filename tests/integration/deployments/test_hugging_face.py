@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from huggingface_hub import close_session, constants
 from safetensors.numpy import save
 from support import Home
@@ -19,12 +20,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from deployments.publishing import base_models, datasets
 from deployments.publishing.hub_files import data_files
 from deployments.publishing.hugging_face import Hub
-from deployments.publishing.pushing import push
+from deployments.publishing.pushing import card_for_hub, push
 from tasks.common.errors import Conflict, IntegrityError, Missing, Unknown
 from tasks.security.audit import entries
 from tasks.security.signatures import require_signed
 from tasks.signing.keys import ensure_key
 from tasks.storage import open_store
+from tasks.storage.manifest import Content, Manifest, Provenance
 
 READER, WRITER = "hf_" + "canaryReader" * 3, "hf_" + "canaryWriter" * 3
 CARD = b"---\nlicense: apache-2.0\n---\n\n# A repository\n"
@@ -319,6 +321,9 @@ def test_a_push_makes_a_private_repository_with_what_was_signed_and_does_nothing
     assert {p: hashlib.sha256(data).hexdigest() for p, data in sent.items() if p in digests} == digests
     assert sent.keys() == digests.keys() | {"README.md", ".gitattributes"}
     assert f"checkpoint/tiny@{first.manifest.version[:12]}" in repo.messages[-1]
+    card, source = sent["README.md"].decode(), f"hf://org/tiny@{hub.repos['models/org/tiny'].branches['main']}"
+    assert card.startswith("---\nlicense: apache-2.0\n") and "# A repository" in card
+    assert f"| `{first.manifest.ref}` | apache-2.0 | {source} |" in card and "- `tokenizer/tiny@" in card
     hub.requests.clear()
     again = push(store, ours, "checkpoint/tiny", "hf://team/tiny", client)
     assert not again.moved and again.uri == first.uri
@@ -381,3 +386,25 @@ def test_the_commands_take_mirror_and_token_from_the_environment_and_leave_no_to
     assert refused.code == 6 and "HF_HUB_OFFLINE" in refused.said["error"]["message"], refused.said
     written = "".join(path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file())
     assert READER not in written + json.dumps(ran.said) + ran.stderr + refused.stderr
+
+
+def test_a_card_names_base_and_data_as_the_hub_knows_them_and_leaves_out_the_others(hub):
+    def made(kind, *uris):
+        config = {"origins": [{"uri": uri} for uri in uris]} if uris else None
+        return Manifest(content=Content(kind=kind, files=()), provenance=Provenance(name="x", config=config))
+
+    matter = "license: mit\nbase_model: checkpoint/base@12ab\ndatasets:\n- dataset/mine@34cd\ntags:\n- headway\n"
+    ours = f"---\n{matter}---\n\n# Tuned\n"
+    ancestors = [
+        made("checkpoint", "hf://org/tiny@1"),
+        made("dataset", "hf://datasets/org/a@2"),
+        made("dataset"),
+        made("tokens"),
+    ]
+    for known, matter in ((ancestors, {"base_model": ["org/tiny"], "datasets": ["org/a"]}), (ancestors[2:], {})):
+        text = card_for_hub(ours, known)
+        head, _, body = text.removeprefix("---\n").partition("---\n")
+        assert yaml.safe_load(head) == {"license": "mit", "tags": ["headway"], **matter} and body == "\n# Tuned\n"
+        Hub(endpoint=hub.url).api._validate_yaml(text)
+    with pytest.raises(ValueError, match="is not valid. Use a model id"):
+        Hub(endpoint=hub.url).api._validate_yaml(ours)
