@@ -107,8 +107,8 @@ class Source:
 
     def origin(self) -> dict[str, Any]:
         """What the provenance of a version says of it."""
-        said = {"license": self.license} if self.license else {}
-        return {"uri": self.uri(), "revision": self.asked, "endpoint": self.endpoint, "gated": self.gated, **said}
+        terms = {"license": self.license} if self.license else {}
+        return {"uri": self.uri(), "revision": self.asked, "endpoint": self.endpoint, "gated": self.gated, **terms}
 
 
 class Hub:
@@ -242,8 +242,8 @@ class Hub:
                 return ask()
             except HfHubHTTPError as error:
                 status = error.response.status_code
-                said = error.response.headers.get("Retry-After", "")
-                wait = int(said) if said.isdigit() else 2**number
+                after = error.response.headers.get("Retry-After", "")
+                wait = int(after) if after.isdigit() else 2**number
                 if (status != 429 and status < 500) or number == TRIES - 1 or wait > LONGEST_WAIT:
                     raise
                 time.sleep(wait)
@@ -345,8 +345,8 @@ def _answered(error: BaseException | None, name: str, page: str) -> Exception:
 
 def _license(card: Mapping[str, Any]) -> str:
     """The licence that a card gives; `other` says its name."""
-    said = card.get("license") or ""
-    names = [str(one) for one in said] if isinstance(said, list) else [str(said)]
+    known = card.get("license") or ""
+    names = [str(one) for one in known] if isinstance(known, list) else [str(known)]
     return ", ".join(str(card.get("license_name") or name) if name == "other" else name for name in names if name)
 
 

@@ -82,4 +82,4 @@ def _judged(ref: str, terms: Terms, waivers: Sequence[LicenseWaiver], today: dat
         return Judged(ref, terms, "forbids", f"it forbids {' and '.join(forbidden)}{late}")
     if ids and all(ALLOWS.fullmatch(one) for one in ids):
         return Judged(ref, terms, "allows", "")
-    return Judged(ref, terms, "not judged", "its terms are for a person to read" if ids else "nobody says its licence")
+    return Judged(ref, terms, "not judged", "someone has to read its terms" if ids else "nobody says its licence")

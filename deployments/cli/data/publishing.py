@@ -131,8 +131,8 @@ def make_version(
 
 def _origin_in_words(origin: Mapping[str, Any]) -> str:
     """A line of where something on the hub came from, and of its licence."""
-    said = f"licence {origin['license']}" if origin.get("license") else "its card names no licence"
-    return f"from {origin['uri']} (revision {origin['revision']}), {said}" + ("; gated" if origin["gated"] else "")
+    terms = f"licence {origin['license']}" if origin.get("license") else "its card names no licence"
+    return f"from {origin['uri']} (revision {origin['revision']}), {terms}" + ("; gated" if origin["gated"] else "")
 
 
 def list_datasets(as_json: Json = False) -> None:

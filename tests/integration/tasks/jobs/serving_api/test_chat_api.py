@@ -202,9 +202,8 @@ def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, message):
 
 
 DOCS = Path(__file__).parents[5] / "docs" / "endpoint.md"
-ROWS = re.findall(
-    r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\|$", DOCS.read_text().split("| parameter of `create` ")[1], re.MULTILINE
-)
+TABLE = DOCS.read_text().split("| parameter of `create` ")[1].split("\n\n")[0]
+ROWS = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\|$", TABLE, re.MULTILINE)
 TURNS = [{"role": "user", "content": "a"}]
 VALUES = {
     "audio": {"voice": "alloy", "format": "wav"},
