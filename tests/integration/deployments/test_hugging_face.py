@@ -22,8 +22,9 @@ from deployments.publishing.hub_files import data_files
 from deployments.publishing.hugging_face import Hub
 from deployments.publishing.pushing import card_for_hub, push
 from tasks.common.errors import Conflict, IntegrityError, Missing, Unknown
+from tasks.registry.versions import publish_for_signing
 from tasks.security.audit import entries
-from tasks.security.signatures import require_signed
+from tasks.security.signatures import require_signed, sign
 from tasks.signing.keys import ensure_key
 from tasks.storage import open_store
 from tasks.storage.manifest import Content, Manifest, Provenance
@@ -330,6 +331,30 @@ def test_a_push_makes_a_private_repository_with_what_was_signed_and_does_nothing
     assert not hub.asked("POST", "commit|preupload|batch") and len(repo.messages) == 2
     told = [(entry.action, entry.what) for entry in entries(store) if "push" in entry.action]
     assert [action for action, _ in told] == ["pushed model", "push model"] and told[0][1].endswith(first.uri)
+
+
+def test_a_pushed_model_s_card_has_its_evaluation_and_what_it_was_made_from(hub, ours):
+    store = open_store(ours)
+
+    def made(kind, files, versions=(), **how):
+        folder = ours / "made" / kind
+        folder.mkdir(parents=True)
+        for path, data in files.items():
+            (folder / path).write_bytes(data)
+        told = Provenance(name="tiny", created="2026-11-29T00:00:00+00:00", stage=kind, **how)
+        return publish_for_signing(store, ours, folder, kind=kind, inputs=versions, provenance=told)
+
+    base = next(iter(store.manifests("checkpoint", "tiny")))
+    scores = made("evaluation", {"evaluation.json": b"{}"}, metrics={"bits_per_byte": 1.25, "arc_easy": 0.5})
+    files = {"README.md": CARD, "model.onnx": b"graph"}
+    model = made("model", files, (base.version,), inputs=(base.ref,), context=(scores.ref,))
+    sign(store, ours, model)
+    pushed = push(store, ours, "model/tiny", "hf://team/onnx", Hub(endpoint=hub.url), public=True)
+    repo = hub.repos["models/team/onnx"]
+    card = repo.commits[repo.branches["main"]]["README.md"].decode()
+    assert not repo.private and pushed.manifest.ref == model.ref and "base_model:\n- org/tiny\n" in card
+    assert f"By `{scores.ref}`." in card and "| bits_per_byte | 1.25 |" in card and f"- `{base.ref}`" in card
+    assert f"| `{base.ref}` | apache-2.0 | hf://org/tiny@" in card
 
 
 def test_what_somebody_else_has_there_is_overwritten_only_when_its_branch_is_named(hub, ours):

@@ -22,6 +22,10 @@ from tasks.formats.model_folder import smaller_rungs
 
 CONFIG = ExportConfig(golden_prompts=PROMPTS[:2], golden_tokens=12, reference_prompts=20, speed_seconds=0.01)
 MADE_FROM = ["dataset/tiny@" + "a" * 64, "checkpoint/tiny@" + "b" * 64]
+LICENSES = {
+    MADE_FROM[0]: {"license": "cc-by-4.0", "origin": "hf://datasets/o/d@1"},
+    MADE_FROM[1]: {"license": "", "origin": ""},
+}
 ALL = ("int8", "int4", "fp16", "bf16")
 
 
@@ -47,7 +51,7 @@ def rank_of(folder, checkpoint, config, **inputs):
     from tasks.jobs.node.runtime import Rank
 
     (folder / "out").mkdir(parents=True)
-    settings = {"export": config.model_dump(mode="json"), "threads": 1, "made_from": MADE_FROM}
+    settings = {"export": config.model_dump(mode="json"), "threads": 1, "made_from": MADE_FROM, "licenses": LICENSES}
     return Rank(
         folder=folder,
         rank=0,
@@ -206,6 +210,8 @@ def test_the_card_says_what_the_model_is_made_from_and_what_was_measured(exporte
     assert matter["datasets"] == [MADE_FROM[0]]
     assert matter["lineage_digest"] == lineage_digest(MADE_FROM) == lineage_digest(MADE_FROM[::-1])
     assert all(ref in words for ref in MADE_FROM)
+    assert f"| `{MADE_FROM[0]}` | cc-by-4.0 | hf://datasets/o/d@1 |" in words
+    assert f"| `{MADE_FROM[1]}` | not known | files of its publisher |" in words
     assert f"{exported[1]['metrics']['bits_per_byte']:.4f} (95 % interval " in words
     assert all(f"`variants/{name}/`" in words for name in ALL)
 
