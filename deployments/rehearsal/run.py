@@ -22,6 +22,7 @@ from tasks.artifacts import Check, Value, parse_ref
 from tasks.common.errors import HeadwayError, Unknown
 from tasks.common.process import read_json, write_json
 from tasks.config.flows import RetrainConfig
+from tasks.report.data import number
 from tasks.report.pages import render, write_page
 from tasks.storage.store import Store, find
 
@@ -190,16 +191,16 @@ def rehearse(
         "planning.checkpoint.every_steps": interval,
     }
     every = (*words, *(word for name, value in own.items() for word in ("--set", f"{name}={value}")))
-    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed))
+    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), told)
     scene.home.mkdir(parents=True)
     try:
         told("the lifecycle without a fault ...")
         scene.publish()
-        scene.sound = scene.ok("retrain", *scene.words)
+        scene.sound = scene.lifecycle()
         told(f"the lifecycle without a fault took {scene.sound.seconds:.0f} s")
         report = report.model_copy(update={"undisturbed_seconds": round(scene.sound.seconds, 1)})
-        for number, fault in enumerate(faults):
-            told(f"{number + 1} of {len(faults)}  {fault.name} ...")
+        for at, fault in enumerate(faults):
+            told(f"{at + 1} of {len(faults)}  {fault.name} ...")
             result = try_fault(fault(), scene)
             report = report.model_copy(update={"results": (*report.results, result)})
             told(line_of(result))
@@ -248,7 +249,7 @@ def line_of(result: Result) -> str:
     parts += [f"{result.seconds:5.0f} s"] if result.verdict != "not tried" else []
     parts += [f"noticed after {result.to_notice:.1f} s"] if result.to_notice is not None else []
     parts += [f"recovered after {result.to_recover:.1f} s"] if result.to_recover is not None else []
-    wrong = [f"{one.name}: {one.measured}, not {one.limit}" for one in result.checks if not one.passed]
+    wrong = [f"{one.name}: {number(one.measured)}, not {one.limit}" for one in result.checks if not one.passed]
     return "  ".join([*parts, *([result.why] if result.why else []), *wrong])
 
 

@@ -57,25 +57,29 @@ class Answer:
 
 @dataclass(frozen=True)
 class Command:
-    """A `headway` command that runs."""
+    """A `headway` command that runs. What it prints goes into files, for nobody reads it meanwhile."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
+    log: Path
+    """What it printed to stdout is beside it, with the suffix `.json`."""
     began: float
 
     def answer(self, seconds: float = COMMAND_SECONDS) -> Answer:
         """Wait until it has ended."""
         try:
-            out, errors = self.process.communicate(timeout=seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise NotSeen(f"{self.process.args!r} had not ended after {seconds:.0f} s, and was killed") from None
-        fields = json.loads(out) if out.strip() else {}
-        return Answer(self.process.returncode, fields, time.monotonic() - self.began, errors)
+        took = time.monotonic() - self.began
+        printed = self.log.with_suffix(".json").read_text(encoding="utf-8", errors="replace")
+        errors = self.log.read_text(encoding="utf-8", errors="replace")
+        return Answer(code, json.loads(printed) if printed.strip() else {}, took, errors)
 
     def kill(self) -> None:
         """SIGKILL: it has no time for anything."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Scene:
     sources: tuple[str, ...]
     interval: int
     random: random.Random
+    told: Callable[[str], None]
     sound: Answer | None = None
     moments: list[Moment] = field(default_factory=list)
     began: float = 0.0
@@ -113,21 +118,39 @@ class Scene:
     def start(self, *words: object, prefix: Sequence[str] = ()) -> Command:
         """Start a command in this home; `prefix` is a program that starts it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-        process = subprocess.Popen(
-            [*prefix, str(EXECUTABLE), *map(str, words), "--json"],
-            env={**kept, "HEADWAY_HOME": str(self.home)},
-            cwd=self.home.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.commands.append(Command(process, time.monotonic()))
+        log = self.home.parent / "logs" / f"{self.home.name}-{len(list(self.home.parent.glob('logs/*.log'))):03}.log"
+        log.parent.mkdir(exist_ok=True)
+        with open(log, "wb") as errors, open(log.with_suffix(".json"), "wb") as out:
+            process = subprocess.Popen(
+                [*prefix, str(EXECUTABLE), *map(str, words), "--json"],
+                env={**kept, "HEADWAY_HOME": str(self.home)},
+                cwd=self.home.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+            )
+        self.commands.append(Command(process, log, time.monotonic()))
         return self.commands[-1]
 
     def run(self, *words: object) -> Answer:
         """Run a command to its end."""
         return self.start(*words).answer()
+
+    def lifecycle(self) -> Answer:
+        """Run the whole lifecycle, and tell which stage it is in. Raises NotSeen when it does not end well."""
+        known = self.known("runs/*/handle.json")
+        command, shown = self.start("retrain", *self.words), 0
+        while not ended(command):
+            for path in self.known("runs/*/handle.json") - known:
+                stages = stages_begun(path.parent)
+                for stage in stages[shown:]:
+                    self.told(f"   {time.monotonic() - command.began:6.1f} s  {stage}")
+                shown = len(stages)
+            time.sleep(20 * LOOK_SECONDS)
+        answer = command.answer()
+        if answer.code:
+            raise NotSeen(f"the lifecycle without a fault ended with {answer.ended()}: mend that first")
+        return answer
 
     def ok(self, *words: object) -> Answer:
         """Run a command that has to end well. Raises NotSeen otherwise."""
@@ -142,9 +165,8 @@ class Scene:
 
     def twin(self, name: str) -> Scene:
         """Another home, empty but for the dataset, which is run with the same words."""
-        twin = Scene(
-            self.home.parent / name, self.words, self.model, self.endpoint, self.sources, self.interval, self.random
-        )
+        names = (self.words, self.model, self.endpoint, self.sources)
+        twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.told)
         twin.publish()
         return twin
 
@@ -187,6 +209,7 @@ class Scene:
         """Note a moment; returns the seconds since the fault's beginning."""
         seconds = time.monotonic() - self.began
         self.moments.append(Moment(round(seconds, 3), kind, text))
+        self.told(f"   {seconds:6.1f} s  {kind}: {text}")
         return seconds
 
     def begin(self) -> None:
