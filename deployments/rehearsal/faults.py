@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -541,6 +541,43 @@ def champion(scene: Scene) -> str:
     return f"{(read_json(scene.endpoint_folder / 'endpoint.json') or {}).get('model_ref')}, answered by {served.get('model')}"
 
 
+class DataDrifted(Fault):
+    name = "data-drifted"
+    what = "New data arrives in which a quarter of the documents is of another kind; and new data of the kind that there was."
+    promise = "The first has drifted, the second has not, at a rate of false alarms of 1 %."
+    page = "drift.md"
+
+    def inject(self, scene: Scene) -> None:
+        folder = scene.home.parent / "drift"
+        folder.mkdir(exist_ok=True)
+        for name, share in {"before": 0.0, "same": 0.0, "other": 0.25}.items():
+            rows = [{"text": sentence(scene, other=at < 400 * share)} for at in range(400)]
+            scene.random.shuffle(rows)
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        scene.mark("injected", "two files of new data")
+        words = ("--set", "drift.false_alarm_rate=0.01")
+        self.answers = {
+            name: scene.run("drift", folder / "before.jsonl", folder / f"{name}.jsonl", *words)
+            for name in ("same", "other")
+        }
+        scene.mark("noticed", "both are judged")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        for name, wanted in {"same": "none", "other": "drift"}.items():
+            answer = self.answers[name]
+            verdict = str(answer.fields.get("drift", {}).get("verdict", answer.ended()))
+            limit = wanted if name == "other" else f"{wanted}; by chance otherwise in 1 % of rehearsals"
+            yield check(
+                f"data of {'another' if name == 'other' else 'the same'} kind", verdict, limit, verdict == wanted
+            )
+
+
+def sentence(scene: Scene, *, other: bool) -> str:
+    """Sixty made-up words, the first of 300 much more frequent than the last; those of another kind have their own."""
+    ranks = (int(300 * scene.random.random() ** 3) for _ in range(60))
+    return " ".join(f"{'other' if other else 'word'}{rank}" for rank in ranks)
+
+
 class SecretGiven(Fault):
     name = "secret-given"
     what = "A run is started with an account key in one of its settings."
@@ -690,6 +727,79 @@ class Overload(Fault):
         yield check("the same answer afterwards", self.after, self.before, self.after == self.before)
 
 
+class CanaryFails(Fault):
+    name = "canary-fails"
+    what = "A new model takes over the traffic step by step, and its server is killed whenever it runs."
+    promise = (
+        "The old model answers its requests, the traffic goes back, the run ends with exit code 3, the champion stays."
+    )
+    page = "rollout.md"
+
+    def inject(self, scene: Scene) -> None:
+        self.before = champion(scene)
+        servers = scene.endpoint_folder / "servers"
+        old = set(servers.glob("*"))
+        settings = {
+            "training.seed": scene.random.randrange(10**6),  # another model
+            "comparison.max_loss_to_champion": 1.0,  # which may be a worse one
+            "deployment.rollout.step_requests": 20,
+            "deployment.rollout.step_seconds": 60,
+        }
+        words = (word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
+        with Clients(scene.url, threads=4, tokens=4, pause=0.05) as self.clients:
+            command = scene.start("retrain", *scene.words, *words)
+            new = scene.until(
+                "a server of the new model",
+                lambda: ended(command) or next(iter(set(servers.glob("*")) - old), None),
+                900.0,
+            )
+            if ended(command) or not isinstance(new, Path):
+                raise NotSeen(f"the run ended before a new model was deployed, with {command.answer().ended()}")
+            scene.until("traffic to the new model", lambda: share_of(scene, new) > 0 or ended(command))
+            scene.mark("injected", f"{self.harm} of {share_of(scene, new)} % of the traffic")
+            while not ended(command):
+                self.hurt(parent_of(new / "handle.json"))
+            self.answer = command.answer()
+            scene.mark("noticed", f"the run ended with exit code {self.answer.code}")
+        self.after = champion(scene)
+
+    harm: ClassVar[str] = "the new model's server is killed, again and again,"
+
+    def hurt(self, parent: int) -> None:
+        if parent:
+            kill_all(below(parent))
+        time.sleep(0.1)
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield exits(self.answer, 3)
+        stopped = (self.answer.fields.get("error") or {}).get("stage")
+        yield check("the gate", str(stopped), "deploy", stopped == "deploy")
+        yield check("champion and endpoint", self.after, self.before, self.after == self.before)
+        lost = sum(count for code, count in self.clients.codes.items() if code not in (200, 429, 503))
+        yield check("requests that failed", self.clients.told(), "none", lost == 0)
+
+
+class CanarySlow(CanaryFails):
+    name = "canary-slow"
+    what = "A new model takes over the traffic step by step, and its server is stopped four fifths of the time."
+    quick = False
+    harm = "the new model's server gets a fifth of its time,"
+
+    def hurt(self, parent: int) -> None:
+        for number, seconds in ((signal.SIGSTOP, 0.4), (signal.SIGCONT, 0.1)):
+            for pid in below(parent) if parent else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(seconds)
+
+
+def share_of(scene: Scene, server: Path) -> int:
+    """Per cent of the traffic that goes to a server, by the gateway's routes."""
+    routes = read_json(scene.endpoint_folder / "routes.json") or {}
+    colours = routes.get("colours", {}).values()
+    return next((one["weight"] for one in colours if any(each["server"] == server.name for each in one["servers"])), 0)
+
+
 class KeyRevoked(Fault):
     name = "key-revoked"
     what = "A client asks with a key of the endpoint that was revoked, and one with a key that never was."
@@ -773,9 +883,12 @@ FAULTS: tuple[type[Fault], ...] = (
     SlowMachine,
     ArtifactFlipped,
     ShardPoisoned,
+    DataDrifted,
     SecretGiven,
     ServerKilled,
     Overload,
+    CanaryFails,
+    CanarySlow,
     KeyRevoked,
     ModelTampered,
 )
