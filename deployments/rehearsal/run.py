@@ -16,8 +16,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from deployments.rehearsal.faults import FAULTS, Fault, check
+from deployments.rehearsal.fault import Fault, check
+from deployments.rehearsal.faults import FAULTS
 from deployments.rehearsal.scene import Scene
+from deployments.rehearsal.training import RandomFaults
 from tasks.artifacts import Check, Value, parse_ref
 from tasks.common.errors import HeadwayError, Unknown
 from tasks.common.process import read_json, write_json
@@ -170,6 +172,7 @@ def rehearse(
     seed: int,
     told: Callable[[str], None],
     keep: bool = False,
+    hours: float = 0.0,
 ) -> Report:
     """Run the lifecycle and inject the faults, one after the other. `told` takes a line of progress."""
     began = time.monotonic()
@@ -199,9 +202,10 @@ def rehearse(
         scene.sound = scene.lifecycle()
         told(f"the lifecycle without a fault took {scene.sound.seconds:.0f} s")
         report = report.model_copy(update={"undisturbed_seconds": round(scene.sound.seconds, 1)})
-        for at, fault in enumerate(faults):
-            told(f"{at + 1} of {len(faults)}  {fault.name} ...")
-            result = try_fault(fault(), scene)
+        for at, fault in enumerate(each_fault(faults, seed=seed, hours=hours)):
+            of = f" of {len(faults)}" if at < len(faults) else ""
+            told(f"{at + 1}{of}  {fault.name} ...")
+            result = try_fault(fault, scene)
             report = report.model_copy(update={"results": (*report.results, result)})
             told(line_of(result))
         told("the invariants ...")
@@ -215,6 +219,15 @@ def rehearse(
             for home in [path for path in folder.iterdir() if path.is_dir()]:
                 shutil.rmtree(home, ignore_errors=True)
     return report
+
+
+def each_fault(faults: Sequence[type[Fault]], *, seed: int, hours: float) -> Iterator[Fault]:
+    """The faults that were chosen, then random ones until the hours are over: those of `seed`, `seed` + 1 and so on."""
+    yield from (fault() for fault in faults)
+    began = time.monotonic()
+    while time.monotonic() - began < hours * 3600:
+        yield RandomFaults(seed)
+        seed += 1
 
 
 def try_fault(fault: Fault, scene: Scene) -> Result:
@@ -255,21 +268,13 @@ def line_of(result: Result) -> str:
 
 def invariants(scene: Scene) -> Iterator[Check]:
     """What no fault may have done, looked at when all are over."""
-    open_at_once = list(two_at_work(scene.home))
+    open_at_once = list(scene.two_at_work())
     yield check("jobs with two open submissions", ", ".join(open_at_once) or "none", "none", not open_at_once)
     verified = scene.run("verify")
     yield check("every byte, record, ref and the audit log", verified.ended(), "exit code 0", verified.code == 0)
     served = read_json(scene.endpoint_folder / "endpoint.json") or {}
     signed = scene.run("verify", served.get("model_ref", ""))
     yield check("the served model and its signature", signed.ended(), "exit code 0", signed.code == 0)
-
-
-def two_at_work(home: Path) -> Iterator[str]:
-    """Tokens of jobs that were submitted again before the submission before was closed."""
-    for token in sorted((home / "store" / "documents" / "journal" / "jobs").glob("*")):
-        numbers = sorted(token.glob("*"))
-        if any(not (number / "end.json").exists() for number in numbers[:-1]):
-            yield token.name
 
 
 def newest(home: Path) -> Report | None:

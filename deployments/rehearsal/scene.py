@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, descendants, process_started, read_json
+from tasks.serving.client import ready_state
 
 LOOK_SECONDS = 0.01
 """Between two looks at a file that something is waited for in."""
@@ -252,6 +253,17 @@ class Scene:
         kind, _, rest = ref.partition("/")
         name, _, version = rest.partition("@")
         return self.home / "store" / "artifacts" / kind / name / version
+
+    def served(self) -> str:
+        """The model that is served, by the endpoint's own record and by its answer."""
+        record = read_json(self.endpoint_folder / "endpoint.json") or {}
+        return f"{record.get('model_ref')}, answered by {(ready_state(self.url) or {}).get('model')}"
+
+    def two_at_work(self) -> Iterator[str]:
+        """Tokens of jobs that were submitted again before the submission before was closed."""
+        for token in sorted((self.home / "store" / "documents" / "journal" / "jobs").glob("*")):
+            if any(not (number / "end.json").exists() for number in sorted(token.glob("*"))[:-1]):
+                yield token.name
 
     def submissions(self) -> dict[str, int]:
         """How often each job was submitted, by its token."""

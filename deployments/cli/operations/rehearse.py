@@ -30,6 +30,10 @@ def rehearse(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the faults that take long.")] = False,
     seed: Annotated[int, typer.Option(help="Where and when faults come; the same seed makes the same choices.")] = 1,
+    hours: Annotated[
+        float, typer.Option(min=0.0, help="Then inject several faults at once, drawn by seed, for so many hours.")
+    ] = 0.0,
+    random_only: Annotated[bool, typer.Option("--random-only", help="With --hours: nothing but those.")] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write the page to this file, too.", dir_okay=False, writable=True)
     ] = None,
@@ -51,11 +55,13 @@ def rehearse(
     from tasks.config.files import load
     from tasks.storage import open_store
 
-    faults = run.chosen(only or [], quick=quick)
+    if random_only and not hours:
+        raise ValueError("--random-only needs --hours: how long faults are drawn")
+    faults = [] if random_only else run.chosen(only or [], quick=quick)
     if list_:
         rows = [{"name": one.name, "what": one.what, "promise": one.promise, "page": one.page} for one in faults]
-        lines = [line for row in rows for line in (row["name"], f"  {row['what']}", f"  {row['promise']}")]
-        say({"faults": rows}, lines, as_json=as_json)
+        listed = [line for row in rows for line in (row["name"], f"  {row['what']}", f"  {row['promise']}")]
+        say({"faults": rows}, listed, as_json=as_json)
         return
     names = config or ["tiny"]
     every = run.settings_words(names, set_ or [])
@@ -68,7 +74,7 @@ def rehearse(
         print(visible(line), file=sys.stderr, flush=True)
 
     told(f"rehearsal {folder.name}: {len(faults)} faults, in {folder}")
-    result = run.rehearse(folder, every.words, settings, sources, faults, seed=seed, told=told, keep=keep)
+    result = run.rehearse(folder, every.words, settings, sources, faults, seed=seed, told=told, keep=keep, hours=hours)
     page = folder / "report.html"
     if report:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -90,9 +96,9 @@ def rehearse(
     if not as_json:
         typer.echo("\n".join(words))
     checks = [one for each in result.results for one in each.checks] + list(result.invariants)
-    names = ", ".join(one.name for one in result.results if one.verdict == "failed") or "none of the faults alone"
+    broken = ", ".join(one.name for one in result.results if one.verdict == "failed") or "none of the faults alone"
     error = GateFailed(
-        f"what is promised did not hold: {names}",
+        f"what is promised did not hold: {broken}",
         stage="rehearsal",
         checks=[one.model_dump(mode="json") for one in checks if not one.passed],
         remedy=f"{report or page} shows what was measured; --only NAME --keep tries one again and keeps its logs.",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.rehearsal import run, scene
-from deployments.rehearsal.faults import FAULTS, Fault, RankKilled, check
+from deployments.rehearsal.fault import Fault, check
+from deployments.rehearsal.faults import FAULTS, RankKilled
 from deployments.rehearsal.scene import NotSeen, Scene
 from tasks.common.errors import Unknown
 from tasks.config.files import load
@@ -109,14 +110,14 @@ def test_the_page_escapes_what_it_shows_and_has_every_fault(home):
     assert 'id="broken"' in page and "submissions" in page
 
 
-def test_a_job_that_was_submitted_again_before_its_end_is_named(tmp_path):
-    jobs = tmp_path / "store/documents/journal/jobs"
+def test_a_job_that_was_submitted_again_before_its_end_is_named(home):
+    jobs = home.home / "store/documents/journal/jobs"
     for token, ends in {"good": ("0001",), "bad": ("0002",)}.items():
         for number in ("0001", "0002"):
             (jobs / token / number).mkdir(parents=True)
         for number in ends:
             (jobs / token / number / "end.json").write_text("{}")
-    assert list(run.two_at_work(tmp_path)) == ["bad"]
+    assert list(home.two_at_work()) == ["bad"]
 
 
 def test_steps_of_two_attempts_are_counted_and_the_last_one_counts(tmp_path):
@@ -143,6 +144,12 @@ def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
     with pytest.raises(Unknown, match="there is no fault 'rank-kiled'") as raised:
         run.chosen(["rank-kiled"], quick=False)
     assert "rank-killed" in raised.value.remedy
+
+
+def test_random_faults_come_after_the_others_until_the_hours_are_over_and_a_seed_names_them():
+    faults = run.each_fault([RankKilled], seed=7, hours=1.0)
+    assert [next(faults).name for _ in range(3)] == ["rank-killed", "random-7", "random-8"]
+    assert [fault.name for fault in run.each_fault([RankKilled], seed=7, hours=0.0)] == ["rank-killed"]
 
 
 @pytest.mark.parametrize(
