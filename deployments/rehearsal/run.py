@@ -111,12 +111,17 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[type[Fault]]:
 def require_rehearsable(settings: RetrainConfig) -> None:
     """Raise ValueError where a rehearsal would reach what is in production."""
     cluster = settings.cluster
-    if cluster.backend != "local":
+    if not cluster.capabilities.this_machine:
         raise ValueError(
             f"cluster.backend is {cluster.backend}: rehearsals run on this machine, and nothing was injected. "
             "Name a configuration with `backend: local`, or add --set cluster.backend=local"
         )
-    if settings.deployment.endpoint and settings.deployment.port:
+    if settings.deployment.backend != "local":
+        raise ValueError(
+            f"deployment.backend is {settings.deployment.backend}: rehearsals serve on this machine. "
+            "Add --set deployment.backend=local"
+        )
+    if settings.deployment.port:
         raise ValueError(
             f"deployment.port is {settings.deployment.port}, which the endpoint of the rehearsal would take from yours: "
             "add --set deployment.port=null"
@@ -192,6 +197,8 @@ def rehearse(
         "training.model": "rehearsal",
         "deployment.endpoint": "rehearsal",
         "planning.checkpoint.every_steps": interval,
+        **dict.fromkeys(("approval.before_train", "approval.before_deploy"), "false"),  # nobody is there to answer
+        "deployment.access": "{}",  # on loopback, and without keys until a fault makes some
     }
     every = (*words, *(word for name, value in own.items() for word in ("--set", f"{name}={value}")))
     scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), told)

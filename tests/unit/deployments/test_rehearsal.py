@@ -154,7 +154,11 @@ def test_random_faults_come_after_the_others_until_the_hours_are_over_and_a_seed
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("cluster.backend=slurm", "cluster.backend is slurm"), ("deployment.port=8080", "port is 8080")],
+    [
+        ("cluster.backend=slurm", "cluster.backend is slurm"),
+        ("deployment.port=8080", "port is 8080"),
+        ("deployment.backend=azureml", "backend is azureml"),
+    ],
 )
 def test_what_would_reach_production_is_refused(setting, words):
     with pytest.raises(ValueError, match=words) as raised:
@@ -180,3 +184,10 @@ def test_the_documentation_has_every_fault_and_their_pages_exist():
         page, _, anchor = fault.page.partition("#")
         headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), re.M)
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, fault.page
+
+
+def test_an_endpoint_in_a_cloud_is_refused():
+    settings = load(["tiny"], [])
+    deployment = settings.deployment.model_copy(update={"backend": "azureml"})
+    with pytest.raises(ValueError, match="deployment.backend is azureml: rehearsals serve on this machine"):
+        run.require_rehearsable(settings.model_copy(update={"deployment": deployment}))
