@@ -175,11 +175,11 @@ def rehearse(
     faults: Sequence[type[Fault]],
     *,
     seed: int,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
     keep: bool = False,
     hours: float = 0.0,
 ) -> Report:
-    """Run the lifecycle and inject the faults, one after the other. `told` takes a line of progress."""
+    """Run the lifecycle and inject the faults, one after the other. `progress` takes a line of progress."""
     began = time.monotonic()
     report = Report(
         schema=SCHEMA,
@@ -201,21 +201,21 @@ def rehearse(
         "deployment.access": "{}",  # on loopback, and without keys until a fault makes some
     }
     every = (*words, *(word for name, value in own.items() for word in ("--set", f"{name}={value}")))
-    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), told)
+    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), progress)
     scene.home.mkdir(parents=True)
     try:
-        told("the lifecycle without a fault ...")
+        progress("the lifecycle without a fault ...")
         scene.publish()
         scene.sound = scene.lifecycle()
-        told(f"the lifecycle without a fault took {scene.sound.seconds:.0f} s")
+        progress(f"the lifecycle without a fault took {scene.sound.seconds:.0f} s")
         report = report.model_copy(update={"undisturbed_seconds": round(scene.sound.seconds, 1)})
         for at, fault in enumerate(each_fault(faults, seed=seed, hours=hours)):
             of = f" of {len(faults)}" if at < len(faults) else ""
-            told(f"{at + 1}{of}  {fault.name} ...")
+            progress(f"{at + 1}{of}  {fault.name} ...")
             result = try_fault(fault, scene)
             report = report.model_copy(update={"results": (*report.results, result)})
-            told(line_of(result))
-        told("the invariants ...")
+            progress(line_of(result))
+        progress("the invariants ...")
         report = report.model_copy(update={"invariants": tuple(invariants(scene))})
     finally:
         scene.close()

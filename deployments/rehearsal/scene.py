@@ -108,7 +108,7 @@ class Scene:
     sources: tuple[str, ...]
     interval: int
     random: random.Random
-    told: Callable[[str], None]
+    progress: Callable[[str], None]
     sound: Answer | None = None
     moments: list[Moment] = field(default_factory=list)
     began: float = 0.0
@@ -145,7 +145,7 @@ class Scene:
             for path in self.known("runs/*/handle.json") - known:
                 stages = stages_begun(path.parent)
                 for stage in stages[shown:]:
-                    self.told(f"   {time.monotonic() - command.began:6.1f} s  {stage}")
+                    self.progress(f"   {time.monotonic() - command.began:6.1f} s  {stage}")
                 shown = len(stages)
             time.sleep(20 * LOOK_SECONDS)
         answer = command.answer()
@@ -167,7 +167,7 @@ class Scene:
     def twin(self, name: str) -> Scene:
         """Another home, empty but for the dataset, which is run with the same words."""
         names = (self.words, self.model, self.endpoint, self.sources)
-        twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.told)
+        twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.progress)
         twin.publish()
         return twin
 
@@ -210,7 +210,7 @@ class Scene:
         """Note a moment; returns the seconds since the fault's beginning."""
         seconds = time.monotonic() - self.began
         self.moments.append(Moment(round(seconds, 3), kind, text))
-        self.told(f"   {seconds:6.1f} s  {kind}: {text}")
+        self.progress(f"   {seconds:6.1f} s  {kind}: {text}")
         return seconds
 
     def begin(self) -> None:

@@ -68,7 +68,7 @@ class Clients:
             self.seconds.append(time.monotonic() - began)
             self._stop.wait(self.pause)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """How many requests had which answer."""
         words = {0: "no answer"}
         return (
@@ -110,7 +110,7 @@ class ServerKilled(Fault):
             count for code, count in self.clients.codes.items() if code not in (0, 200, 429, 503)
         )
         yield check(
-            "requests without an answer", self.clients.told(), "0 but those that the server was answering", lost <= 2
+            "requests without an answer", self.clients.summary(), "0 but those that the server was answering", lost <= 2
         )
 
 
@@ -127,13 +127,13 @@ class Overload(Fault):
         with Clients(scene.url, threads=48, tokens=32, pause=0.0) as self.clients:
             scene.mark("injected", "48 clients ask")
             time.sleep(6.0)
-        scene.mark("seen", self.clients.told())
+        scene.mark("seen", self.clients.summary())
         self.after = complete(scene.url, "def ", Sampling(max_tokens=8))["choices"][0]["text"]
         scene.mark("recovered", "one asks alone")
 
     def expect(self, scene: Scene) -> Iterator[Check]:
         odd = sum(count for code, count in self.clients.codes.items() if code not in (200, 429, 503))
-        yield check("answers", self.clients.told(), "200, 429 or 503", odd == 0 and self.clients.codes[200] > 0)
+        yield check("answers", self.clients.summary(), "200, 429 or 503", odd == 0 and self.clients.codes[200] > 0)
         yield check("the same answer afterwards", self.after, self.before, self.after == self.before)
 
 
@@ -186,7 +186,7 @@ class CanaryFails(Fault):
         yield check("the gate", str(stopped), "deploy", stopped == "deploy")
         yield check("champion and endpoint", self.after, self.before, self.after == self.before)
         lost = sum(count for code, count in self.clients.codes.items() if code not in (200, 429, 503))
-        yield check("requests that failed", self.clients.told(), "none", lost == 0)
+        yield check("requests that failed", self.clients.summary(), "none", lost == 0)
 
 
 class CanarySlow(CanaryFails):

@@ -106,13 +106,13 @@ class CheckpointDamaged(MachineLost):
     page = "reliability.md#checkpoints-of-a-training-job"
 
     def damage(self, scene: Scene) -> None:
-        found = checkpoints_of(self.folder)
-        if len(found) < 2:
+        committed = checkpoints_of(self.folder)
+        if len(committed) < 2:
             raise NotSeen(
-                f"{len(found)} checkpoint was committed before the fault, and two are needed: lower "
+                f"{len(committed)} checkpoint was committed before the fault, and two are needed: lower "
                 "planning.checkpoint.every_steps"
             )
-        self.newest = found[0].parent
+        self.newest = committed[0].parent
         shard = next(iter(sorted(self.newest.glob("shard-*"))))
         data = bytearray(shard.read_bytes())
         if self.flipped:
@@ -161,11 +161,11 @@ class EvictionNotice(Fault):
             service.events = [
                 {"EventId": "rehearsal", "EventType": "Preempt", "Resources": [], "EventStatus": "Scheduled"}
             ]
-            told = scene.mark("injected", f"the notice comes at step {newest_step(self.folder)}")
+            began = scene.mark("injected", f"the notice comes at step {newest_step(self.folder)}")
             scene.until(
                 "the end of the first submission", lambda: (self.folder / "exit.json").exists() or ended(command)
             )
-            self.seconds = scene.mark("noticed", "training has saved and ended") - told
+            self.seconds = scene.mark("noticed", "training has saved and ended") - began
             self.answer = command.answer()
             if self.answer.code:
                 self.answer = scene.run(*words)
@@ -337,15 +337,15 @@ class RandomFaults(Fault):
         """Everything of the job; and now and then its newest checkpoint is damaged before anything reads it again."""
         parent = parent_of(self.folder / "handle.json")
         kill_all([*below(parent), parent] if parent else [])
-        found = checkpoints_of(self.folder)
-        if len(found) < 2 or self.random.random() < 0.5:
+        committed = checkpoints_of(self.folder)
+        if len(committed) < 2 or self.random.random() < 0.5:
             return "all processes of the job are killed"
-        shard = sorted(found[0].parent.glob("shard-*"))[0]
+        shard = sorted(committed[0].parent.glob("shard-*"))[0]
         data = bytearray(shard.read_bytes())
         data[self.random.randrange(len(data))] ^= 1
         shard.chmod(0o600)
         shard.write_bytes(data)
-        return f"all processes of the job are killed, and a bit of {found[0].parts[-3]} flips"
+        return f"all processes of the job are killed, and a bit of {committed[0].parts[-3]} flips"
 
     def orchestrator(self, scene: Scene, command: Command) -> str:
         command.kill()

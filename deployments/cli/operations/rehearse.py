@@ -70,11 +70,13 @@ def rehearse(
     folder = home() / "rehearsals" / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     sources = run.sources_of(open_store(home()), dataset or settings.dataset, folder / "data")
 
-    def told(line: str) -> None:
+    def progress(line: str) -> None:
         print(visible(line), file=sys.stderr, flush=True)
 
-    told(f"rehearsal {folder.name}: {len(faults)} faults, in {folder}")
-    result = run.rehearse(folder, every.words, settings, sources, faults, seed=seed, told=told, keep=keep, hours=hours)
+    progress(f"rehearsal {folder.name}: {len(faults)} faults, in {folder}")
+    result = run.rehearse(
+        folder, every.words, settings, sources, faults, seed=seed, progress=progress, keep=keep, hours=hours
+    )
     page = folder / "report.html"
     if report:
         report.parent.mkdir(parents=True, exist_ok=True)
