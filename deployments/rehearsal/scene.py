@@ -150,7 +150,7 @@ class Scene:
             time.sleep(20 * LOOK_SECONDS)
         answer = command.answer()
         if answer.code:
-            raise NotSeen(f"the lifecycle without a fault ended with {answer.ended()}: mend that first")
+            raise NotSeen(f"the lifecycle without a fault ended with {answer.ended()}: fix that first")
         return answer
 
     def ok(self, *words: object) -> Answer:

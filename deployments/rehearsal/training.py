@@ -215,7 +215,7 @@ def scheduled_events() -> Iterator[EventsServer]:
 class DiskFull(Fault):
     name = "disk-full"
     what = "The disk with the job folders has no room left when a training saves (a small tmpfs in a namespace of its own)."
-    promise = "Training ends and says so, nothing torn is published, and with room it is trained to the same numbers."
+    promise = "Training ends and reports it, nothing torn is published, and with room it is trained to the same numbers."
     quick = False
 
     def impossible(self, scene: Scene) -> str:
@@ -296,7 +296,7 @@ class RandomFaults(Fault):
     """Two to five faults in one training, at random steps; the same seed makes the same choices."""
 
     promise = (
-        "The same command comes to the end, with the numbers of an undisturbed training, and no job is at work twice."
+        "The same command comes to the end, with the numbers of an undisturbed training, and no job runs twice."
     )
     quick = False
     most_runs = 4
