@@ -215,7 +215,9 @@ def scheduled_events() -> Iterator[EventsServer]:
 class DiskFull(Fault):
     name = "disk-full"
     what = "The disk with the job folders has no room left when a training saves (a small tmpfs in a namespace of its own)."
-    promise = "Training ends and reports it, nothing torn is published, and with room it is trained to the same numbers."
+    promise = (
+        "Training ends and reports it, nothing torn is published, and with room it is trained to the same numbers."
+    )
     quick = False
 
     def impossible(self, scene: Scene) -> str:
@@ -295,9 +297,7 @@ def throttle(pid: int) -> None:
 class RandomFaults(Fault):
     """Two to five faults in one training, at random steps; the same seed makes the same choices."""
 
-    promise = (
-        "The same command comes to the end, with the numbers of an undisturbed training, and no job runs twice."
-    )
+    promise = "The same command comes to the end, with the numbers of an undisturbed training, and no job runs twice."
     quick = False
     most_runs = 4
     """Runs of the command after the last fault: failures in a row without a new checkpoint end a job, and a person asks again."""
