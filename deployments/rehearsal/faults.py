@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deployments.rehearsal.data import ArtifactFlipped, DataDrifted, SecretGiven, ShardPoisoned
 from deployments.rehearsal.fault import Fault
-from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PrefectKilled, TwoRuns
+from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PlatformKilled, PrefectKilled, TwoRuns
 from deployments.rehearsal.serving import CanaryFails, CanarySlow, KeyRevoked, ModelTampered, Overload, ServerKilled
 from deployments.rehearsal.training import (
     CheckpointFlipped,
@@ -21,6 +21,7 @@ FAULTS: tuple[type[Fault], ...] = (
     LostAnswer,
     TwoRuns,
     PrefectKilled,
+    PlatformKilled,
     RankKilled,
     MachineLost,
     CheckpointFlipped,

@@ -11,14 +11,18 @@ from deployments.rehearsal.scene import (
     NotSeen,
     Scene,
     below,
+    children,
     ended,
     kill_all,
+    lines_of,
     losses,
+    newest_step,
     parent_of,
     reported,
     stages_begun,
 )
 from tasks.artifacts import Check
+from tasks.config.files import presets
 
 JOBS = ("validate", "preprocess", "benchmark", "train", "evaluate", "export", "deploy")
 """Stages in each of which the orchestrator is killed once; `plan` takes no time in which it could be."""
@@ -136,3 +140,57 @@ class PrefectKilled(Fault):
     def expect(self, scene: Scene) -> Iterator[Check]:
         yield exits(self.answer, 0)
         yield equal_losses(scene, self.folder)
+
+
+class PlatformKilled(Fault):
+    name = "platform-killed"
+    what = "The platform's worker, watch and MLflow server are killed with SIGKILL while one of its flow runs trains."
+    promise = "The flow run is not touched and ends well, and each part is there again within a minute."
+    page = "platform.md#whatever-happens-to-the-platform"
+    quick = False
+    parts = ("worker", "watch", "mlflow")
+
+    def impossible(self, scene: Scene) -> str:
+        one = scene.words[1] if scene.words[:1] == ("-c",) and scene.words[2:3] != ("-c",) else ""
+        return (
+            ""
+            if one in presets()
+            else "flow runs of the platform are of shipped configurations, and -c names another one"
+        )
+
+    def inject(self, scene: Scene) -> None:
+        scene.ok("up", "--detach")
+        known = scene.known("jobs/train-*")
+        own = (f"training.model={scene.model}-{self.name}", f"deployment.endpoint={scene.endpoint}-{self.name}")
+        settings = (*scene.words[2:], *(word for one in own for word in ("--set", one)))
+        started = scene.ok("run", f"retrain/{scene.words[1]}", *settings).fields["flow_run"]["id"]
+        self.folder = scene.appears("jobs/train-*", known)
+        scene.until("the first step of training", lambda: newest_step(self.folder) > 0)
+        self.before = {name: children(pid) for name, pid in self.pids(scene).items()}
+        kill_all([pid for pids in self.before.values() for pid in pids])
+        began = scene.mark("injected", f"{', '.join(self.parts)} are killed")
+        scene.until("all parts of the platform", lambda: self.back(scene), 2 * RESTART_SECONDS)
+        self.seconds = scene.mark("noticed", "each part has been started again") - began
+        log = scene.home / "runs" / started / "events.jsonl"
+        closed = scene.until(
+            "the end of the flow run", lambda: [e for e in lines_of(log) if e["event"] == "closed"], 900.0
+        )
+        self.status = closed[0]["status"]
+        scene.mark("recovered", f"the flow run is {self.status}")
+
+    def pids(self, scene: Scene) -> dict[str, int]:
+        """The small parents of the parts: what they have started is the part, and what that has started are flow runs."""
+        return {part["name"]: part["pid"] for part in scene.ok("status").fields["parts"] if part["name"] in self.parts}
+
+    def back(self, scene: Scene) -> bool:
+        return all(set(children(pid)) - set(self.before[name]) for name, pid in self.pids(scene).items())
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        quick = self.seconds <= RESTART_SECONDS
+        yield check("seconds until all parts are there", round(self.seconds, 1), f"<= {RESTART_SECONDS:.0f}", quick)
+        yield check("the flow run", self.status, "completed", self.status == "completed")
+        yield equal_losses(scene, self.folder)
+
+    def undo(self, scene: Scene) -> None:
+        scene.run("endpoint", "stop", f"{scene.endpoint}-{self.name}", "--reason", "rehearsal")
+        scene.ok("down", "--yes")

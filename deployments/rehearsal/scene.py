@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, descendants, process_started, read_json
 from tasks.serving.client import ready_state
@@ -325,6 +327,13 @@ def parent_of(handle: Path) -> int:
     """The process that a handle names, if it runs; else 0."""
     value = read_json(handle)
     return int(value["pid"]) if alive(value) else 0
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process itself has started, and which run."""
+    if not pid or not process_started(pid):
+        return []
+    return [child.pid for child in psutil.Process(pid).children() if process_started(child.pid)]
 
 
 def below(pid: int) -> list[int]:
