@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, equal_losses, exits
 from deployments.rehearsal.scene import (
+    DATASET,
     NotSeen,
     Scene,
     below,
@@ -152,30 +154,28 @@ class PlatformKilled(Fault):
 
     def impossible(self, scene: Scene) -> str:
         one = scene.words[1] if scene.words[:1] == ("-c",) and scene.words[2:3] != ("-c",) else ""
-        return (
-            ""
-            if one in presets()
-            else "flow runs of the platform are of shipped configurations, and -c names another one"
-        )
+        if one in presets():
+            return ""
+        return "flow runs of the platform are of shipped configurations, and -c names another one"
 
     def inject(self, scene: Scene) -> None:
         scene.ok("up", "--detach")
         known = scene.known("jobs/train-*")
         own = (f"training.model={scene.model}-{self.name}", f"deployment.endpoint={scene.endpoint}-{self.name}")
         settings = (*scene.words[2:], *(word for one in own for word in ("--set", one)))
-        started = scene.ok("run", f"retrain/{scene.words[1]}", *settings).fields["flow_run"]["id"]
-        self.folder = scene.appears("jobs/train-*", known)
+        words = ("run", f"retrain/{scene.words[1]}", "--dataset", DATASET, *settings)
+        log = scene.home / "runs" / scene.ok(*words).fields["flow_run"]["id"] / "events.jsonl"
+        scene.until("training", lambda: scene.known("jobs/train-*") - known or end_of(log), 900.0)
+        if end := end_of(log):
+            raise NotSeen(f"the flow run ended before it trained: {end['error']}")
+        (self.folder,) = scene.known("jobs/train-*") - known
         scene.until("the first step of training", lambda: newest_step(self.folder) > 0)
         self.before = {name: children(pid) for name, pid in self.pids(scene).items()}
         kill_all([pid for pids in self.before.values() for pid in pids])
         began = scene.mark("injected", f"{', '.join(self.parts)} are killed")
         scene.until("all parts of the platform", lambda: self.back(scene), 2 * RESTART_SECONDS)
         self.seconds = scene.mark("noticed", "each part has been started again") - began
-        log = scene.home / "runs" / started / "events.jsonl"
-        closed = scene.until(
-            "the end of the flow run", lambda: [e for e in lines_of(log) if e["event"] == "closed"], 900.0
-        )
-        self.status = closed[0]["status"]
+        self.status = scene.until("the end of the flow run", lambda: end_of(log), 900.0)["status"]
         scene.mark("recovered", f"the flow run is {self.status}")
 
     def pids(self, scene: Scene) -> dict[str, int]:
@@ -194,3 +194,8 @@ class PlatformKilled(Fault):
     def undo(self, scene: Scene) -> None:
         scene.run("endpoint", "stop", f"{scene.endpoint}-{self.name}", "--reason", "rehearsal")
         scene.ok("down", "--yes")
+
+
+def end_of(log: Path) -> dict[str, Any] | None:
+    """What a flow run says of its end; None while it runs."""
+    return next((event for event in lines_of(log) if event["event"] == "closed"), None)

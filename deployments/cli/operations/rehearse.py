@@ -73,7 +73,7 @@ def rehearse(
     def progress(line: str) -> None:
         print(visible(line), file=sys.stderr, flush=True)
 
-    progress(f"rehearsal {folder.name}: {len(faults)} faults, in {folder}")
+    progress(f"rehearsal {folder.name}: {len(faults)} fault{'s' * (len(faults) != 1)}, in {folder}")
     result = run.rehearse(
         folder, every.words, settings, sources, faults, seed=seed, progress=progress, keep=keep, hours=hours
     )
