@@ -96,8 +96,11 @@ def lineage(home: Path) -> Record:
 def qualification(home: Path) -> Record:
     """The newest one of each cluster counts."""
     newest: dict[str, Stored] = {}
-    for one in stored(open_store(home)):
+    store = open_store(home)
+    for one in stored(store):
         newest.setdefault(one.manifest.provenance.name, one)
+    if not newest and any(True for _ in store.manifests("checkpoint")):
+        return Record(False, f"models were trained, and no cluster was qualified in the last {QUALIFIED_DAYS:.0f} days")
     if not newest:
         return Record(None, f"no cluster was qualified in the last {QUALIFIED_DAYS:.0f} days")
     bad = [f"{name}: {one.verdict.verdict}" for name, one in newest.items() if one.verdict.verdict != "healthy"]

@@ -67,6 +67,8 @@ def row_of(one, machine, fixed):
             properties["virtualMachine"] = {"id": machine}
         case "Microsoft.Compute/virtualMachines":
             properties["storageProfile"]["osDisk"]["osType"] = "Linux"
+        case "Microsoft.RecoveryServices/vaults/backupFabrics/protectionContainers/protectedItems":
+            properties["protectionState"] = "Protected"
         case "Microsoft.Storage/storageAccounts/blobServices/containers":
             properties["hasImmutabilityPolicy"] = one.id.lower() in fixed
         case "Microsoft.Authorization/roleAssignments":
@@ -291,7 +293,11 @@ FAULTS = {
         {"zones/database"},
         "ZoneRedundant",
     ),
-    "no alerts": (drop("Microsoft.Insights/scheduledQueryRules"), {"health/alerts"}, "estate render"),
+    "no alerts": (
+        drop("Microsoft.Insights/scheduledQueryRules"),
+        {"health/alerts", "anomalies/rules"},
+        "estate render",
+    ),
     "nobody is told": (drop("Microsoft.Insights/actionGroups"), {"health/told"}, "action-group create"),
     "an empty action group": (
         change("Microsoft.Insights/actionGroups", "properties.emailReceivers", []),
