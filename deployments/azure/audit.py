@@ -29,8 +29,6 @@ Verdict = Literal["met", "not met", "not in this export", "not applicable", "wai
 Impact = Literal["high", "medium", "low"]
 LEVELS: tuple[Impact, ...] = ("high", "medium", "low")
 WORST: tuple[Verdict, ...] = ("not met", "not in this export", "waived", "met", "not applicable")
-PASSED_OVER = object()
-"""A check turns out not to be about a resource."""
 SHOWN = 5
 """How many resources of a check the terminal names."""
 
@@ -267,7 +265,7 @@ class _Judge:
     def __init__(self, export: Export, records: Mapping[str, Record], now: datetime.datetime) -> None:
         self.export, self.records, self.now = export, records, now
         self._by: dict[tuple[str, str], tuple[dict[str, list[Resource]], bool]] = {}
-        self._alike: dict[str, dict[tuple[str, str, str], list[list[Any] | None]]] = {}
+        self._values: dict[str, dict[tuple[str, str, str], list[list[Any] | None]]] = {}
 
     def findings(self, check: Check) -> list[Finding]:
         """What became of a check: what is not met and not known by resource, what is met as a whole."""
@@ -321,37 +319,34 @@ class _Judge:
                     self._all(check.where, one),
                     *(inverse(self._related(related, one)) for related in check.unless),
                     *(self._related(related, one) for related in check.only),
+                    not check.apart or len(self._alike(check, one)) > 1,
+                    not check.beside or any(True for _ in self.export.having((check.beside,))),
                 ]
             )
             if about is False:
                 continue
-            met = self._met(check, one, about)
-            if met is not PASSED_OVER:
-                yield one, met if about or met else None
+            met = False if check.forbidden else self._met(check, one)
+            yield one, met if about or met else None
 
-    def _met(self, check: Check, one: Resource, about: bool | None) -> bool | None | object:
+    def _met(self, check: Check, one: Resource) -> bool | None:
         """Whether a check holds of a resource that it is about."""
-        if check.forbidden:
-            return False if about else None
         if check.apart:
-            return self._apart(check, one)
+            values = self._alike(check, one)
+            return None if None in values else len({tuple(map(str, each or ())) for each in values}) > 1
         if check.beside:
-            places = {_region(each) for each in self.export.having((check.beside,))}
-            return _region(one) in places if places else PASSED_OVER
+            return _region(one) in {_region(each) for each in self.export.having((check.beside,))}
         met = self._all(check.met, one)
         if check.related and met is not False:
             met = both((met, self._related(check.related, one)))
         return met if met is False or not check.unknown else None
 
-    def _apart(self, check: Check, one: Resource) -> bool | None | object:
-        if check.id not in self._alike:
-            alike = self._alike[check.id] = defaultdict(list)
+    def _alike(self, check: Check, one: Resource) -> list[list[Any] | None]:
+        """What the property has for each resource whose name differs from this one's in a number alone."""
+        if check.id not in self._values:
+            values = self._values[check.id] = defaultdict(list)
             for each in self.export.having(check.type):
-                alike[_without_number(each)].append(values_of(each.body, check.apart))
-        values = self._alike[check.id][_without_number(one)]
-        if len(values) == 1:
-            return PASSED_OVER
-        return None if None in values else len({tuple(map(str, each or ())) for each in values}) > 1
+                values[_without_number(each)].append(values_of(each.body, check.apart))
+        return self._values[check.id][_without_number(one)]
 
     def _all(self, tests: Iterable[Test], one: Resource) -> bool | None:
         return both(test.holds(one.body, old=one.old, now=self.now) for test in tests)

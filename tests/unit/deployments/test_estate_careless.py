@@ -22,7 +22,6 @@ CARELESS = Path("tests/support/careless_estate")
 FAULTS = yaml.safe_load((CARELESS / "faults.yaml").read_text())
 NOW = datetime.datetime(2026, 11, 29, tzinfo=datetime.UTC)
 BESIDE = {
-    "autoscale/scale-sets": "scale-sets/scale-sets",
     "checkpoint-storage/in-blob": "checkpoints/in-blob",
     "clocks/qualified": "nccl/qualified",
     "integrity/drift": "revalidation/lately",
