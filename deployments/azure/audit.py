@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from deployments.azure.exports import Export, Resource
-from deployments.azure.records import Record
+from deployments.azure.home_record import Record
 from deployments.azure.settings import zone_regions
 from tasks.config.base import Settings
 
@@ -163,6 +163,9 @@ class Recommendation(Settings):
     estate: str = ""
     headway: str = ""
     left_out: str = ""
+    """Why it is not followed, and what stands in its place."""
+    told: str = ""
+    """Why neither an export nor a record can show it."""
     checks: tuple[Check, ...] = ()
 
 
@@ -238,8 +241,7 @@ def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
     if one.left_out:
         return Row(one, "not applicable", why=f"left out: {one.left_out}")
     if not one.checks:
-        by = one.headway or one.estate
-        return Row(one, "not in this export", why=f"no export and no record shows it; what does it: {by}")
+        return Row(one, "not in this export", why=f"it can only be told: {one.told}")
     findings = tuple(
         _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
     )
@@ -271,7 +273,7 @@ class _Judge:
         """What became of a check: what is not met and not known by resource, what is met as a whole."""
         if check.record:
             record = self.records.get(check.record) or Record(None, "no home was looked at")
-            verdict: Verdict = _verdict(record.holds)
+            verdict: Verdict = _verdict(record.holds) if record.applies else "not applicable"
             return [
                 Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))
             ]

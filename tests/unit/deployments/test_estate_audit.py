@@ -22,10 +22,18 @@ NOW = datetime.datetime(2026, 11, 29, tzinfo=datetime.UTC)
 LINES = {
     "iaas": [13, 15, 17, 19, 21, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 49, 51, 53, 55, 57, 59, 63, 65, 67, 69, 71, 73, 75,
              81, 83, 87, 89, 95, 96, 104, 105, 106, 107, 115, 116, 122, 123, 129, 130, 131, 132, 138],
-    "training": [5, 18, 22, 26, 30, 34, 38],
+    "training": [5, 18, 22, 26, 30, 34, 38, 44, 45],
     "deepspeed": [27, 42, 43],
 }  # fmt: skip
 """Lines of the three texts that recommend something."""
+PRODUCTS = """
+Azure Monitor, Log Analytics, versions in storage, Azure DevOps, Entra, Azure Automation, Logic Apps, API Management, Defender, Advisor,
+Scale Sets, Application Insights Profiler, Horovod, PyTorch, Blob, SavedModel, Savings Plans, Spot, Managed Lustre, NetApp Files, clock,
+Accelerated Networking, BeeOND, ClusterStor, Megatron, NCCL, RCCL, CycleCloud, ND sizes, HPC image, azhpc-images, MPI, enroot, pyxis,
+Node Health Checks, CodeParrot, preprocess_data.py, InfiniBand, ACPT, DeepSpeed, LoRA, ONNX Runtime, Nebula, MII, Elastic Training, Ray,
+ZeRO-3, scripts for scale sets, across zones, rolling patches, patched by the platform, maintenance configuration, reservations
+"""
+"""Products and features that the three texts name, or how a row calls them."""
 SUB = f"/subscriptions/{SUBSCRIPTION}"
 HAPPENED = {name: Record(True, "as it must be") for name in RECORDS}
 IN_GRAPH = {
@@ -168,13 +176,23 @@ def test_every_recommendation_of_the_texts_has_a_row_and_something_that_answers_
     for row in recommendations():
         text, line = row.source.split()
         sources.setdefault(text, set()).add(int(line))
-        assert row.estate or row.headway or row.checks or row.left_out, row.id
+        assert row.estate or row.headway or row.left_out, row.id
         assert row.link.startswith("https://")
         assert all(check.remedy and (check.record in RECORDS or check.query in queries()) for check in row.checks), (
             row.id
         )
     assert {text: sorted(lines) for text, lines in sources.items()} == LINES
     assert len({row.id for row in recommendations()}) == len(recommendations())
+
+
+def test_every_product_of_the_texts_is_in_a_row():
+    text = " ".join(str(row.model_dump()).lower() for row in recommendations())
+    assert [one for one in PRODUCTS.strip().replace(",\n", ", ").split(", ") if one.lower() not in text] == []
+
+
+def test_every_row_is_judged_or_says_why_it_cannot_be():
+    for row in recommendations():
+        assert bool(row.checks) + bool(row.left_out) + bool(row.told) == 1, row.id
 
 
 def test_what_is_rendered_is_met(good, tmp_path):
@@ -343,7 +361,7 @@ FAULTS = {
             "1.0.0",
             {"publishingProfile": {"publishedDate": "2026-09-01T00:00:00.1234567+00:00"}},
         ),
-        {"patched/images"},
+        {"image-age/galleries"},
         "docs/containers.md",
     ),
     "a vault that can be purged": (
@@ -680,8 +698,77 @@ def test_records_of_a_home_are_read_and_get_worse_with_it(tmp_path):
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     result = records(tmp_path)
-    assert {name for name, one in result.items() if one.holds} == {"signatures", "lineage", "qualification", "fallback"}
+    shown = {
+        "signatures",
+        "lineage",
+        "qualification",
+        "fallback",
+        "audit_log",
+        "onnx",
+        "distributed",
+        "small_model",
+        "beating",
+    }
+    shown |= {"has_tokens", "has_plan", "has_evaluation", "waiting_for_data", "engine_torch"}
+    assert {name for name, one in result.items() if one.holds} == shown
     assert {name for name, one in result.items() if one.holds is False} == {"drift", "store"}
     for path in tmp_path.glob("store/artifacts/model/*/*/manifest.json"):
         path.write_text("{}")
     assert not records(tmp_path)["signatures"].holds
+
+
+def training_in(home, name, *, metrics=(), cluster=(), execution=(), **training):
+    """A folder of a training that ended."""
+    folder = home / "jobs" / f"train-{name}"
+    (folder / "nodes/0").mkdir(parents=True)
+    (folder / "nodes/0/beat").touch()
+    given = {"engine": "torch", "network": {"layers": 2}, **training}
+    job = {"settings": {"training": given, "execution": dict(execution)}}
+    for file, value in (
+        ("job", job),
+        ("cluster", {"name": "gpu", **dict(cluster)}),
+        ("result", {"metrics": dict(metrics)}),
+    ):
+        (folder / f"{file}.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
+    from deployments.azure.records import records
+
+    (tmp_path / "home").mkdir()
+    one = {"tokens_per_second_per_rank": 100, "data_share": 0.4, "parameters": 7_000_000_000}
+    training_in(tmp_path / "home", "a", metrics=one, cluster={"gpus_per_node": 8})
+    wrong = records(tmp_path / "home")
+    assert {name for name, one in wrong.items() if one.holds is False} == {
+        "store",
+        "scratch",
+        "waiting_for_data",
+        "small_model",
+    }
+    assert {"distributed", "nodes", "model_parallel", "lora", "offloading", "engine_megatron"} <= {
+        name for name, one in wrong.items() if not one.applies
+    }
+    more = {**one, "tokens_per_second_per_rank": 60}
+    many = {"nodes": 4, "ranks_per_node": 8, "gpus_per_node": 8, "scratch": {"folder": "/mnt"}}
+    silent = training_in(tmp_path / "home", "b", metrics=more, cluster=many)
+    (silent / "nodes/0/beat").unlink()
+    wrong = records(tmp_path / "home")
+    assert not wrong["scaling"].holds and "60%" in wrong["scaling"].why and not wrong["beating"].holds
+    assert wrong["distributed"].holds and wrong["nodes"].holds
+    execution = {"tensor_parallel": 8, "deepspeed": {"offload": "cpu"}}
+    training_in(tmp_path / "home", "c", engine="deepspeed", lora={"rank": 8}, execution=execution)
+    right = records(tmp_path / "home")
+    assert all(right[name].holds for name in ("engine_deepspeed", "lora", "model_parallel", "offloading"))
+    assert not right["engine_megatron"].applies
+
+
+def test_an_audit_log_that_somebody_changed_is_not_met(tmp_path):
+    from deployments.azure.records import records
+
+    with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "store/documents/audit/00000003.json"
+    path.write_text(path.read_text().replace('"done"', '"none"'))
+    result = records(tmp_path)["audit_log"]
+    assert result.holds is False and "entry 3" in result.why
