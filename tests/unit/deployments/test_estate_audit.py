@@ -27,11 +27,12 @@ LINES = {
 }  # fmt: skip
 """Lines of the three texts that recommend something."""
 PRODUCTS = """
-Azure Monitor, Log Analytics, versions in storage, Azure DevOps, Entra, Azure Automation, Logic Apps, API Management, Defender, Advisor,
-Scale Sets, Application Insights Profiler, Horovod, PyTorch, Blob, SavedModel, Savings Plans, Spot, Managed Lustre, NetApp Files, clock,
-Accelerated Networking, BeeOND, ClusterStor, Megatron, NCCL, RCCL, CycleCloud, ND sizes, HPC image, azhpc-images, MPI, enroot, pyxis,
-Node Health Checks, CodeParrot, preprocess_data.py, InfiniBand, ACPT, DeepSpeed, LoRA, ONNX Runtime, Nebula, MII, Elastic Training, Ray,
-ZeRO-3, scripts for scale sets, across zones, rolling patches, patched by the platform, maintenance configuration, reservations
+Azure Monitor, Log Analytics, versions in storage, Azure DevOps, Entra, Azure Automation, Logic Apps, API Management,
+Defender, Advisor, Scale Sets, Application Insights Profiler, Horovod, PyTorch, Blob, SavedModel, Savings Plans, Spot,
+Managed Lustre, NetApp Files, clock, Accelerated Networking, BeeOND, ClusterStor, Megatron, NCCL, RCCL, CycleCloud, ND
+sizes, HPC image, azhpc-images, MPI, enroot, pyxis, Node Health Checks, CodeParrot, preprocess_data.py, InfiniBand,
+ACPT, DeepSpeed, LoRA, ONNX Runtime, Nebula, MII, Elastic Training, Ray, ZeRO-3, scripts for scale sets, across zones,
+rolling patches, patched by the platform, maintenance configuration, reservations
 """
 """Products and features that the three texts name, or how a row calls them."""
 SUB = f"/subscriptions/{SUBSCRIPTION}"
