@@ -17,9 +17,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from deployments.azure.audit import Recommendation, recommendations
 from deployments.azure.render import Grant, files, grants, groups
 from deployments.azure.settings import PRESETS, EstateConfig, estate_of
+from tasks.estate.audit import Recommendation, recommendations
 
 DOCS = Path(__file__).parent
 SETTINGS = {"subscription_id": "00000000-0000-0000-0000-000000000001", "region": "westeurope"}

@@ -15,7 +15,7 @@ from tasks.common.errors import GateFailed
 from tasks.common.home import home
 
 if TYPE_CHECKING:
-    from deployments.azure.audit import Finding, Row
+    from tasks.estate.audit import Finding, Row
 
 
 def render(
@@ -99,11 +99,11 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Judge what is there by Microsoft's recommendations: exports of Azure, and this home. Azure itself is not asked."""
-    from deployments.azure.audit import LEVELS, failed, load_waivers
-    from deployments.azure.audit import audit as judge
-    from deployments.azure.exports import read_exports, script
-    from deployments.azure.records import records
     from deployments.azure.settings import load_estate
+    from tasks.estate.audit import LEVELS, failed, load_waivers
+    from tasks.estate.audit import audit as judge
+    from tasks.estate.exports import read_exports, script
+    from tasks.estate.records import records
 
     if collect:
         say({"script": script()}, script().rstrip(), as_json=as_json)
@@ -149,7 +149,7 @@ def audit(
 
 
 def _counts(rows: list[Row]) -> dict[str, int]:
-    from deployments.azure.audit import WORST
+    from tasks.estate.audit import WORST
 
     return {verdict: sum(row.verdict == verdict for row in rows) for verdict in WORST}
 
@@ -168,7 +168,7 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 def _table(rows: list[Row]) -> list[str]:
     """The rows, the worst first; of those that are not met, what to do."""
-    from deployments.azure.audit import LEVELS, SHOWN, WORST
+    from tasks.estate.audit import LEVELS, SHOWN, WORST
 
     ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
     lines = aligned(

@@ -10,9 +10,9 @@ import pytest
 from arm_template import SUBSCRIPTION, Estate
 from typer.testing import CliRunner
 
-from deployments.azure.audit import audit, failed, load_waivers, recommendations
-from deployments.azure.exports import queries, read_exports, script
-from deployments.azure.records import RECORDS, Record
+from tasks.estate.audit import audit, failed, load_waivers, recommendations
+from tasks.estate.exports import queries, read_exports, script
+from tasks.estate.records import RECORDS, Record
 from deployments.azure.render import files
 from deployments.azure.settings import estate_of
 from deployments.cli.main import app
@@ -684,7 +684,7 @@ def test_the_script_that_collects_only_reads():
 
 
 def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
-    from deployments.azure.records import records
+    from tasks.estate.records import records
 
     assert {one.holds for one in records(tmp_path / "nothing").values()} == {None}
     (tmp_path / "home").mkdir()
@@ -694,7 +694,7 @@ def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
 
 def test_records_of_a_home_are_read_and_get_worse_with_it(tmp_path):
     """A home that an earlier commit wrote: its champion is signed, and was revalidated too long ago."""
-    from deployments.azure.records import records
+    from tasks.estate.records import records
 
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -735,7 +735,7 @@ def training_in(home, name, *, metrics=(), cluster=(), execution=(), **training)
 
 
 def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
-    from deployments.azure.records import records
+    from tasks.estate.records import records
 
     (tmp_path / "home").mkdir()
     one = {"tokens_per_second_per_rank": 100, "data_share": 0.4, "parameters": 7_000_000_000}
@@ -765,7 +765,7 @@ def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
 
 
 def test_an_audit_log_that_somebody_changed_is_not_met(tmp_path):
-    from deployments.azure.records import records
+    from tasks.estate.records import records
 
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

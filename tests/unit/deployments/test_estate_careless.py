@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.azure.audit import audit, recommendations
-from deployments.azure.exports import read_exports
-from deployments.azure.records import records
+from tasks.estate.audit import audit, recommendations
+from tasks.estate.exports import read_exports
+from tasks.estate.records import records
 from tasks.common.process import read_json, write_json
 
 pytestmark = pytest.mark.unit

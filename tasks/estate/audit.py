@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from deployments.azure.exports import Export, Resource
-from deployments.azure.home_record import Record
-from deployments.azure.settings import zone_regions
 from tasks.config.base import Settings
+from tasks.estate.exports import Export, Resource
+from tasks.estate.record import Record
+from tasks.estate.regions import zone_regions
 
 FILE = Path(__file__).with_name("recommendations.yaml")
 Verdict = Literal["met", "not met", "not in this export", "not applicable", "waived"]

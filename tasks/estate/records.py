@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from deployments.azure.home_record import Record
-from deployments.azure.trainings import TRAININGS
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, read_json
+from tasks.estate.record import Record
+from tasks.estate.trainings import TRAININGS
 from tasks.registry.backup.snapshot import backups
 from tasks.registry.qualifications import DAYS as QUALIFIED_DAYS
 from tasks.registry.qualifications import Stored, stored

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deployments.azure.home_record import Record
 from tasks.common.process import read_json
 from tasks.config.engines.registry import ENGINES
+from tasks.estate.record import Record
 
 MOST_WAITING = 0.05
 """Share of a training's time that may go into waiting for data."""
