@@ -10,12 +10,15 @@ import pytest
 from arm_template import SUBSCRIPTION, Estate
 from typer.testing import CliRunner
 
-from tasks.estate.audit import audit, failed, load_waivers, recommendations
-from tasks.estate.exports import queries, read_exports, script
-from tasks.estate.records import RECORDS, Record
 from deployments.azure.render import files
 from deployments.azure.settings import estate_of
 from deployments.cli.main import app
+from tasks.estate.audit import audit, failed, load_waivers, recommendations
+from tasks.estate.exports import queries, read_exports, script
+from tasks.estate.records import RECORDS, Record
+from tasks.estate.waivers import unnoted
+from tasks.security.audit import entries
+from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
 NOW = datetime.datetime(2026, 11, 29, tzinfo=datetime.UTC)
@@ -188,7 +191,7 @@ def test_every_recommendation_of_the_texts_has_a_row_and_something_that_answers_
 
 def test_every_product_of_the_texts_is_in_a_row():
     text = " ".join(str(row.model_dump()).lower() for row in recommendations())
-    assert [one for one in PRODUCTS.strip().replace(",\n", ", ").split(", ") if one.lower() not in text] == []
+    assert [one for one in " ".join(PRODUCTS.split()).split(", ") if one.lower() not in text] == []
 
 
 def test_every_row_is_judged_or_says_why_it_cannot_be():
@@ -773,3 +776,34 @@ def test_an_audit_log_that_somebody_changed_is_not_met(tmp_path):
     path.write_text(path.read_text().replace('"done"', '"none"'))
     result = records(tmp_path)["audit_log"]
     assert result.holds is False and "entry 3" in result.why
+
+
+def test_the_command_judges_what_left_the_templates_and_has_waivers_in_the_audit_log(good, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HEADWAY_HOME", str(home))
+    store = open_store(home)
+    export = copy.deepcopy(good)
+    change(STORAGE, "properties.allowSharedKeyAccess", True)(export)
+    folder, waivers, what_if = (
+        written(tmp_path / "export", export),
+        tmp_path / "waivers.yaml",
+        tmp_path / "what-if.json",
+    )
+    waivers.write_text("- {row: access/keys, who: Ada, why: an old tool, until: 2099-01-01}")
+    command = ["estate", "audit", str(folder), "--json", "--waivers", str(waivers)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (entry,) = entries(store)
+    assert (entry.action, entry.right, entry.what) == ("waive", "override", "estate/access/keys")
+    assert entry.after == "until 2099-01-01, by Ada" and entry.reason == "an old tool"
+    assert unnoted(store, load_waivers(waivers)) == []
+    waivers.write_text("- {row: access/keys, who: Ada, why: still, until: 2199-01-01}")
+    assert len(unnoted(store, load_waivers(waivers))) == 1
+    changes = [{"resourceId": f"{SUB}/x", "changeType": "Create"}]
+    what_if.write_text(json.dumps({"status": "Succeeded", "changes": changes}))
+    ran = CliRunner().invoke(app, [*command, "--what-if", str(what_if)])
+    assert ran.exception.error.exit_code == 3 and "not as it was rendered: drifted" in str(ran.exception)
+    assert ran.exception.fields["drift"]["changes"] == [{"resource": f"{SUB}/x", "kind": "gone", "what": []}]
+    what_if.write_text(json.dumps({"changes": [{"resourceId": f"{SUB}/x", "changeType": "New"}]}))
+    ran = CliRunner().invoke(app, [*command, "--what-if", str(what_if)])
+    assert ran.exit_code == 0 and json.loads(ran.stdout)["drift"]["verdict"] == "unknown"

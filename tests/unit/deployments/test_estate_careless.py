@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks.common.process import read_json, write_json
 from tasks.estate.audit import audit, recommendations
 from tasks.estate.exports import read_exports
 from tasks.estate.records import records
-from tasks.common.process import read_json, write_json
 
 pytestmark = pytest.mark.unit
 CARELESS = Path("tests/support/careless_estate")

@@ -1,4 +1,4 @@
-"""What left the templates, as what-if reports it: drift is found, noise is passed over, and what is not known is no "no drift"."""
+"""What left the templates, as what-if reports it: drift is found, noise passed over, and what is not known is no "no drift"."""
 
 import json
 
