@@ -6,6 +6,7 @@ and when the store was last asked.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,10 +41,8 @@ class Quality:
         """The newest figures; of a store that is away, those of before."""
         if not 0 <= now - self._last < ASKED_SECONDS:
             self._last = now
-            try:
+            with contextlib.suppress(HeadwayError, OSError, ValueError):
                 self._points = list(self._read(open_store(self.home)))
-            except (HeadwayError, OSError, ValueError):
-                pass
         return self._points
 
     def _read(self, store: Store) -> Iterator[Point]:
