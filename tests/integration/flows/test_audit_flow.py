@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
 from waiting import limit
 
 from tasks.config.flows import AuditConfig
@@ -39,8 +40,8 @@ def judged(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     from flows.audit import report
 
-    (tmp_path / "keys").mkdir()
-    return lambda **config: report.fn(AuditConfig(**config))
+    with temporary_settings({PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
+        yield lambda **config: report.fn(AuditConfig(**config))
 
 
 def export_in(home, day, *, changes=None):
