@@ -13,13 +13,28 @@ import time
 from pathlib import Path
 
 GLOBAL = ("--only-show-errors", "--output", "--query", "--subscription")
-FLAGS = ("--yes", "--wait", "--permanently-delete", "--expose-token", "--upgrade", "--only-show-errors")
+FLAGS = (
+    "--yes",
+    "--no-pretty-print",
+    "--wait",
+    "--permanently-delete",
+    "--expose-token",
+    "--upgrade",
+    "--only-show-errors",
+)
 GROUPED = ("--name", "--resource-group")
 COMMANDS = {
     "account show": ((), ()),
     "account set": ((), ()),
     "login": ((), ("--tenant", "--use-device-code")),
     "provider register": (("--namespace",), ("--wait",)),
+    "deployment sub what-if": (("--location", "--template-file"), ("--parameters", "--name", "--no-pretty-print")),
+    "stack sub create": (
+        ("--name", "--location", "--action-on-unmanage", "--deny-settings-mode"),
+        ("--template-file", "--parameters", "--yes", "--tags"),
+    ),
+    "stack sub show": (("--name",), ()),
+    "stack sub delete": (("--action-on-unmanage",), ("--name", "--yes")),
     "account get-access-token": ((), ("--resource", "--scope", "--tenant")),
     "extension add": ((), ("--name", "--upgrade", "--yes")),
     "group create": (("--location", "--name"), ("--tags",)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prefect.settings import PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from waiting import limit
 
 from tasks.config.flows import AuditConfig
@@ -40,7 +40,7 @@ def judged(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
     from flows.audit import report
 
-    with temporary_settings({PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: False}):
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         yield lambda **config: report.fn(AuditConfig(**config))
 
 
