@@ -28,6 +28,9 @@ COMMANDS = {
     "account set": ((), ()),
     "login": ((), ("--tenant", "--use-device-code")),
     "provider register": (("--namespace",), ("--wait",)),
+    "keyvault key rotate": ((), ("--vault-name", "--name", "--id")),
+    "postgres flexible-server update": ((), (*GROUPED, "--admin-password", "--ids")),
+    "postgres flexible-server restore": (("--source-server", *GROUPED), ("--restore-time", "--zone")),
     "deployment sub what-if": (("--location", "--template-file"), ("--parameters", "--name", "--no-pretty-print")),
     "stack sub create": (
         ("--name", "--location", "--action-on-unmanage", "--deny-settings-mode"),
@@ -107,6 +110,10 @@ COMMANDS = {
         ),
     ),
     "ml compute list-usage": (("--resource-group", "--workspace-name"), ("--location",)),
+    "ml compute update": (
+        (*GROUPED, "--workspace-name"),
+        ("--min-instances", "--max-instances", "--idle-time-before-scale-down"),
+    ),
     "ml compute show": ((*GROUPED, "--workspace-name"), ()),
     "role assignment create": (
         ("--role", "--scope"),
