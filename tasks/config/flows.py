@@ -233,7 +233,7 @@ class AuditConfig(Settings):
     """Folder with exports, of the home unless it begins with `/`. Of folders in it, the newest one is judged; without any, the
     home's own records alone are."""
     what_if: str = ""
-    """File, in that folder, of what `az deployment sub what-if --no-pretty-print` printed; empty: `what-if.json`, if it is there."""
+    """File in that folder: what `az deployment sub what-if --no-pretty-print` printed. Empty: `what-if.json`, if it is there."""
     waivers: str = ""
     """File with waivers, of the home unless it begins with `/`; those that the audit log does not have do not count."""
     subscription_id: str = ""
