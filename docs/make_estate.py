@@ -19,7 +19,7 @@ from typing import Any
 
 from deployments.azure.render import Grant, files, grants, groups
 from deployments.azure.settings import PRESETS, EstateConfig, estate_of
-from tasks.estate.audit import Recommendation, recommendations
+from tasks.report.estate.audit import Recommendation, recommendations
 
 DOCS = Path(__file__).parent
 SETTINGS = {"subscription_id": "00000000-0000-0000-0000-000000000001", "region": "westeurope"}
@@ -59,7 +59,7 @@ def _headway(one: Recommendation) -> str:
 def _judged_by(row: Recommendation) -> str:
     """The queries and records that a row is judged from, or why there are none."""
     if not row.checks:
-        return "not followed" if row.left_out else f"told only: {row.told}"
+        return "not followed" if row.left_out else f"told only: {row.unjudged}"
     checks = row.checks
     queries = {
         name

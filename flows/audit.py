@@ -20,19 +20,19 @@ from tasks.common.errors import GateFailed
 from tasks.common.home import home
 from tasks.config.base import config_digest
 from tasks.config.flows import AuditConfig
-from tasks.estate.audit import Row, failed, load_waivers
-from tasks.estate.audit import audit as judge
-from tasks.estate.exports import Export, read_exports
-from tasks.estate.records import records
-from tasks.estate.report import checks_of, counts, fields
-from tasks.estate.waivers import unnoted
-from tasks.estate.what_if import WhatIf, read_what_if
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.orchestration.prefect_artifacts import hand_in, new_artifact, table
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions
 from tasks.registry.versions import publish
+from tasks.report.estate.audit import Row, failed, load_waivers
+from tasks.report.estate.audit import audit as judge
+from tasks.report.estate.exports import Export, read_exports
+from tasks.report.estate.records import records
+from tasks.report.estate.report import checks_of, counts, fields
+from tasks.report.estate.waivers import unnoted
+from tasks.report.estate.what_if import WhatIf, read_what_if
 from tasks.report.pages import render, write_page
 from tasks.storage import open_store
 from tasks.storage.manifest import Provenance

@@ -106,7 +106,7 @@ class Drift(Artifact):
 
 
 class Audit(Artifact):
-    """An audit of an Azure estate: `audit.json` and `audit.html` (tasks/estate)."""
+    """An audit of an Azure estate: `audit.json` and `audit.html` (tasks/report/estate)."""
 
     KIND = "audit"
 

@@ -17,9 +17,9 @@ from pydantic import Field, field_validator, model_validator
 from tasks.config.access import TENANT
 from tasks.config.base import Positive, Settings
 from tasks.config.files import BASED_ON, merged, read_whole, validated
-from tasks.estate.regions import regions_date, zone_regions
 from tasks.hardware.files import is_known
 from tasks.hardware.sku import load_sku
+from tasks.report.estate.regions import regions_date, zone_regions
 
 PRESETS = Path(__file__).with_name("presets")
 Id = Annotated[str, Field(pattern=TENANT)]

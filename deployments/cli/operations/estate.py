@@ -18,8 +18,8 @@ from tasks.common.home import home
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tasks.estate.audit import Row, Waiver
-    from tasks.estate.what_if import WhatIf
+    from tasks.report.estate.audit import Row, Waiver
+    from tasks.report.estate.what_if import WhatIf
 
 
 def render(
@@ -111,13 +111,13 @@ def audit(
 ) -> None:
     """Judge what is there by Microsoft's recommendations: exports of Azure, and this home. Azure itself is not asked."""
     from deployments.azure.settings import load_estate
-    from tasks.estate.audit import LEVELS, failed, load_waivers
-    from tasks.estate.audit import audit as judge
-    from tasks.estate.exports import read_exports, script
-    from tasks.estate.records import records
-    from tasks.estate.report import checks_of
-    from tasks.estate.report import fields as for_machines
-    from tasks.estate.what_if import read_what_if
+    from tasks.report.estate.audit import LEVELS, failed, load_waivers
+    from tasks.report.estate.audit import audit as judge
+    from tasks.report.estate.exports import read_exports, script
+    from tasks.report.estate.records import records
+    from tasks.report.estate.report import checks_of
+    from tasks.report.estate.report import fields as for_machines
+    from tasks.report.estate.what_if import read_what_if
 
     if collect:
         say({"script": script()}, script().rstrip(), as_json=as_json)
@@ -171,7 +171,7 @@ def audit(
 
 def _note(waivers: Sequence[Waiver], as_: str) -> None:
     """Have new waivers in the audit log, by somebody who may override."""
-    from tasks.estate.waivers import note, unnoted
+    from tasks.report.estate.waivers import note, unnoted
     from tasks.storage import open_store
 
     if waivers and (new := unnoted(open_store(home()), waivers)):
@@ -187,8 +187,8 @@ def _drift(drift: WhatIf) -> list[str]:
 
 def _table(rows: list[Row]) -> list[str]:
     """The rows, the worst first; of those that are not met, what to do."""
-    from tasks.estate.audit import LEVELS, SHOWN, WORST
-    from tasks.estate.report import counts
+    from tasks.report.estate.audit import LEVELS, SHOWN, WORST
+    from tasks.report.estate.report import counts
 
     ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
     lines = aligned(

@@ -98,8 +98,8 @@ def test_a_waiver_that_nobody_noted_does_not_count(judged, tmp_path):
     said = judged(waivers="waivers.yaml")
     _, page = report_of(tmp_path, said["ref"])
     assert "scans" in said["failed"] and any("does not count" in note for note in page["notes"])
-    from tasks.estate.audit import load_waivers
-    from tasks.estate.waivers import note
+    from tasks.report.estate.audit import load_waivers
+    from tasks.report.estate.waivers import note
 
     note(open_store(tmp_path), load_waivers(tmp_path / "waivers.yaml"))
     assert "scans" not in judged(waivers="waivers.yaml")["failed"]

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from deployments.azure.render import files
 from deployments.azure.settings import estate_of
 from deployments.cli.main import app
-from tasks.estate.audit import audit, failed, load_waivers, recommendations
-from tasks.estate.exports import queries, read_exports, script
-from tasks.estate.records import RECORDS, Record
-from tasks.estate.waivers import unnoted
+from tasks.report.estate.audit import audit, failed, load_waivers, recommendations
+from tasks.report.estate.exports import queries, read_exports, script
+from tasks.report.estate.records import RECORDS, Record
+from tasks.report.estate.waivers import unnoted
 from tasks.security.audit import entries
 from tasks.storage import open_store
 
@@ -196,7 +196,7 @@ def test_every_product_of_the_texts_is_in_a_row():
 
 def test_every_row_is_judged_or_says_why_it_cannot_be():
     for row in recommendations():
-        assert bool(row.checks) + bool(row.left_out) + bool(row.told) == 1, row.id
+        assert bool(row.checks) + bool(row.left_out) + bool(row.unjudged) == 1, row.id
 
 
 def test_what_is_rendered_is_met(good, tmp_path):
@@ -687,7 +687,7 @@ def test_the_script_that_collects_only_reads():
 
 
 def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
-    from tasks.estate.records import records
+    from tasks.report.estate.records import records
 
     assert {one.holds for one in records(tmp_path / "nothing").values()} == {None}
     (tmp_path / "home").mkdir()
@@ -697,7 +697,7 @@ def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
 
 def test_records_of_a_home_are_read_and_get_worse_with_it(tmp_path):
     """A home that an earlier commit wrote: its champion is signed, and was revalidated too long ago."""
-    from tasks.estate.records import records
+    from tasks.report.estate.records import records
 
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -738,7 +738,7 @@ def training_in(home, name, *, metrics=(), cluster=(), execution=(), **training)
 
 
 def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
-    from tasks.estate.records import records
+    from tasks.report.estate.records import records
 
     (tmp_path / "home").mkdir()
     one = {"tokens_per_second_per_rank": 100, "data_share": 0.4, "parameters": 7_000_000_000}
@@ -768,7 +768,7 @@ def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
 
 
 def test_an_audit_log_that_somebody_changed_is_not_met(tmp_path):
-    from tasks.estate.records import records
+    from tasks.report.estate.records import records
 
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

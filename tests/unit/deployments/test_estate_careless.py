@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from tasks.common.process import read_json, write_json
-from tasks.estate.audit import audit, recommendations
-from tasks.estate.exports import read_exports
-from tasks.estate.records import records
+from tasks.report.estate.audit import audit, recommendations
+from tasks.report.estate.exports import read_exports
+from tasks.report.estate.records import records
 
 pytestmark = pytest.mark.unit
 CARELESS = Path("tests/support/careless_estate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasks.estate.audit import Waiver
+from tasks.report.estate.audit import Waiver
 from tasks.security.audit import audited, entries
 from tasks.storage.store import Store
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tasks.estate.what_if import read_what_if
+from tasks.report.estate.what_if import read_what_if
 
 pytestmark = pytest.mark.unit
 ID = (

@@ -49,8 +49,8 @@ class WhatIf:
     @property
     def digest(self) -> str:
         """The same for the same drift."""
-        told = sorted((one.resource.lower(), one.kind, one.what) for one in self.left)
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        changes = sorted((one.resource.lower(), one.kind, one.what) for one in self.left)
+        return hashlib.sha256(json.dumps(changes).encode()).hexdigest()[:16]
 
     def plain(self) -> dict[str, Any]:
         """For machines."""

@@ -20,9 +20,9 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tasks.config.base import Settings
-from tasks.estate.exports import Export, Resource
-from tasks.estate.record import Record
-from tasks.estate.regions import zone_regions
+from tasks.report.estate.exports import Export, Resource
+from tasks.report.estate.record import Record
+from tasks.report.estate.regions import zone_regions
 
 FILE = Path(__file__).with_name("recommendations.yaml")
 Verdict = Literal["met", "not met", "not in this export", "not applicable", "waived"]
@@ -164,7 +164,7 @@ class Recommendation(Settings):
     headway: str = ""
     left_out: str = ""
     """Why it is not followed, and what stands in its place."""
-    told: str = ""
+    unjudged: str = ""
     """Why neither an export nor a record can show it."""
     checks: tuple[Check, ...] = ()
 
@@ -241,7 +241,7 @@ def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
     if one.left_out:
         return Row(one, "not applicable", why=f"left out: {one.left_out}")
     if not one.checks:
-        return Row(one, "not in this export", why=f"it can only be told: {one.told}")
+        return Row(one, "not in this export", why=f"it can only be told: {one.unjudged}")
     findings = tuple(
         _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
     )

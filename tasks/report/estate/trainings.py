@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.common.process import read_json
 from tasks.config.engines.registry import ENGINES
-from tasks.estate.record import Record
+from tasks.report.estate.record import Record
 
 MOST_WAITING = 0.05
 """Share of a training's time that may go into waiting for data."""

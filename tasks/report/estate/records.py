@@ -10,13 +10,13 @@ from pathlib import Path
 from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, read_json
-from tasks.estate.record import Record
-from tasks.estate.trainings import TRAININGS
 from tasks.registry.backup.snapshot import backups
 from tasks.registry.qualifications import DAYS as QUALIFIED_DAYS
 from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
+from tasks.report.estate.record import Record
+from tasks.report.estate.trainings import TRAININGS
 from tasks.security import audit_chain
 from tasks.security.signatures import require_signed
 from tasks.storage import open_named, open_store

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tasks.estate.audit import WORST, Finding, Row
-from tasks.estate.what_if import WhatIf
+from tasks.report.estate.audit import WORST, Finding, Row
+from tasks.report.estate.what_if import WhatIf
 
 
 def fields(rows: Sequence[Row], *, subscription: str, notes: Sequence[str], drift: WhatIf | None) -> dict[str, Any]:
