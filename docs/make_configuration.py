@@ -15,7 +15,7 @@ from typing import Any
 
 from deployments.configuration.platform import PlatformConfig
 from tasks.config.cluster import elasticity_table
-from tasks.config.flows import BackupConfig, RetrainConfig
+from tasks.config.flows import AuditConfig, BackupConfig, RetrainConfig
 
 PAGE, ELASTIC = Path(__file__).parent / "configuration.md", Path(__file__).parent / "elastic.md"
 TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
@@ -105,8 +105,11 @@ def render() -> str:
     run, platform = RetrainConfig.model_json_schema(), PlatformConfig.model_json_schema()
     tables = [_section(path, found, "### The run itself") for path, found in sections(run, run, path="")]
     others = [_section(path, found, "### The platform itself") for path, found in sections(platform, platform, path="")]
-    backup = _section("", BackupConfig.model_json_schema(), "## The flow backup")
-    return "\n".join([HEAD, *tables, backup, PLATFORM, *others])
+    flows = [
+        _section("", BackupConfig.model_json_schema(), "## The flow backup"),
+        _section("", AuditConfig.model_json_schema(), "## The flow audit"),
+    ]
+    return "\n".join([HEAD, *tables, *flows, PLATFORM, *others])
 
 
 def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

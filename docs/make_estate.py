@@ -17,9 +17,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from deployments.azure.audit import Check, Recommendation, recommendations
 from deployments.azure.render import Grant, files, grants, groups
 from deployments.azure.settings import PRESETS, EstateConfig, estate_of
+from tasks.report.estate.audit import Recommendation, recommendations
 
 DOCS = Path(__file__).parent
 SETTINGS = {"subscription_id": "00000000-0000-0000-0000-000000000001", "region": "westeurope"}
@@ -46,7 +46,7 @@ def _with_table(text: str) -> str:
     before, head, rest = text.partition(HEAD)
     _, end, after = rest.partition("\n\n")
     rows = [
-        f"| {one.text} | {one.source} | {one.estate} | {_headway(one)} | {_judged_by(one.checks)} |"
+        f"| {one.text} | {one.source} | {one.estate} | {_headway(one)} | {_judged_by(one)} |"
         for one in recommendations()
     ]
     return "".join([before, head, "\n".join(rows), end, after])
@@ -56,10 +56,18 @@ def _headway(one: Recommendation) -> str:
     return "; ".join(filter(None, [one.left_out and f"left out: {one.left_out}", one.headway]))
 
 
-def _judged_by(checks: tuple[Check, ...]) -> str:
-    """The queries and records that a row is judged from."""
-    queries = {name for one in checks for name in (one.query, one.related.query if one.related else "") if name}
-    return ", ".join([*sorted(queries), *sorted({f"*{one.record}*" for one in checks if one.record})]) or "nothing"
+def _judged_by(row: Recommendation) -> str:
+    """The queries and records that a row is judged from, or why there are none."""
+    if not row.checks:
+        return "not followed" if row.left_out else f"told only: {row.unjudged}"
+    checks = row.checks
+    queries = {
+        name
+        for one in checks
+        for name in (one.query, *(each.query for each in (one.related, *one.only, *one.unless) if each))
+        if name
+    }
+    return ", ".join([*sorted(queries), *sorted({f"*{one.record}*" for one in checks if one.record})])
 
 
 def _summary(texts: dict[str, str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ KINDS = (
     "model",
     "drift",
     "revalidation",
+    "audit",
 )
 _REF = re.compile(r"^(?P<kind>[a-z]+)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})(?:@(?P<version>[0-9a-f]{8,64}))?$")
 
@@ -102,6 +103,12 @@ class Drift(Artifact):
 
     verdict: str
     """drift, none or insufficient."""
+
+
+class Audit(Artifact):
+    """An audit of an Azure estate: `audit.json` and `audit.html` (tasks/report/estate)."""
+
+    KIND = "audit"
 
 
 class Check(Value):

@@ -19,9 +19,9 @@ from tasks.config.base import Positive, Settings
 from tasks.config.files import BASED_ON, merged, read_whole, validated
 from tasks.hardware.files import is_known
 from tasks.hardware.sku import load_sku
+from tasks.report.estate.regions import regions_date, zone_regions
 
 PRESETS = Path(__file__).with_name("presets")
-REGIONS = Path(__file__).with_name("regions.yaml")
 Id = Annotated[str, Field(pattern=TENANT)]
 Email = Annotated[str, Field(pattern=r"^[^@\s'\[\]]+@[^@\s'\[\]]+$")]
 
@@ -218,15 +218,6 @@ def _without_infiniband(cluster: ClusterConfig) -> Any:
             f"cluster {cluster.name}: {cluster.size} has no InfiniBand; set infiniband: false, or take an ND size with an r in "
             "its name, such as Standard_ND96isr_H100_v5"
         )
-
-
-def zone_regions() -> tuple[str, ...]:
-    """Regions with availability zones."""
-    return tuple(yaml.safe_load(REGIONS.read_text(encoding="utf-8"))["with_zones"])
-
-
-def regions_date() -> str:
-    return str(yaml.safe_load(REGIONS.read_text(encoding="utf-8"))["date"])
 
 
 def load_estate(path: Path) -> EstateConfig:

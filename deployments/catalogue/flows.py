@@ -15,7 +15,15 @@ from deployments.catalogue import routes
 from deployments.configuration.platform import PlatformConfig, ScheduleConfig
 from tasks.config.base import Settings, digest
 from tasks.config.files import changed, load, part_of, presets
-from tasks.config.flows import BackupConfig, QualifyConfig, RetrainConfig, RevalidateConfig, ValidateConfig, WatchConfig
+from tasks.config.flows import (
+    AuditConfig,
+    BackupConfig,
+    QualifyConfig,
+    RetrainConfig,
+    RevalidateConfig,
+    ValidateConfig,
+    WatchConfig,
+)
 
 POOL = "headway"
 OURS = "headway-"
@@ -27,12 +35,13 @@ FORMS: dict[str, type[Settings]] = {
     "qualify": QualifyConfig,
     "backup": BackupConfig,
     "watch": WatchConfig,
+    "audit": AuditConfig,
 }
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
-WITHOUT_DATASET = ("qualify", "backup", "watch")
+WITHOUT_DATASET = ("qualify", "backup", "watch", "audit")
 REFUSED = ("Deployment concurrency limit reached.", "Deployment concurrency slot lost during provisioning")
 """How Prefect's words begin when it cancels a run because another one of its deployment is at work."""
-APART = ("backup", "watch")
+APART = ("backup", "watch", "audit")
 """Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
@@ -41,6 +50,7 @@ PURPOSE = {
     "qualify": "The cluster, measured now and judged.",
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
     "watch": "What endpoints answered since the last look, against what is usual; what stands out becomes an event.",
+    "audit": "Azure's side and this home, judged by Microsoft's recommendations; what left the templates becomes an event.",
 }
 
 COLLISIONS = {"queue": "ENQUEUE", "refuse": "CANCEL_NEW"}

@@ -33,6 +33,7 @@ from deployments.telemetry.measure import (
     totals,
     written,
 )
+from deployments.telemetry.quality import Quality
 from deployments.telemetry.runs import Jobs, Key, Ledger, Runs, Tail, read_object
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, metrics_data, otlp_sink
 from deployments.telemetry.trace_builder import Log, Span, Story
@@ -246,6 +247,7 @@ class Telemetry:
         self.folder = home / "telemetry"
         self._ledger = Ledger(self.folder / "ledger.db")
         self._runs, self._jobs, self._host, self._audited = Runs(home), Jobs(home), Host(home), Audited(home)
+        self._quality = Quality(home)
         self._counter = self._reader(COUNTER)
         self._sinks = [(sink, self._reader(sink.name)) for sink in sinks(self._config, self.folder, self._ledger)]
         self._scrape = Scrape()
@@ -284,6 +286,7 @@ class Telemetry:
                 *of_runs(self._runs.views()),
                 *of_training(self._jobs.training(now)),
                 *of_alerts(self.home),
+                *self._quality.look(now),
                 *self._host.look(),
                 Point(of.TICK, (), self._took),
                 Point(of.TIME, (), now),

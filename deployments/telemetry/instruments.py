@@ -80,6 +80,12 @@ MOVED = Instrument(
 LOSS = Instrument("headway.training.loss", "gauge", "{nat}", "Training loss of the last step", ("model",))
 SPEED = Instrument("headway.training.tokens", "gauge", "{token}/s", "Training tokens per second", ("model",))
 STEP = Instrument("headway.training.step", "gauge", "{step}", "Last step of training", ("model",))
+EVALUATED = Instrument(
+    "headway.evaluation.value", "gauge", "{value}", "What the newest evaluation measured", ("model", "metric")
+)
+DRIFTED = Instrument(
+    "headway.drift.value", "gauge", "{value}", "What the newest comparison of new data found", ("dataset", "metric")
+)
 ALERT = Instrument(
     "headway.alert.firing", "gauge", "{alert}", "1 for every alert that fires", ("alert", "severity", "instance")
 )

@@ -85,6 +85,10 @@ TRAINING = (
     Panel("Tokens a second", of.SPEED.help, ((of.SPEED.prometheus, "{{model}}"),)),
     Panel("Step", of.STEP.help, ((of.STEP.prometheus, "{{model}}"),)),
 )
+QUALITY = (
+    Panel("Evaluations", of.EVALUATED.help, ((of.EVALUATED.prometheus, "{{model}} {{metric}}"),)),
+    Panel("Drift", of.DRIFTED.help, ((of.DRIFTED.prometheus, "{{dataset}} {{metric}}"),)),
+)
 HOST = (
     Panel("CPU", of.CPU.help, ((of.CPU.prometheus, "in use"),), "percentunit", limit=1.0),
     Panel("Load", of.LOAD.help, ((of.LOAD.prometheus, "load"), (of.CORES.prometheus, "CPUs"))),
@@ -109,7 +113,15 @@ WATCH = (
     Panel("Not sent yet", of.BEHIND.help, ((of.BEHIND.prometheus, "{{exporter}}"),), "bytes"),
     Panel("Since the last look", of.TIME.help, ((f"time() - {of.TIME.prometheus}", "ago"),), "s"),
 )
-ROWS = {"State": STATE, "Stages": STAGES, "Training": TRAINING, "Host": HOST, "GPUs": GPUS, "The watch itself": WATCH}
+ROWS = {
+    "State": STATE,
+    "Stages": STAGES,
+    "Training": TRAINING,
+    "Quality": QUALITY,
+    "Host": HOST,
+    "GPUs": GPUS,
+    "The watch itself": WATCH,
+}
 
 
 def queries() -> list[str]:

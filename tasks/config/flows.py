@@ -226,3 +226,21 @@ class WatchConfig(Settings):
     """Requests of a row of the series that is shown."""
     windows: Positive = 12
     """Rows that are shown, the newest ones."""
+
+
+class AuditConfig(Settings):
+    """An audit of the Azure estate. See docs/estate.md."""
+
+    exports: str = "estate"
+    """Folder with exports, of the home unless it begins with `/`. Of folders in it, the newest one is judged; without any, the
+    home's own records alone are."""
+    what_if: str = ""
+    """File in that folder: what `az deployment sub what-if --no-pretty-print` printed. Empty: `what-if.json`, if it is there."""
+    waivers: str = ""
+    """File with waivers, of the home unless it begins with `/`; those that the audit log does not have do not count."""
+    subscription_id: str = ""
+    """Subscription that exports must be of; empty: any one."""
+    level: Literal["high", "medium", "low"] = "high"
+    """Impact of rows that must be met, and above."""
+    strict: bool = False
+    """Whether rows that exports or records could show, and do not, count as not met."""

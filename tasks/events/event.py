@@ -16,11 +16,12 @@ EventName = Literal[
     "model.revalidated",
     "model.degraded",
     "model.stale",
+    "estate.drifted",
 ]
 """data.arrived: a file or blob landed where one is watched for; the bridge makes a dataset version of all that landed.
 dataset.published: a dataset has a new current version. endpoint.anomaly: its answers are not as they were. model.tampered: a
 champion's files are not what was signed. model.revalidated: with the verdict. model.degraded: so in as many revalidations in a
-row as `windows` says. model.stale: not revalidated within its period.
+row as `windows` says. model.stale: not revalidated within its period. estate.drifted: Azure's side is not as it was rendered.
 """
 NAMES: tuple[EventName, ...] = get_args(EventName)
 Channel = Literal["folder", "store", "queue", "webhook", "hand", "headway"]
@@ -34,7 +35,7 @@ class Event(Value):
 
     name: EventName
     subject: Text
-    """What it is about: dataset/NAME, model/NAME, endpoint/NAME."""
+    """What it is about: dataset/NAME, model/NAME, endpoint/NAME, estate/SUBSCRIPTION."""
     source: Text
     """Who says so, as CloudEvents means it: the topic of Event Grid, the path of a folder, `headway/FLOW`."""
     identity: Text

@@ -31,7 +31,7 @@ SMALLEST = 0.55
 NAME_CHARACTERS, KIND_CHARACTERS = 14, 16
 FAMILIES = {
     "data": ("dataset", "quarantine", "index", "validation", "tokenizer", "tokens"),
-    "cluster": ("qualification", "plan"),
+    "cluster": ("qualification", "plan", "audit"),
     "model": ("checkpoint", "evaluation", "model"),
 }
 

@@ -195,7 +195,7 @@ def test_the_commands_of_a_page_are_commands_of_headway(page):
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("page", ["azure.md", "azureml.md", "storage.md"])
+@pytest.mark.parametrize("page", ["azure.md", "azureml.md", "estate.md", "operations.md", "storage.md"])
 def test_what_a_page_has_the_reader_type_at_azure_is_understood(page):
     """The commands of `az` and of headway in blocks that no test runs: each is there, with its options."""
     text = (ROOT / "docs" / page).read_text()

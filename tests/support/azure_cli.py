@@ -13,13 +13,31 @@ import time
 from pathlib import Path
 
 GLOBAL = ("--only-show-errors", "--output", "--query", "--subscription")
-FLAGS = ("--yes", "--wait", "--permanently-delete", "--expose-token", "--upgrade", "--only-show-errors")
+FLAGS = (
+    "--yes",
+    "--no-pretty-print",
+    "--wait",
+    "--permanently-delete",
+    "--expose-token",
+    "--upgrade",
+    "--only-show-errors",
+)
 GROUPED = ("--name", "--resource-group")
 COMMANDS = {
     "account show": ((), ()),
     "account set": ((), ()),
     "login": ((), ("--tenant", "--use-device-code")),
     "provider register": (("--namespace",), ("--wait",)),
+    "keyvault key rotate": ((), ("--vault-name", "--name", "--id")),
+    "postgres flexible-server update": ((), (*GROUPED, "--admin-password", "--ids")),
+    "postgres flexible-server restore": (("--source-server", *GROUPED), ("--restore-time", "--zone")),
+    "deployment sub what-if": (("--location", "--template-file"), ("--parameters", "--name", "--no-pretty-print")),
+    "stack sub create": (
+        ("--name", "--location", "--action-on-unmanage", "--deny-settings-mode"),
+        ("--template-file", "--parameters", "--yes", "--tags"),
+    ),
+    "stack sub show": (("--name",), ()),
+    "stack sub delete": (("--action-on-unmanage",), ("--name", "--yes")),
     "account get-access-token": ((), ("--resource", "--scope", "--tenant")),
     "extension add": ((), ("--name", "--upgrade", "--yes")),
     "group create": (("--location", "--name"), ("--tags",)),
@@ -92,6 +110,10 @@ COMMANDS = {
         ),
     ),
     "ml compute list-usage": (("--resource-group", "--workspace-name"), ("--location",)),
+    "ml compute update": (
+        (*GROUPED, "--workspace-name"),
+        ("--min-instances", "--max-instances", "--idle-time-before-scale-down"),
+    ),
     "ml compute show": ((*GROUPED, "--workspace-name"), ()),
     "role assignment create": (
         ("--role", "--scope"),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deployments.cli.operations.users import As, asked
 from deployments.cli.options import Json
 from deployments.cli.output import CommandError, aligned, say, visible
 from tasks.common.errors import GateFailed
 from tasks.common.home import home
 
 if TYPE_CHECKING:
-    from deployments.azure.audit import Finding, Row
+    from collections.abc import Sequence
+
+    from tasks.report.estate.audit import Row, Waiver
+    from tasks.report.estate.what_if import WhatIf
 
 
 def render(
@@ -92,18 +96,28 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 also when exports or records could show a row, and do not.")
     ] = False,
+    what_if: Annotated[
+        Path | None,
+        typer.Option(
+            help="What `az deployment sub what-if --no-pretty-print` printed: exit with 3 also when the estate drifted."
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     with_home: Annotated[
         bool, typer.Option("--home/--no-home", help="Judge Headway's half from the records of this home, too.")
     ] = True,
+    as_: As = "",
     as_json: Json = False,
 ) -> None:
     """Judge what is there by Microsoft's recommendations: exports of Azure, and this home. Azure itself is not asked."""
-    from deployments.azure.audit import LEVELS, failed, load_waivers
-    from deployments.azure.audit import audit as judge
-    from deployments.azure.exports import read_exports, script
-    from deployments.azure.records import records
     from deployments.azure.settings import load_estate
+    from tasks.report.estate.audit import LEVELS, failed, load_waivers
+    from tasks.report.estate.audit import audit as judge
+    from tasks.report.estate.exports import read_exports, script
+    from tasks.report.estate.records import records
+    from tasks.report.estate.report import checks_of
+    from tasks.report.estate.report import fields as for_machines
+    from tasks.report.estate.what_if import read_what_if
 
     if collect:
         say({"script": script()}, script().rstrip(), as_json=as_json)
@@ -117,58 +131,64 @@ def audit(
     subscription = load_estate(settings).subscription_id if settings else ""
     export = read_exports(exports, subscription=subscription)
     now = datetime.datetime.now(datetime.UTC)
-    rows = judge(export, records(home()) if with_home else {}, load_waivers(waivers) if waivers else (), now=now)
+    waived = load_waivers(waivers) if waivers else ()
+    if with_home:
+        _note(waived, as_)
+    rows = judge(export, records(home()) if with_home else {}, waived, now=now)
+    drift = read_what_if(what_if) if what_if else None
     named = ", ".join(sorted(export.subscriptions)) or "not named by the export"
     if html:
         from tasks.report.pages import render, write_page
 
         write_page(
             html,
-            render("estate", title="Audit of the estate", rows=rows, notes=export.notes, subscription=named, now=now),
+            render(
+                "estate",
+                title="Audit of the estate",
+                rows=rows,
+                notes=export.notes,
+                subscription=named,
+                now=now,
+                drift=drift,
+            ),
         )
-    fields = {"subscription": named, "level": level, "counts": _counts(rows), "notes": export.notes} | {
-        "rows": [_fields(row) for row in rows]
-    }
+    fields = {"level": level, **for_machines(rows, subscription=named, notes=export.notes, drift=drift)}
     words = [*_table(rows), *(f"note: {one}" for one in export.notes), *([f"wrote {html}"] if html else [])]
+    words += _drift(drift) if drift else []
     bad = failed(rows, LEVELS[LEVELS.index(level)], strict=strict)
-    if not bad:
+    drifted = drift is not None and (drift.verdict == "drifted" or (strict and drift.verdict == "unknown"))
+    if not bad and not drifted:
         say(fields, words, as_json=as_json)
         return
     if not as_json:
         say({}, words, as_json=False)
-    checks = [
-        {"name": f"{row.recommendation.id}/{one.check}", "measured": one.text, "limit": "met", "remedy": one.remedy}
-        for row in bad
-        for one in row.findings
-        if one.verdict in ("not met", "not in this export")
-    ]
     names = ", ".join(row.recommendation.id for row in bad)
-    text = f"{'not met, or not known,' if strict else 'not met'} of level {level}: {names}"
+    wrong = [f"{'not met, or not known,' if strict else 'not met'} of level {level}: {names}"] if bad else []
+    wrong += [f"the estate is not as it was rendered: {drift.verdict}"] if drift and drifted else []
     remedy = "Run the remedy of each row, and collect again; or waive it with --waivers (docs/estate.md)."
-    raise CommandError(GateFailed(text, stage="audit", checks=checks, remedy=remedy), fields)
+    raise CommandError(GateFailed("; ".join(wrong), stage="audit", checks=checks_of(bad), remedy=remedy), fields)
 
 
-def _counts(rows: list[Row]) -> dict[str, int]:
-    from deployments.azure.audit import WORST
+def _note(waivers: Sequence[Waiver], as_: str) -> None:
+    """Have new waivers in the audit log, by somebody who may override."""
+    from tasks.report.estate.waivers import note, unnoted
+    from tasks.storage import open_store
 
-    return {verdict: sum(row.verdict == verdict for row in rows) for verdict in WORST}
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    """A row for machines."""
-    recommendation = row.recommendation
-    named = {key: getattr(recommendation, key) for key in ("id", "text", "source", "impact", "link")}
-    return {**named, "verdict": row.verdict, "why": row.why, "findings": [_finding(one) for one in row.findings]}
+    if waivers and (new := unnoted(open_store(home()), waivers)):
+        with asked("override", as_, what=f"waive {', '.join(one.row for one in new)} of the estate's audit"):
+            note(open_store(home()), new)
 
 
-def _finding(one: Finding) -> dict[str, Any]:
-    waiver = one.waiver.model_dump(mode="json") if one.waiver else None
-    return {**{key: getattr(one, key) for key in ("check", "verdict", "text", "resource", "remedy")}, "waiver": waiver}
+def _drift(drift: WhatIf) -> list[str]:
+    """What left the templates."""
+    lines = [f"    {one.kind}: {one.resource}  {', '.join(one.what[:5])}".rstrip() for one in drift.changes]
+    return [f"the estate against its templates: {drift.verdict}", *map(visible, lines)]
 
 
 def _table(rows: list[Row]) -> list[str]:
     """The rows, the worst first; of those that are not met, what to do."""
-    from deployments.azure.audit import LEVELS, SHOWN, WORST
+    from tasks.report.estate.audit import LEVELS, SHOWN, WORST
+    from tasks.report.estate.report import counts
 
     ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
     lines = aligned(
@@ -189,5 +209,5 @@ def _table(rows: list[Row]) -> list[str]:
         if row.verdict == "not in this export":
             result += [visible(f"    {one.text}") for one in row.findings if one.verdict == row.verdict][:1]
         result += [f"    and {len(wrong) - SHOWN:,} more, with --json or --html"] if len(wrong) > SHOWN else []
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in _counts(rows).items())
-    return [*result, f"{len(rows)} rows: {counts}"]
+    each = ", ".join(f"{number} {verdict}" for verdict, number in counts(rows).items())
+    return [*result, f"{len(rows)} rows: {each}"]

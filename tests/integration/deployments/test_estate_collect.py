@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from deployments.azure.exports import read_exports, script
+from tasks.report.estate.exports import read_exports, script
 
 pytestmark = pytest.mark.integration
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"

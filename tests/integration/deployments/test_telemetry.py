@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import limit, until
 
 from deployments.configuration.platform import PlatformConfig
-from deployments.telemetry import export
+from deployments.telemetry import export, quality
 from deployments.telemetry import instruments as of
 from deployments.telemetry.alert_rules import RULES
 from deployments.telemetry.export import Telemetry
@@ -35,8 +36,10 @@ from deployments.telemetry.runs import Ledger
 from deployments.telemetry.sinks import FileSink
 from deployments.telemetry.trace_builder import Log
 from tasks.common import process
+from tasks.registry.versions import publish
 from tasks.security.audit import acting, audit
 from tasks.storage import open_store
+from tasks.storage.manifest import Provenance
 
 ROOT = Path(__file__).parents[3]
 KEY = "11111111-2222-3333-4444-555555555555"
@@ -55,6 +58,15 @@ def settings(**telemetry):
     return PlatformConfig.model_validate(
         {"telemetry": {"metrics_seconds": 1e-6, "interval_seconds": 1e-6, **telemetry}}
     )
+
+
+def measured(here, kind, name, metrics, *, at):
+    """An artifact with figures in the store of a home."""
+    folder = here.parent / f"{kind}-{name}-{at}"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps([name, at]))
+    made = Provenance(name=name, created=datetime.fromtimestamp(at, UTC).isoformat(), metrics=metrics)
+    publish(open_store(here), folder, kind=kind, inputs=(), provenance=made)
 
 
 def told(here, **telemetry):
@@ -348,6 +360,25 @@ def test_running_stages_and_training_have_gauges_that_go_when_they_end(here):
         "headway_training_loss",
     } == set()
     assert figures(made)["headway_job_restarts_total", "train"] == 1
+
+
+def test_the_newest_figures_of_models_and_datasets_are_gauges_of_bounded_number(here, monkeypatch):
+    monkeypatch.setattr(quality, "NAMES", 2)
+    measured(here, "evaluation", "a", {"accuracy": 0.5, "seconds.of.mine": 3.0}, at=NOW)
+    measured(here, "drift", "web", {"domain_auc": 0.9, "p_value": 0.01}, at=NOW)
+    look = quality.Quality(here)
+
+    def points(now):
+        return {(*point.labels, point.value) for point in look.look(now)}
+
+    assert points(NOW) == {("a", "accuracy", 0.5), ("web", "domain_auc", 0.9), ("web", "p_value", 0.01)}
+    measured(here, "evaluation", "a", {"accuracy": 0.6}, at=NOW + 1)
+    assert ("a", "accuracy", 0.5) in points(NOW + 1), "the store is asked once a minute"
+    assert ("a", "accuracy", 0.6) in points(NOW + 61)
+    for number in range(3):
+        measured(here, "evaluation", f"b{number}", {"accuracy": 0.1}, at=NOW + 10 + number)
+    names = {point.labels[0] for point in look.look(NOW + 200) if point.instrument is of.EVALUATED}
+    assert names == {"b1", "b2"}
 
 
 def test_a_run_that_went_wrong_is_a_gauge_until_one_succeeds(here):
@@ -725,6 +756,8 @@ def everything(here, tmp_path, monkeypatch):
     )
     folders.metrics(folder, step=1, loss=2.0, tokens_per_second=10.0)
     until(lambda: (process.read_json(folder / "attempts.json") or {}).get("attempts") == 2)
+    measured(here, "evaluation", "tiny", {"accuracy": 0.5}, at=NOW)
+    measured(here, "drift", "tiny", {"domain_auc": 0.9}, at=NOW)
     firing = [{"alert": rule.name, "severity": rule.severity, "instance": "x"} for rule in RULES]
     process.write_json(here / "platform" / "alerts.json", {"firing": firing, "outbox": []})
     made = told(here, prometheus=True)

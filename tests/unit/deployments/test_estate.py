@@ -1,5 +1,6 @@
 """The estate: what its templates come to, who may do what in it, and that it is what `doctor --rights` and jobs ask for."""
 
+import datetime
 import ipaddress
 import json
 import re
@@ -19,6 +20,7 @@ from deployments.azure.settings import PRESETS, estate_of, load_estate
 from deployments.cli.main import app
 from tasks.azure.rights import FOLDER_DAYS, Uses, optional_rights, rights
 from tasks.config.files import load
+from tasks.planning.prices.book import open_book
 
 pytestmark = pytest.mark.unit
 PERSON = "00000000-0000-0000-0000-00000000000a"
@@ -302,6 +304,33 @@ def test_a_job_finds_the_cluster_the_datastore_and_the_registry_that_were_made(m
             store = stores[Datastore(config.cluster.azureml, uri).name]
             assert (store["accountName"], store["containerName"]) == (account, container)
             assert store["credentials"] == {"credentialsType": "None"}
+
+
+def test_the_first_hour_of_the_documentation_has_the_names_that_are_made(tmp_path):
+    """docs/azure.md, From templates: its estate.yaml renders, and its commands name what `connect` then writes."""
+    section = Path("docs/azure.md").read_text().partition("## From templates")[2].partition("## By hand")[0]
+    given = re.search(r"estate.yaml <<END\n(.*?)\nEND\n", section, re.DOTALL)[1]
+    given = re.sub(r"\$\(az account[^)]*\)", SUBSCRIPTION, re.sub(r"\$\(az ad[^)]*\)", PERSON, given))
+    estate = estate_of(yaml.safe_load(given), "docs/azure.md")
+    texts = files(estate)
+    made = Estate(json.loads(texts["main.json"]), {})
+    outputs = outputs_of({"outputs": {"headway": {"value": made.outputs["headway"]}}}, "a test")
+    written = settings(outputs)
+    write(tmp_path, written)
+    check(tmp_path, outputs)
+    assert set(re.findall(r"settings/([\w.]+)", section)) <= set(written)
+    assert {name for name in re.findall(r"estate/([\w.]+)", section) if name != "README.md"} <= set(texts)
+    modules = {Path(name).stem: json.loads(text) for name, text in texts.items() if name.startswith("modules/")}
+    page = readme(estate, modules, book=open_book(tmp_path), today=datetime.date(2026, 11, 29))
+    assert re.findall(r"stack sub create --name (\S+)", section) == re.findall(r"stack sub create --name (\S+)", page)
+    (cluster,) = estate.clusters
+    assert f"-c tiny -c settings/{cluster.name}.yaml" in section
+    registry = re.search(r"^  image: ([^/]*)/", written[f"{cluster.name}.yaml"], re.MULTILINE)[1]
+    config = yaml.safe_load(written[f"{cluster.name}.yaml"])
+    pushed = {f"{registry}/headway/{name}:0.1.0" for name in re.search(r"for image in ([\w -]+);", section)[1].split()}
+    assert pushed == {config["cluster"]["image"], config["deployment"]["azureml"]["image"]}
+    rights_of = {right.role for right in rights(uses_of(tmp_path, cluster.name)[1])}
+    assert rights_of <= {one.role for one in grants(estate)}
 
 
 REFUSED = {

@@ -10,22 +10,34 @@ import pytest
 from arm_template import SUBSCRIPTION, Estate
 from typer.testing import CliRunner
 
-from deployments.azure.audit import audit, failed, load_waivers, recommendations
-from deployments.azure.exports import queries, read_exports, script
-from deployments.azure.records import RECORDS, Record
 from deployments.azure.render import files
 from deployments.azure.settings import estate_of
 from deployments.cli.main import app
+from tasks.report.estate.audit import audit, failed, load_waivers, recommendations
+from tasks.report.estate.exports import queries, read_exports, script
+from tasks.report.estate.records import RECORDS, Record
+from tasks.report.estate.waivers import unnoted
+from tasks.security.audit import entries
+from tasks.storage import open_store
 
 pytestmark = pytest.mark.unit
 NOW = datetime.datetime(2026, 11, 29, tzinfo=datetime.UTC)
 LINES = {
     "iaas": [13, 15, 17, 19, 21, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43, 45, 49, 51, 53, 55, 57, 59, 63, 65, 67, 69, 71, 73, 75,
              81, 83, 87, 89, 95, 96, 104, 105, 106, 107, 115, 116, 122, 123, 129, 130, 131, 132, 138],
-    "training": [5, 18, 22, 26, 30, 34, 38],
+    "training": [5, 18, 22, 26, 30, 34, 38, 44, 45],
     "deepspeed": [27, 42, 43],
 }  # fmt: skip
 """Lines of the three texts that recommend something."""
+PRODUCTS = """
+Azure Monitor, Log Analytics, versions in storage, Azure DevOps, Entra, Azure Automation, Logic Apps, API Management,
+Defender, Advisor, Scale Sets, Application Insights Profiler, Horovod, PyTorch, Blob, SavedModel, Savings Plans, Spot,
+Managed Lustre, NetApp Files, clock, Accelerated Networking, BeeOND, ClusterStor, Megatron, NCCL, RCCL, CycleCloud, ND
+sizes, HPC image, azhpc-images, MPI, enroot, pyxis, Node Health Checks, CodeParrot, preprocess_data.py, InfiniBand,
+ACPT, DeepSpeed, LoRA, ONNX Runtime, Nebula, MII, Elastic Training, Ray, ZeRO-3, scripts for scale sets, across zones,
+rolling patches, patched by the platform, maintenance configuration, reservations
+"""
+"""Products and features that the three texts name, or how a row calls them."""
 SUB = f"/subscriptions/{SUBSCRIPTION}"
 HAPPENED = {name: Record(True, "as it must be") for name in RECORDS}
 IN_GRAPH = {
@@ -67,6 +79,8 @@ def row_of(one, machine, fixed):
             properties["virtualMachine"] = {"id": machine}
         case "Microsoft.Compute/virtualMachines":
             properties["storageProfile"]["osDisk"]["osType"] = "Linux"
+        case "Microsoft.RecoveryServices/vaults/backupFabrics/protectionContainers/protectedItems":
+            properties["protectionState"] = "Protected"
         case "Microsoft.Storage/storageAccounts/blobServices/containers":
             properties["hasImmutabilityPolicy"] = one.id.lower() in fixed
         case "Microsoft.Authorization/roleAssignments":
@@ -166,13 +180,23 @@ def test_every_recommendation_of_the_texts_has_a_row_and_something_that_answers_
     for row in recommendations():
         text, line = row.source.split()
         sources.setdefault(text, set()).add(int(line))
-        assert row.estate or row.headway or row.checks or row.left_out, row.id
+        assert row.estate or row.headway or row.left_out, row.id
         assert row.link.startswith("https://")
         assert all(check.remedy and (check.record in RECORDS or check.query in queries()) for check in row.checks), (
             row.id
         )
     assert {text: sorted(lines) for text, lines in sources.items()} == LINES
     assert len({row.id for row in recommendations()}) == len(recommendations())
+
+
+def test_every_product_of_the_texts_is_in_a_row():
+    text = " ".join(str(row.model_dump()).lower() for row in recommendations())
+    assert [one for one in " ".join(PRODUCTS.split()).split(", ") if one.lower() not in text] == []
+
+
+def test_every_row_is_judged_or_says_why_it_cannot_be():
+    for row in recommendations():
+        assert bool(row.checks) + bool(row.left_out) + bool(row.unjudged) == 1, row.id
 
 
 def test_what_is_rendered_is_met(good, tmp_path):
@@ -291,7 +315,11 @@ FAULTS = {
         {"zones/database"},
         "ZoneRedundant",
     ),
-    "no alerts": (drop("Microsoft.Insights/scheduledQueryRules"), {"health/alerts"}, "estate render"),
+    "no alerts": (
+        drop("Microsoft.Insights/scheduledQueryRules"),
+        {"health/alerts", "anomalies/rules"},
+        "estate render",
+    ),
     "nobody is told": (drop("Microsoft.Insights/actionGroups"), {"health/told"}, "action-group create"),
     "an empty action group": (
         change("Microsoft.Insights/actionGroups", "properties.emailReceivers", []),
@@ -337,7 +365,7 @@ FAULTS = {
             "1.0.0",
             {"publishingProfile": {"publishedDate": "2026-09-01T00:00:00.1234567+00:00"}},
         ),
-        {"patched/images"},
+        {"image-age/galleries"},
         "docs/containers.md",
     ),
     "a vault that can be purged": (
@@ -659,7 +687,7 @@ def test_the_script_that_collects_only_reads():
 
 
 def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
-    from deployments.azure.records import records
+    from tasks.report.estate.records import records
 
     assert {one.holds for one in records(tmp_path / "nothing").values()} == {None}
     (tmp_path / "home").mkdir()
@@ -669,13 +697,113 @@ def test_records_of_a_home_that_has_none_are_not_known(tmp_path):
 
 def test_records_of_a_home_are_read_and_get_worse_with_it(tmp_path):
     """A home that an earlier commit wrote: its champion is signed, and was revalidated too long ago."""
-    from deployments.azure.records import records
+    from tasks.report.estate.records import records
 
     with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     result = records(tmp_path)
-    assert {name for name, one in result.items() if one.holds} == {"signatures", "lineage", "qualification", "fallback"}
+    shown = {
+        "signatures",
+        "lineage",
+        "qualification",
+        "fallback",
+        "audit_log",
+        "onnx",
+        "distributed",
+        "small_model",
+        "beating",
+    }
+    shown |= {"has_tokens", "has_plan", "has_evaluation", "waiting_for_data", "engine_torch"}
+    assert {name for name, one in result.items() if one.holds} == shown
     assert {name for name, one in result.items() if one.holds is False} == {"drift", "store"}
     for path in tmp_path.glob("store/artifacts/model/*/*/manifest.json"):
         path.write_text("{}")
     assert not records(tmp_path)["signatures"].holds
+
+
+def training_in(home, name, *, metrics=(), cluster=(), execution=(), **training):
+    """A folder of a training that ended."""
+    folder = home / "jobs" / f"train-{name}"
+    (folder / "nodes/0").mkdir(parents=True)
+    (folder / "nodes/0/beat").touch()
+    given = {"engine": "torch", "network": {"layers": 2}, **training}
+    job = {"settings": {"training": given, "execution": dict(execution)}}
+    for file, value in (
+        ("job", job),
+        ("cluster", {"name": "gpu", **dict(cluster)}),
+        ("result", {"metrics": dict(metrics)}),
+    ):
+        (folder / f"{file}.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_what_trainings_show_is_met_not_met_or_not_applicable(tmp_path):
+    from tasks.report.estate.records import records
+
+    (tmp_path / "home").mkdir()
+    one = {"tokens_per_second_per_rank": 100, "data_share": 0.4, "parameters": 7_000_000_000}
+    training_in(tmp_path / "home", "a", metrics=one, cluster={"gpus_per_node": 8})
+    wrong = records(tmp_path / "home")
+    assert {name for name, one in wrong.items() if one.holds is False} == {
+        "store",
+        "scratch",
+        "waiting_for_data",
+        "small_model",
+    }
+    assert {"distributed", "nodes", "model_parallel", "lora", "offloading", "engine_megatron"} <= {
+        name for name, one in wrong.items() if not one.applies
+    }
+    more = {**one, "tokens_per_second_per_rank": 60}
+    many = {"nodes": 4, "ranks_per_node": 8, "gpus_per_node": 8, "scratch": {"folder": "/mnt"}}
+    silent = training_in(tmp_path / "home", "b", metrics=more, cluster=many)
+    (silent / "nodes/0/beat").unlink()
+    wrong = records(tmp_path / "home")
+    assert not wrong["scaling"].holds and "60%" in wrong["scaling"].why and not wrong["beating"].holds
+    assert wrong["distributed"].holds and wrong["nodes"].holds
+    execution = {"tensor_parallel": 8, "deepspeed": {"offload": "cpu"}}
+    training_in(tmp_path / "home", "c", engine="deepspeed", lora={"rank": 8}, execution=execution)
+    right = records(tmp_path / "home")
+    assert all(right[name].holds for name in ("engine_deepspeed", "lora", "model_parallel", "offloading"))
+    assert not right["engine_megatron"].applies
+
+
+def test_an_audit_log_that_somebody_changed_is_not_met(tmp_path):
+    from tasks.report.estate.records import records
+
+    with tarfile.open("tests/support/old_home/home-of-0245f4f.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "store/documents/audit/00000003.json"
+    path.write_text(path.read_text().replace('"done"', '"none"'))
+    result = records(tmp_path)["audit_log"]
+    assert result.holds is False and "entry 3" in result.why
+
+
+def test_the_command_judges_what_left_the_templates_and_has_waivers_in_the_audit_log(good, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HEADWAY_HOME", str(home))
+    store = open_store(home)
+    export = copy.deepcopy(good)
+    change(STORAGE, "properties.allowSharedKeyAccess", True)(export)
+    folder, waivers, what_if = (
+        written(tmp_path / "export", export),
+        tmp_path / "waivers.yaml",
+        tmp_path / "what-if.json",
+    )
+    waivers.write_text("- {row: access/keys, who: Ada, why: an old tool, until: 2099-01-01}")
+    command = ["estate", "audit", str(folder), "--json", "--waivers", str(waivers)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (entry,) = entries(store)
+    assert (entry.action, entry.right, entry.what) == ("waive", "override", "estate/access/keys")
+    assert entry.after == "until 2099-01-01, by Ada" and entry.reason == "an old tool"
+    assert unnoted(store, load_waivers(waivers)) == []
+    waivers.write_text("- {row: access/keys, who: Ada, why: still, until: 2199-01-01}")
+    assert len(unnoted(store, load_waivers(waivers))) == 1
+    changes = [{"resourceId": f"{SUB}/x", "changeType": "Create"}]
+    what_if.write_text(json.dumps({"status": "Succeeded", "changes": changes}))
+    ran = CliRunner().invoke(app, [*command, "--what-if", str(what_if)])
+    assert ran.exception.error.exit_code == 3 and "not as it was rendered: drifted" in str(ran.exception)
+    assert ran.exception.fields["drift"]["changes"] == [{"resource": f"{SUB}/x", "kind": "gone", "what": []}]
+    what_if.write_text(json.dumps({"changes": [{"resourceId": f"{SUB}/x", "changeType": "New"}]}))
+    ran = CliRunner().invoke(app, [*command, "--what-if", str(what_if)])
+    assert ran.exit_code == 0 and json.loads(ran.stdout)["drift"]["verdict"] == "unknown"

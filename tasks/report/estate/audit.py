@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from deployments.azure.exports import Export, Resource
-from deployments.azure.records import Record
-from deployments.azure.settings import zone_regions
 from tasks.config.base import Settings
+from tasks.report.estate.exports import Export, Resource
+from tasks.report.estate.record import Record
+from tasks.report.estate.regions import zone_regions
 
 FILE = Path(__file__).with_name("recommendations.yaml")
 Verdict = Literal["met", "not met", "not in this export", "not applicable", "waived"]
@@ -55,30 +55,36 @@ class Test(Settings):
     """What its absence means in Azure."""
     any: tuple[Test, ...] = ()
     """One of these holds."""
+    ahead: bool = False
+    """It is a time that is still to come."""
+    element: str = ""
     no_element: str = ""
-    """Path of a list of which no element is such that all of `having` hold."""
+    """Path of a list of which one element, or none, is such that all of `having` hold."""
     having: tuple[Test, ...] = ()
 
     def holds(self, row: Mapping[str, Any], *, old: bool, now: datetime.datetime) -> bool | None:
         if self.any:
             return either(one.holds(row, old=old, now=now) for one in self.any)
-        if self.no_element:
-            above_it, _, last = self.no_element.rpartition(".")
-            if not any(isinstance(one, dict) and last in one for one in values_of(row, above_it) or ()):
-                return None
-            elements = values_of(row, self.no_element) or ()
-            bad = either(
-                both(one.holds(element, old=False, now=now) for one in self.having)
-                for element in elements
-                if isinstance(element, dict)
-            )
-            return inverse(bad)
+        if self.element or self.no_element:
+            return self._holds_of_elements(row, now)
         values = [values_of(row, path) for path in self.path.split()]
         known = [one for each in values if each is not None for one in each if one not in (None, "", [], {})]
         if not known:
             unknown = all(one is None for one in values) or (old and self.absent == "fails")
             return None if unknown or self.absent == "unknown" else self.absent == "holds"
         return either(self._holds_of(one, now) for one in known)
+
+    def _holds_of_elements(self, row: Mapping[str, Any], now: datetime.datetime) -> bool | None:
+        path = self.element or self.no_element
+        above_it, _, last = path.removesuffix(".*").rpartition(".")
+        if not any(isinstance(one, dict) and last in one for one in values_of(row, above_it) or ()):
+            return None
+        one_is = either(
+            both(one.holds(element, old=False, now=now) for one in self.having)
+            for element in values_of(row, path) or ()
+            if isinstance(element, dict)
+        )
+        return one_is if self.element else inverse(one_is)
 
     def _holds_of(self, value: Any, now: datetime.datetime) -> bool | None:
         if self.equals is not None:
@@ -88,9 +94,11 @@ class Test(Settings):
         if self.port:
             first, _, last = str(value).replace("*", "0-65535").partition("-")
             return any(int(first) <= one <= int(last or first) for one in self.port) if first.isdigit() else None
-        if self.days is not None:
+        if self.days is not None or self.ahead:
             time = _time(value)
-            return None if time is None else now - time <= datetime.timedelta(days=self.days)
+            if time is None:
+                return None
+            return time >= now if self.ahead else now - time <= datetime.timedelta(days=self.days or 0)
         if self.least is not None or self.most is not None:
             number = _number(value)
             if number is None:
@@ -108,6 +116,8 @@ class Related(Settings):
     """Property with the id of what it belongs to; empty: it lies below it."""
     single: bool = False
     """There is exactly one."""
+    anywhere: bool = False
+    """One of the subscription will do, whatever it belongs to."""
     met: tuple[Test, ...] = ()
 
 
@@ -123,6 +133,12 @@ class Check(Settings):
     where: tuple[Test, ...] = ()
     unless: tuple[Related, ...] = ()
     """Resources that have one of these are passed over."""
+    only: tuple[Related, ...] = ()
+    """Resources without one of each of these are passed over."""
+    apart: str = ""
+    """Property that is not the same for all resources of a group whose names differ in a number alone."""
+    beside: str = ""
+    """Type of what must be in the same region."""
     zoned: bool = False
     """Only resources in regions with availability zones count."""
     met: tuple[Test, ...] = ()
@@ -147,6 +163,9 @@ class Recommendation(Settings):
     estate: str = ""
     headway: str = ""
     left_out: str = ""
+    """Why it is not followed, and what stands in its place."""
+    unjudged: str = ""
+    """Why neither an export nor a record can show it."""
     checks: tuple[Check, ...] = ()
 
 
@@ -222,8 +241,7 @@ def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
     if one.left_out:
         return Row(one, "not applicable", why=f"left out: {one.left_out}")
     if not one.checks:
-        by = one.headway or one.estate
-        return Row(one, "not in this export", why=f"no export and no record shows it; what does it: {by}")
+        return Row(one, "not in this export", why=f"it can only be told: {one.unjudged}")
     findings = tuple(
         _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
     )
@@ -249,19 +267,20 @@ class _Judge:
     def __init__(self, export: Export, records: Mapping[str, Record], now: datetime.datetime) -> None:
         self.export, self.records, self.now = export, records, now
         self._by: dict[tuple[str, str], tuple[dict[str, list[Resource]], bool]] = {}
+        self._values: dict[str, dict[tuple[str, str, str], list[list[Any] | None]]] = {}
 
     def findings(self, check: Check) -> list[Finding]:
         """What became of a check: what is not met and not known by resource, what is met as a whole."""
         if check.record:
             record = self.records.get(check.record) or Record(None, "no home was looked at")
-            verdict: Verdict = _verdict(record.holds)
+            verdict: Verdict = _verdict(record.holds) if record.applies else "not applicable"
             return [
                 Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))
             ]
         judged = list(self._judged(check))
         whole = check.query in self.export.complete
         if check.least_one:
-            return [self._least_one(check, [holds for _, holds in judged], whole)]
+            return [self._least_one(check, judged, whole)]
         result = [
             Finding(check.id, _verdict(holds), _told(check, one), one.id, _filled(check.remedy, one))
             for one, holds in judged
@@ -279,32 +298,57 @@ class _Judge:
             result.append(Finding(check.id, "met", f"{check.text}: all of {len(judged):,}"))
         return result
 
-    def _least_one(self, check: Check, judged: list[bool | None], whole: bool) -> Finding:
-        if True in judged:
+    def _least_one(self, check: Check, judged: list[tuple[Resource, bool | None]], whole: bool) -> Finding:
+        verdicts = [holds for _, holds in judged]
+        if True in verdicts:
             return Finding(check.id, "met", check.text)
-        if None in judged or not whole:
+        if None in verdicts or not whole:
             why = f"{check.text}: no export shows one, and the answer of the query {check.query} is not whole or lacks properties"
             return Finding(check.id, "not in this export", why)
         verdict: Verdict = "not met" if judged else check.none
-        return Finding(check.id, verdict, f"{check.text}: there is none", remedy=_unless_met(verdict, check.remedy))
+        text = f"{check.text}: " + (
+            f"none of {', '.join(one.name for one, _ in judged[:SHOWN])}" if judged else "there is none"
+        )
+        return Finding(check.id, verdict, text, remedy=_unless_met(verdict, check.remedy))
 
     def _judged(self, check: Check) -> Iterator[tuple[Resource, bool | None]]:
         """Resources that a check is about, and whether it holds of each; those of which that is not known are among them."""
         for one in self.export.having(check.type):
-            if check.zoned and str(one.body.get("location")).lower().replace(" ", "") not in _zoned():
+            if check.zoned and _region(one) not in _zoned():
                 continue
             about = both(
-                [self._all(check.where, one), *(inverse(self._related(related, one)) for related in check.unless)]
+                [
+                    self._all(check.where, one),
+                    *(inverse(self._related(related, one)) for related in check.unless),
+                    *(self._related(related, one) for related in check.only),
+                    not check.apart or len(self._alike(check, one)) > 1,
+                    not check.beside or any(True for _ in self.export.having((check.beside,))),
+                ]
             )
             if about is False:
                 continue
-            if check.forbidden or check.unknown:
-                yield one, False if check.forbidden and about else None
-                continue
-            met = self._all(check.met, one)
-            if check.related and met is not False:
-                met = both((met, self._related(check.related, one)))
+            met = False if check.forbidden else self._met(check, one)
             yield one, met if about or met else None
+
+    def _met(self, check: Check, one: Resource) -> bool | None:
+        """Whether a check holds of a resource that it is about."""
+        if check.apart:
+            values = self._alike(check, one)
+            return None if None in values else len({tuple(map(str, each or ())) for each in values}) > 1
+        if check.beside:
+            return _region(one) in {_region(each) for each in self.export.having((check.beside,))}
+        met = self._all(check.met, one)
+        if check.related and met is not False:
+            met = both((met, self._related(check.related, one)))
+        return met if met is False or not check.unknown else None
+
+    def _alike(self, check: Check, one: Resource) -> list[list[Any] | None]:
+        """What the property has for each resource whose name differs from this one's in a number alone."""
+        if check.id not in self._values:
+            values = self._values[check.id] = defaultdict(list)
+            for each in self.export.having(check.type):
+                values[_without_number(each)].append(values_of(each.body, check.apart))
+        return self._values[check.id][_without_number(one)]
 
     def _all(self, tests: Iterable[Test], one: Resource) -> bool | None:
         return both(test.holds(one.body, old=one.old, now=self.now) for test in tests)
@@ -312,12 +356,12 @@ class _Judge:
     def _related(self, related: Related, one: Resource) -> bool | None:
         """Whether a resource has one that belongs to it."""
         index, unclear = self._index(related.type, related.by)
-        own = index.get(one.id.lower(), ())
+        own = list(self.export.having((related.type,))) if related.anywhere else index.get(one.id.lower(), ())
         holds = either(self._all(related.met, each) for each in own)
         if holds or (own and (holds is None or related.single)):
             return holds
         whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
-        return False if whole and not unclear else None
+        return False if whole and (related.anywhere or not unclear) else None
 
     def _index(self, type_: str, by: str) -> tuple[dict[str, list[Resource]], bool]:
         """Resources of a type by the ids that they belong to, and whether one does not say."""
@@ -339,6 +383,15 @@ def _zoned() -> frozenset[str]:
     return frozenset(zone_regions())
 
 
+def _region(one: Resource) -> str:
+    return str(one.body.get("location")).lower().replace(" ", "")
+
+
+def _without_number(one: Resource) -> tuple[str, str, str]:
+    """Type, group and name without the number at its end: the same for machines that do the same work."""
+    return one.type, one.group.lower(), re.sub(r"[-_]?\d+$", "", one.name.lower())
+
+
 def above(id_: str) -> Iterator[str]:
     """Ids that an id lies below."""
     while "/" in id_[1:]:
@@ -353,12 +406,18 @@ def values_of(row: Mapping[str, Any], path: str) -> list[Any] | None:
     if parts[0].lower() not in names:
         return None
     values: list[Any] = [row[names[parts[0].lower()]]]
+    if values == [None] and parts[0] == "tags":
+        return []  # it was asked for, and null is how Azure says that there are none
     if len(parts) > 1 and not isinstance(values[0], dict):
         return None
     for part in parts[1:]:
         inner = [one for value in values for one in (value if isinstance(value, list) else [value])]
         values = [
-            value for one in inner if isinstance(one, dict) for key, value in one.items() if key.lower() == part.lower()
+            value
+            for one in inner
+            if isinstance(one, dict)
+            for key, value in one.items()
+            if part in ("*", key) or key.lower() == part.lower()
         ]
     return [one for value in values for one in (value if isinstance(value, list) else [value])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tasks.artifacts import parse_ref
@@ -15,20 +15,15 @@ from tasks.registry.qualifications import DAYS as QUALIFIED_DAYS
 from tasks.registry.qualifications import Stored, stored
 from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
+from tasks.report.estate.record import Record
+from tasks.report.estate.trainings import TRAININGS
+from tasks.security import audit_chain
 from tasks.security.signatures import require_signed
 from tasks.storage import open_named, open_store
 from tasks.storage.settings import load_stores
 
 DAYS = 30
 """How old the last revalidation of a champion may be."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Whether something is so (None: nothing shows it), and why."""
-
-    holds: bool | None
-    why: str
 
 
 def records(home: Path) -> dict[str, Record]:
@@ -96,8 +91,11 @@ def lineage(home: Path) -> Record:
 def qualification(home: Path) -> Record:
     """The newest one of each cluster counts."""
     newest: dict[str, Stored] = {}
-    for one in stored(open_store(home)):
+    store = open_store(home)
+    for one in stored(store):
         newest.setdefault(one.manifest.provenance.name, one)
+    if not newest and any(True for _ in store.manifests("checkpoint")):
+        return Record(False, f"models were trained, and no cluster was qualified in the last {QUALIFIED_DAYS:.0f} days")
     if not newest:
         return Record(None, f"no cluster was qualified in the last {QUALIFIED_DAYS:.0f} days")
     bad = [f"{name}: {one.verdict.verdict}" for name, one in newest.items() if one.verdict.verdict != "healthy"]
@@ -149,6 +147,53 @@ def resumed(home: Path) -> Record:
     return Record(None, "no folder of a job shows one")
 
 
+def audit_log(home: Path) -> Record:
+    checked = audit_chain.check(open_store(home))
+    if checked.broken:
+        return Record(False, f"the audit log is broken at entry {checked.broken.number}: {checked.broken.problem}")
+    return Record(bool(checked.entries) or None, f"{checked.entries:,} entries, each with the hash of the one before")
+
+
+def onnx(home: Path) -> Record:
+    """Champions that ONNX Runtime can serve; others are served by vLLM."""
+    store = open_store(home)
+    manifests = {name: store.manifest(*parse_ref(ref)) for name, ref in _champions(home).items()}
+    if not manifests:
+        return Record(None, "no model has a champion")
+    such = [
+        name
+        for name, one in manifests.items()
+        if one and any(file.path.endswith(".onnx") for file in one.content.files)
+    ]
+    return Record(True, ", ".join(such)) if such else Record(None, "no champion is of ONNX", applies=False)
+
+
+def _made(kind: str, home: Path) -> Record:
+    """An artifact of a kind is there; where models were trained without one, that is wrong."""
+    store = open_store(home)
+    for one in store.manifests(kind):
+        return Record(True, f"{kind}/{one.provenance.name}")
+    trained = any(True for _ in store.manifests("checkpoint"))
+    return Record(False if trained else None, f"there is no {kind}")
+
+
 RECORDS: dict[str, Callable[[Path], Record]] = {
-    each.__name__: each for each in (signatures, drift, lineage, qualification, backup, watch, fallback, store, resumed)
+    **{
+        each.__name__: each
+        for each in (
+            signatures,
+            drift,
+            lineage,
+            qualification,
+            backup,
+            watch,
+            fallback,
+            store,
+            resumed,
+            audit_log,
+            onnx,
+        )
+    },
+    **{f"has_{kind}": partial(_made, kind) for kind in ("tokens", "plan", "evaluation")},
+    **TRAININGS,
 }
