@@ -181,7 +181,15 @@ class PreprocessingConfig(Settings):
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the document; `messages`: records are conversations."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    chat_template: str = Field("", exclude_if=lambda template: not template)
+    """File of the chat template by which conversations become text, or the template itself; empty: the tokenizer's own."""
     heldout_fraction: float = Field(0.02, gt=0.0, lt=1.0)
     """Share of documents, chosen by the hash of their content, that training never sees."""
     shard_gib: float | None = Field(None, gt=0, exclude_if=lambda size: size is None)
     """Size of a file of the training split at most, in GiB, so that machines write files side by side; empty: one file."""
+
+    @model_validator(mode="after")
+    def _templates_are_of_conversations(self) -> PreprocessingConfig:
+        if self.chat_template and self.text_field != CONVERSATIONS:
+            raise ValueError("chat_template is for conversations: set text_field: messages, or leave it empty")
+        return self
