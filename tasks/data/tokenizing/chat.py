@@ -53,7 +53,7 @@ class ChatEncoder:
         answers = np.zeros(len(offsets), np.bool_)
         for begin, end in spans:
             answers |= (offsets[:, 0] < end) & (offsets[:, 1] > begin)
-        if not answers.any():
+        if not answers[1:].any():  # nothing stands before the first token to predict it from
             raise ValueError("no token of the conversation is of an answer: leave the record out")
         return Chat(np.array(encoding.ids, np.uint32), answers.astype(np.uint8))
 
@@ -69,6 +69,11 @@ class ChatEncoder:
         added = json.loads(self._tokenizer.rules).get("added_tokens", ())
         special = [re.escape(token["content"]) for token in added if token.get("special")]
         return re.compile(rf"(?:{'|'.join(special)})(\s+)\Z") if special else None
+
+
+def said(tokens: NDArray[np.integer[Any]], rules: str) -> str:
+    """The text of an answer's tokens, without those that are no text, as the one that ends a turn."""
+    return str(load(rules).decode(tokens.tolist(), skip_special_tokens=True))
 
 
 def open_chat(tokenizer: OpenedTokenizer, given: str = "") -> ChatEncoder:
