@@ -8,7 +8,8 @@ import torch
 from conversation_material import make_chat_base, write_chat_tokens
 from training_runs import Forks, error, last_lines, numbers, result, said_by
 
-from tasks.config.training import LoraConfig, TrainingConfig
+from tasks.config.engines.deepspeed import ds_config
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.mmididx import open_split
 from tasks.jobs.data.samples import NOT_LEARNT, batch_of, open_conversations
 
@@ -55,12 +56,16 @@ def tokens(base, tmp_path_factory):
     return write_chat_tokens(tmp_path_factory.mktemp("preprocessing") / "job", base)
 
 
-def run(launch, job, tokens, base, config=CONFIG, *, ranks=1, fault="", attempt=1, **execution):
+def run(launch, job, tokens, base, config=CONFIG, *, ranks=1, fault="", attempt=1, more=None, **execution):
     if attempt == 1:
         job.mkdir()
         settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": 3, "keep_checkpoints": 2}
         inputs = {"tokens": str(tokens), "base": str(base)}
-        spec = {"program": "tasks.jobs.train", "settings": {**settings, "execution": execution}, "inputs": inputs}
+        spec = {
+            "program": "tasks.jobs.train",
+            "settings": {**settings, "execution": execution, **(more or {})},
+            "inputs": inputs,
+        }
         (job / "config.json").write_text(json.dumps(spec))
     return launch(job, ranks=ranks, fault=fault, attempt=attempt)
 
@@ -127,6 +132,21 @@ def test_fsdp_and_adapters_give_the_same_losses_on_any_number_of_ranks(launch, t
     assert run(launch, two, tokens, base, config, ranks=2, parallel="fsdp") == [0, 0], said_by(two)
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
     assert losses(one)[-1] < losses(one)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
+    config = CONFIG.model_copy(update={"engine": "deepspeed", "micro_batch_size": 2})
+    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=stage))
+    more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
+    job = tmp_path / "job"
+    forks = Forks('import os\nos.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\n')
+    try:
+        assert run(forks, job, tokens, base, config, ranks=2, more=more) == [0, 0], said_by(job)
+    finally:
+        forks.close()
+    assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
 
 
 def test_a_kill_changes_nothing(launch, alone, tokens, base, tmp_path):
