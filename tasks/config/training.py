@@ -81,7 +81,7 @@ class TrainingConfig(Settings):
     model: Name = "model"
     """Name of the checkpoint and of the registered model."""
     objective: Literal["pretrain", "sft"] = Field("pretrain", exclude_if=lambda objective: objective == "pretrain")
-    """What is learnt: `pretrain`, every token of a stream of text; `sft`, the assistant's answers in conversations alone."""
+    """What is learned: `pretrain`, every token of a stream of text; `sft`, the assistant's answers in conversations alone."""
     engine: EngineName = "torch"
     """What trains: `torch`, our own loop; `deepspeed`, the same loop with ZeRO; `megatron`, Megatron-LM's pretrain_gpt.py."""
     network: NetworkConfig = NetworkConfig()
@@ -91,7 +91,7 @@ class TrainingConfig(Settings):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of matrix products and activations; weights and optimizer state are float32."""
     sequence_length: Positive = 256
-    """Tokens a sample; of `sft`, those of the longest conversation that is learnt: longer ones are left out, and counted."""
+    """Tokens a sample; of `sft`, those of the longest conversation that is learned: longer ones are left out, and counted."""
     mask_documents: bool = False
     """Whether attention and positions end at a document's end; else a sample is one text."""
     mixture: dict[str, float] = Field(default={})

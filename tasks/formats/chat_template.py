@@ -39,7 +39,7 @@ class ChatTemplate:
         mark = self._mark
 
         class Generation(Extension):
-            """`{% generation %}`, by which trainers mark what is learnt."""
+            """`{% generation %}`, by which trainers mark what is learned."""
 
             tags = {"generation"}  # noqa: RUF012 - as jinja2 reads it
 
@@ -60,7 +60,7 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
         self.source, self.special = source, dict(special)
         self.marks = "endgeneration" in source
-        """Whether the template says what is learnt."""
+        """Whether the template says what is learned."""
         self._length, self._marked = 0, list[tuple[int, int]]()
         try:
             self._template = environment.from_string(source)

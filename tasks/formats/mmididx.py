@@ -186,7 +186,7 @@ def open_tokens(prefix: Path) -> IndexedTokens:
 
 
 def mask_of(prefix: Path) -> Path:
-    """The dataset of uint8 beside that of conversations: 1 for a token of an answer, which is learnt, 0 for one that is read."""
+    """The dataset of uint8 beside that of conversations: 1 for a token of an answer, which is learned, 0 for one that is read."""
     return Path(f"{prefix}_mask")
 
 

@@ -124,7 +124,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def train_tokenizer(units: Sequence[Unit], config: PreprocessingConfig) -> Any:
-    """A byte-level BPE tokenizer learnt from a sample of the train split, which the documents' own hashes draw."""
+    """A byte-level BPE tokenizer learned from a sample of the train split, which the documents' own hashes draw."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -270,7 +270,7 @@ def _finish(
 
 
 def _answers(prefix: Path) -> int:
-    """Tokens of a file that are learnt."""
+    """Tokens of a file that are learned."""
     return int(map_tokens(mask_of(prefix)).sum(dtype=np.int64))
 
 

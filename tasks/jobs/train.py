@@ -40,7 +40,7 @@ from tasks.jobs.checkpoint.mirrored import terms
 from tasks.jobs.checkpoint.origins import continued_from
 from tasks.jobs.data.crossing import require_apart
 from tasks.jobs.data.samples import (
-    NOT_LEARNT,
+    NOT_LEARNED,
     Batch,
     Loader,
     Shares,
@@ -88,7 +88,7 @@ class Heldout:
         with torch.no_grad():
             for batch, counts in self._parts:
                 nats = _nats(engine.network, batch.to(engine.device)).cpu()
-                predicted = (batch.targets != NOT_LEARNT).double().sum(1)
+                predicted = (batch.targets != NOT_LEARNED).double().sum(1)
                 total += torch.stack([(nats * counts).sum(), (predicted * counts).sum()])
         engine.network.train(was_training)
         # FSDP2 keeps its outermost part gathered after a forward pass without a backward one; what is saved must be
@@ -130,7 +130,7 @@ def _nats(network: nn.Module, batch: Batch) -> Tensor:
     """Of each sample the sum over its predictions, shape [samples], in float64."""
     logits = network(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False).logits.float()
     targets = batch.targets.flatten()
-    each = nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=NOT_LEARNT, reduction="none")
+    each = nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=NOT_LEARNED, reduction="none")
     return each.view(len(batch.inputs), -1).double().sum(1)
 
 
@@ -153,7 +153,7 @@ def run(rank: Rank) -> dict[str, Any]:
     if rank.rank == 0 and (long := left_out(samples)):
         print(
             f"{long} conversations of more than training.sequence_length + 1 = {config.sequence_length + 1} tokens are left out, "
-            f"{samples.count} are learnt",
+            f"{samples.count} are learned",
             flush=True,
         )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -354,7 +354,7 @@ class Training:
         return {**position, **waited}
 
     def _conversations(self) -> dict[str, float]:
-        """How many are learnt, and how many were too long."""
+        """How many are learned, and how many were too long."""
         if self.config.objective != "sft":
             return {}
         return {"conversations": float(self.samples.count), "conversations_left_out": float(left_out(self.samples))}

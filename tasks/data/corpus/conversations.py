@@ -199,7 +199,9 @@ def _content(value: Any, number: int, role: str) -> str:
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "".join(part["text"] for part in value)
     if isinstance(value, list):
-        raise _at(number, role, "its content has parts that are no text, and only text is learnt; leave the record out")
+        raise _at(
+            number, role, "its content has parts that are no text, and only text is learned; leave the record out"
+        )
     raise _at(number, role, f"its content is {_name_of(value)}, and should be text")
 
 

@@ -58,7 +58,7 @@ class ChatEncoder:
         return Chat(np.array(encoding.ids, np.uint32), answers.astype(np.uint8))
 
     def _without_space_behind_the_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """An answer ends with its end-of-turn token: a line feed that a template writes behind that is not learnt."""
+        """An answer ends with its end-of-turn token: a line feed that a template writes behind that is not learned."""
         if self._ends is None or not (match := self._ends.search(text, begin, end)):
             return begin, end
         return begin, match.start(1)
@@ -108,8 +108,8 @@ def answers_of(
             if not whole.text.startswith(part):
                 raise ValueError(
                     f"turn {number + 1} (assistant): the chat template writes the turns up to it otherwise when more follow, so "
-                    "its answer cannot be told from the prompt: put {% generation %} and {% endgeneration %} around the answer "
-                    "in a template of your own, and name that as preprocessing.chat_template"
+                    "its answer cannot be separated from the prompt: put {% generation %} and {% endgeneration %} around the "
+                    "answer in a template of your own, and name that as preprocessing.chat_template"
                 )
         if len(behind) <= len(before):
             raise ValueError(f"turn {number + 1} (assistant): the chat template leaves it out; leave the record out")

@@ -120,7 +120,7 @@ class Draws:
 TRAIN = "train"
 
 
-NOT_LEARNT = -100
+NOT_LEARNED = -100
 """The target of a token that is only read: cross_entropy leaves it out."""
 
 
@@ -130,7 +130,7 @@ class Batch(NamedTuple):
     inputs: torch.Tensor
     """Token ids, shape [samples, length]."""
     targets: torch.Tensor
-    """The ids one token later, shape [samples, length]; NOT_LEARNT where none is to be predicted."""
+    """The ids one token later, shape [samples, length]; NOT_LEARNED where none is to be predicted."""
     positions: torch.Tensor | None = None
     """Of each token in its document, shape [samples, length]; None: samples are one text each."""
 
@@ -215,8 +215,9 @@ class Source(Protocol):
     def count(self) -> int: ...
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
-        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]. A token that is read and not learnt
-        is its complement, `~token`, which is below 0.
+        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1].
+
+        A token that is read and not learned is its complement, `~token`, which is below 0.
         """
 
     def close(self, *, done: bool) -> None:
@@ -231,7 +232,7 @@ class Conversations:
     """
 
     def __init__(self, tokens: IndexedTokens, masks: IndexedTokens, *, length: int, seed: int) -> None:
-        """`masks` is 1 where a token is learnt. Raises ValueError when no conversation fits."""
+        """`masks` is 1 where a token is learned. Raises ValueError when no conversation fits."""
         self.length, self._tokens, self._masks = length, tokens.tokens, masks.tokens
         marks = tokens.boundaries
         sizes = np.diff(marks)
@@ -268,8 +269,8 @@ class Conversations:
         """Conversations by their number among those that fit: shape [numbers, length + 1]."""
         rows = np.full((len(numbers), self.length + 1), ~0, np.int64)
         for row, start, size in zip(rows, self._starts[numbers].tolist(), self._sizes[numbers].tolist(), strict=True):
-            tokens, learnt = (part[start : start + size] for part in (self._tokens, self._masks))
-            row[:size] = np.where(learnt, tokens.astype(np.int64), ~tokens.astype(np.int64))
+            tokens, learned = (part[start : start + size] for part in (self._tokens, self._masks))
+            row[:size] = np.where(learned, tokens.astype(np.int64), ~tokens.astype(np.int64))
         return rows
 
     def close(self, *, done: bool) -> None:
@@ -351,7 +352,7 @@ def _masked(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
     """Of rows with complements: what is behind the last target of all rows is read for nothing, and left out."""
     last = int((targets >= 0).any(dim=0).nonzero().max()) + 1
     inputs, targets = inputs[:, :last], targets[:, :last]
-    return Batch(torch.where(inputs < 0, ~inputs, inputs), targets.where(targets >= 0, NOT_LEARNT))
+    return Batch(torch.where(inputs < 0, ~inputs, inputs), targets.where(targets >= 0, NOT_LEARNED))
 
 
 def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:

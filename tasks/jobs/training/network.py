@@ -18,7 +18,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tasks.config.training import TrainingConfig
-from tasks.jobs.data.samples import NOT_LEARNT, Batch
+from tasks.jobs.data.samples import NOT_LEARNED, Batch
 
 
 def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Module:
@@ -95,20 +95,22 @@ def next_token_loss(
     logits = network(input_ids=inputs, position_ids=positions, use_cache=False).logits
     reduction = "mean" if by is None else "sum"
     loss = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_LEARNT, reduction=reduction
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_LEARNED, reduction=reduction
     )
     return loss if by is None else loss / by
 
 
 def answers_a_rank(batches: Sequence[Batch], config: TrainingConfig, group: Any) -> float | None:
-    """Tokens of the global batch that are learnt, divided by the number of ranks; None where every token is. All ranks take part.
+    """Tokens of the global batch that are learned, by the number of ranks; None where every token is. All ranks take part.
 
-    A rank's summed loss divided by it, and averaged over ranks as engines do, is the mean over the learnt tokens of the global
+    A rank's summed loss divided by it, and averaged over ranks as engines do, is the mean over the learned tokens of the global
     batch, whatever part of them each rank and micro batch has: as `num_items_in_batch` makes it in transformers' trainer.
     """
     if config.objective != "sft":
         return None
-    count = torch.tensor(float(sum(int((batch.targets != NOT_LEARNT).sum()) for batch in batches)), dtype=torch.float64)
+    count = torch.tensor(
+        float(sum(int((batch.targets != NOT_LEARNED).sum()) for batch in batches)), dtype=torch.float64
+    )
     dist.all_reduce(count, group=group)
     return float(count) / dist.get_world_size(group)
 

@@ -38,7 +38,7 @@ def ran(tmp_path_factory, home):
     (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     home.ok("checkpoint", "publish", "talker", make_chat_base(folder / "talker"))
     home.ok("dataset", "publish", "chats", folder / "chats.jsonl", "--text-field", "messages")
-    return home.ok("retrain", "chats", "-c", "tiny", "--to", "evaluate", *settings())
+    return home.ok("retrain", "--dataset", "chats", "-c", "tiny", "--to", "evaluate", *settings())
 
 
 def test_broken_conversations_are_set_aside_with_turn_and_remedy(ran, home):

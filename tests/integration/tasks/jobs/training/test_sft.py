@@ -11,7 +11,7 @@ from training_runs import Forks, error, last_lines, numbers, result, said_by
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.mmididx import open_split
-from tasks.jobs.data.samples import NOT_LEARNT, batch_of, open_conversations
+from tasks.jobs.data.samples import NOT_LEARNED, batch_of, open_conversations
 
 CONFIG = TrainingConfig(
     model="chat",
@@ -186,7 +186,7 @@ def test_padding_is_read_by_no_token_and_learnt_from_none(tokens):
     assert batch.inputs.shape[1] < CONFIG.sequence_length  # cut behind the last answer of the batch
     for row, inputs, targets in zip(rows, batch.inputs, batch.targets, strict=True):
         learnt = (row[1:] >= 0).nonzero()[:, 0]
-        assert torch.equal((targets != NOT_LEARNT).nonzero()[:, 0], learnt)
+        assert torch.equal((targets != NOT_LEARNED).nonzero()[:, 0], learnt)
         assert torch.equal(targets[learnt], row[1:][learnt]) and (inputs >= 0).all()
 
 
