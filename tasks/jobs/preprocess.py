@@ -25,7 +25,7 @@ from tasks.common.process import read_json, write_json
 from tasks.config.data import CONVERSATIONS, PreprocessingConfig
 from tasks.data.corpus.inputs import Unit, cut, find_shards
 from tasks.data.corpus.reading import read_strictly
-from tasks.data.tokenizing.chat import open_chat
+from tasks.data.tokenizing.chat import open_chat, turn_ends
 from tasks.data.tokenizing.checking import require_masked, require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import SHARDED, TokenFile, token_files, write_dataset
@@ -262,6 +262,7 @@ def _finish(
             split: sum(_answers(tokens / file.name) for file in files if work.outputs[file.index][0] == split)
             for split in splits
         }
+        about["turn_ends"] = turn_ends(tokens / files[0].name, tokenizer.rules)
     if len(files) > len(splits):
         about["files"] = {split: [f.name for f in files if work.outputs[f.index][0] == split] for split in splits}
     write_json(tokens / ABOUT, about)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,13 @@ from numpy.typing import NDArray
 
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, load
 from tasks.formats.chat_template import CHAT_TEMPLATE, SETTINGS, ChatTemplate, template_of
+from tasks.formats.mmididx import map_tokens, mask_of
 
 RENDER_SECONDS = 10.0
 """For one conversation; a template that takes longer never ends."""
+
+LOOKED_AT = 1 << 20
+"""Tokens of a file in which ends of answers are looked for."""
 
 Spans = Sequence[tuple[int, int]]
 """First character, and the one behind the last."""
@@ -115,6 +120,14 @@ def answers_of(
             raise ValueError(f"turn {number + 1} (assistant): the chat template leaves it out; leave the record out")
         spans.append((len(before), len(behind)))
     return whole.text, spans
+
+
+def turn_ends(prefix: Path, rules: str) -> list[int]:
+    """The special tokens with which answers end, in the first of a file's conversations: what a model is to stop at."""
+    tokens, mask = (map_tokens(path)[:LOOKED_AT] for path in (prefix, mask_of(prefix)))
+    last = np.flatnonzero(np.diff(mask.astype(np.int8), append=0) == -1)
+    special = {token["id"] for token in json.loads(rules).get("added_tokens", ()) if token.get("special")}
+    return sorted(special & set(np.unique(tokens[last]).tolist()))
 
 
 @contextmanager

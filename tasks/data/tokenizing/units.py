@@ -22,7 +22,7 @@ import numpy as np
 from tasks.data.corpus.conversations import CONVERSATION
 from tasks.data.corpus.inputs import Shard, Unit, line_of
 from tasks.data.corpus.pool import on_processes
-from tasks.data.corpus.reading import Batch, read_strictly
+from tasks.data.corpus.reading import Batch, are_conversations, read_strictly
 from tasks.data.tokenizing.chat import ChatEncoder
 from tasks.data.tokenizing.engine import Engine, frame, require_agreement
 from tasks.data.tokenizing.splits import Splits
@@ -45,6 +45,13 @@ class Work:
     """What encodes conversations; None: documents are text."""
     immutable: bool = False
     """Whether the input is an artifact, whose files never change: machines know them by name, wherever their copies lie."""
+
+    def __post_init__(self) -> None:
+        if self.chat is None and are_conversations(self.fields):
+            raise ValueError(
+                f"the field {self.fields[0]} holds conversations, which are written by a chat template: use the stage preprocess of a "
+                "retraining, with preprocessing.text_field messages"
+            )
 
     @property
     def eod(self) -> int | None:

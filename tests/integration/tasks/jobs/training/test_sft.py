@@ -87,6 +87,7 @@ def test_tokens_and_masks_lie_side_by_side(tokens):
         rows, masks = open_split(tokens, split), open_split(tokens, split, masks=True)
         assert np.array_equal(rows.lengths, masks.lengths) and masks.tokens.dtype == np.uint8
         assert about["answers"][split] == masks.tokens[:].sum() < len(rows.tokens) / 2
+    assert about["turn_ends"] == [0]
     assert "{{ '[assistant]" in (tokens / "tokenizer" / "chat_template.jinja").read_text()
 
 

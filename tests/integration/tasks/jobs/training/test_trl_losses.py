@@ -82,11 +82,10 @@ def test_losses_are_those_of_trl(kind, base, prepared, tmp_path, capsys):
     order = [
         place for at in range(0, config.steps * config.global_batch_size) for place in source._order.at(np.array([at]))
     ]
-    template = MARKED.replace("eos_token", "'<|endoftext|>'")
     spec = {
         "base": str(base),
         "messages": [records[number]["messages"] for number in order],
-        "template": template,
+        "template": MARKED,
         "training": config.model_dump(mode="json"),
         "threads": 1,
     }
