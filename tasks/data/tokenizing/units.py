@@ -49,8 +49,8 @@ class Work:
     def __post_init__(self) -> None:
         if self.chat is None and are_conversations(self.fields):
             raise ValueError(
-                f"the field {self.fields[0]} holds conversations, which are written by a chat template: use the stage preprocess of a "
-                "retraining, with preprocessing.text_field messages"
+                f"the field {self.fields[0]} holds conversations, which are written by a chat template: use the stage "
+                "preprocess of a retraining, with preprocessing.text_field messages"
             )
 
     @property

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tasks.config.data import PreprocessingConfig
 from tasks.data.tokenizing import chat
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
+from tasks.data.tokenizing.units import Work
 
 pytestmark = pytest.mark.unit
 
@@ -128,6 +129,13 @@ def test_a_template_that_never_ends_is_ended(tokenizer, monkeypatch):
     with pytest.raises(ValueError, match=r"it takes more than 0\.2 seconds for one conversation"):
         encoded(tokenizer, loop)
     assert time.monotonic() - began < 30
+
+
+def test_conversations_are_not_written_as_plain_text(tokenizer):
+    with pytest.raises(
+        ValueError, match="the field messages holds conversations, which are written by a chat template"
+    ):
+        Work(tokenizer, ("messages",))
 
 
 def test_without_a_template_the_remedy_is_told(tokenizer):
