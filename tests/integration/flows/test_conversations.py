@@ -41,6 +41,7 @@ def ran(tmp_path_factory, home):
     return home.ok("retrain", "--dataset", "chats", "-c", "tiny", "--to", "evaluate", *settings())
 
 
+@pytest.mark.long
 def test_broken_conversations_are_set_aside_with_turn_and_remedy(ran, home):
     (quarantine,) = [ref for ref in ran.stage("validate")["outputs"] if ref.startswith("quarantine/")]
     lines = (home.folder_of(quarantine) / "files" / "quarantine.jsonl").read_text().splitlines()
@@ -54,6 +55,7 @@ def test_broken_conversations_are_set_aside_with_turn_and_remedy(ran, home):
     )
 
 
+@pytest.mark.long
 def test_answers_are_learnt_and_measured(ran):
     tokens, trained, measured = (ran.stage(name)["metrics"] for name in ("preprocess", "train", "evaluate"))
     assert tokens["train_documents"] + tokens["heldout_documents"] == 60
