@@ -3,8 +3,8 @@
     python -m benchmarks.mutants [NAME ...] [--list] [-k] [-- PYTEST ARGUMENTS]
 
 Each fault goes into a copy of the tree (what git tracks, and what is new), and the tests run there until the first one fails: the
-unit tests, then all of `make test`. That test must fail with the fault once more, alone, and pass without it: else the fault
-is UNSURE. One that no test notices SURVIVED. With either, the exit code is 1.
+unit tests, the integration tests of the fault's package, then all of `make test`. That test must fail with the fault once more,
+alone, and pass without it: else the fault is UNSURE. One that no test notices SURVIVED. With either, the exit code is 1.
 
 The faults were chosen by reading the product, without a look at the tests, one a subsystem. tests/unit/test_mutants.py says when
 the code has moved away from under one. A test that starts a process with another PYTHONPATH, or none, runs the sound tree there.
@@ -30,10 +30,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[1]
-STAGES = {
-    "unit tests": ["-m", "unit", "-n", "2"],
-    "other tests": ["-m", "not long and not soak", "-n", "4", "--dist", "loadfile"],
-}
+UNIT = ["-m", "unit", "-n", "2"]
+OTHERS = ["-m", "not long and not soak", "-n", "4", "--dist", "loadfile"]
 LEFT_OUT = "--ignore=tests/unit/test_mutants.py"
 """It compares the tree with this file, so it would notice every fault by its text."""
 PASSED, NO_TESTS = 0, 5
@@ -111,6 +109,14 @@ MUTANTS = (
         "A process whose account is called as a person in the policy has that person's rights, and shows no token."),
 )
 # fmt: on
+
+
+def stages(mutant: Mutant) -> dict[str, list[str]]:
+    """The arguments of pytest for each stage: first what most likely notices the fault, at the end all of `make test`."""
+    near = Path("tests/integration") / Path(mutant.file).parent
+    while not (ROOT / near).is_dir():
+        near = near.parent
+    return {"unit tests": UNIT, f"tests of {near}": [*OTHERS, str(near)], "all tests": OTHERS}
 
 
 def copy_tree(tree: Path, mutant: Mutant | None = None) -> Path:
@@ -192,7 +198,7 @@ def judge(mutant: Mutant, folder: Path, arguments: Sequence[str], *, where: str)
     """The verdict on a mutant (killed, SURVIVED, UNSURE), and by which test, or why."""
     say(f"{where}: the tree is copied ...", passing=True)
     tree, ran = copy_tree(folder / mutant.name, mutant), False
-    for stage, options in STAGES.items():
+    for stage, options in stages(mutant).items():
         code, test = run_tests(tree, [*options, *arguments], what=f"{where}, {stage}")
         if test:
             return confirmed(test, tree, folder / "unchanged", where=where)

@@ -153,6 +153,10 @@ COMMANDS = {
         "operations.doctor:doctor",
         "Report what is missing or broken and how to fix it; with -c, also for the backend that the configuration names.",
     ),
+    "rehearse": Row(
+        "operations.rehearse:rehearse",
+        "Make everything go wrong that goes wrong in production, in a home of its own, and check that what is promised holds.",
+    ),
     "up": Row(
         "operations.platform:up", "Start the whole platform: Prefect, MLflow, a worker, the watch, and all deployments."
     ),
@@ -287,6 +291,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "job show": ("headway job show train-1a2b3c4d",),
         "job cancel": ("headway job cancel train-1a2b3c4d --reason 'wrong data'",),
         "job logs": ("headway job logs train-1a2b3c4d --follow",),
+        "rehearse": ("headway rehearse --quick", "headway rehearse -c mine.yaml --only rank-killed"),
         "reconcile": ("headway reconcile",),
         "train-log": ("headway train-log train.log",),
     },

@@ -110,8 +110,22 @@ def state(home: Path) -> dict[str, Any]:
         "schedules": next_runs(home)[:SCHEDULES] if asked else [],
         "waiting": waiting,
         "alerts": firing(home),
+        "rehearsal": last_rehearsal(home),
         "broken_sources": bridge.problems(home),
     }
+
+
+def last_rehearsal(home: Path) -> dict[str, Any] | None:
+    """How the newest `headway rehearse` ended; None when there was none that came to its end."""
+    for path in sorted(home.glob("rehearsals/*/report.json"), reverse=True):
+        if report := process.read_json(path):
+            verdicts = [result["verdict"] for result in report["results"]]
+            counts = {
+                verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in ("passed", "failed", "not tried")
+            }
+            broken = [check["name"] for check in report["invariants"] if not check["passed"]]
+            return {"began": report["began"], **counts, "broken": broken, "report": str(path.with_name("report.html"))}
+    return None
 
 
 def addresses(home: Path) -> dict[str, Any]:
@@ -138,6 +152,10 @@ def words(fields: dict[str, Any]) -> list[str]:
     lines += [f"versions: {', '.join(f'{name} {value}' for name, value in fields['versions'].items())}"]
     lines += [f"policy: {fields['policy']['words']}"] if fields["policy"]["named"] else []
     lines += _section("waiting for an answer", [f"{w['name']}  {w['question']}  {w['url']}" for w in fields["waiting"]])
+    if rehearsal := fields["rehearsal"]:
+        counts = f"{rehearsal['passed']} passed, {rehearsal['failed']} failed, {rehearsal['not_tried']} not tried"
+        broken = "".join(f"; not so: {name}" for name in rehearsal["broken"])
+        lines += [f"rehearsal: {rehearsal['began'][:19]}, {counts}{broken}  {rehearsal['report']}"]
     lines += _section("alerts", [f"{a['summary']}" for a in fields["alerts"]])
     lines += _section("no events from", [f"{name}: {why}" for name, why in fields["broken_sources"].items()])
     runs = []

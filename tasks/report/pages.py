@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, Stric
 from markupsafe import Markup, escape
 
 from tasks.artifacts import Check
+from tasks.report import templates
 from tasks.report.data import duration, number, percent, short
 
 SIGNS = {"good": "✓", "bad": "✕", "warn": "■", "idle": "–", "unknown": "?"}
@@ -64,8 +65,9 @@ def inline(name: str) -> Callable[..., Markup]:
 
 @cache
 def _templates() -> Environment:
-    """The templates, each compiled once: what they become lies where Python keeps what it compiled of this package."""
-    folder = Path(__file__).parent / "templates"
+    """The templates, each compiled once: what they become lies where Python keeps what it compiled of their package, which
+    is made when that is imported."""
+    folder = Path(templates.__file__).parent
     compiled = folder / "__pycache__"
     kept = compiled.is_dir() and os.access(compiled, os.W_OK) and not sys.dont_write_bytecode
     environment = Environment(

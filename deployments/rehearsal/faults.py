@@ -1,0 +1,42 @@
+"""All faults, in the order in which they are injected: those that leave the endpoint asking for keys come last."""
+
+from __future__ import annotations
+
+from deployments.rehearsal.data import ArtifactFlipped, DataDrifted, SecretGiven, ShardPoisoned
+from deployments.rehearsal.fault import Fault
+from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PlatformKilled, PrefectKilled, TwoRuns
+from deployments.rehearsal.serving import CanaryFails, CanarySlow, KeyRevoked, ModelTampered, Overload, ServerKilled
+from deployments.rehearsal.training import (
+    CheckpointFlipped,
+    CheckpointTorn,
+    DiskFull,
+    EvictionNotice,
+    MachineLost,
+    RankKilled,
+    SlowMachine,
+)
+
+FAULTS: tuple[type[Fault], ...] = (
+    OrchestratorKilled,
+    LostAnswer,
+    TwoRuns,
+    PrefectKilled,
+    PlatformKilled,
+    RankKilled,
+    MachineLost,
+    CheckpointFlipped,
+    CheckpointTorn,
+    EvictionNotice,
+    DiskFull,
+    SlowMachine,
+    ArtifactFlipped,
+    ShardPoisoned,
+    DataDrifted,
+    SecretGiven,
+    ServerKilled,
+    Overload,
+    CanaryFails,
+    CanarySlow,
+    KeyRevoked,
+    ModelTampered,
+)

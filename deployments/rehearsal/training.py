@@ -1,0 +1,367 @@
+"""Faults of training and its machines: ranks, machines, checkpoints, eviction, disks, slow machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from deployments.rehearsal.fault import Fault, check, equal_losses, exits
+from deployments.rehearsal.scene import (
+    Command,
+    NotSeen,
+    Scene,
+    below,
+    checkpoints_of,
+    ended,
+    kill_all,
+    losses,
+    newest_step,
+    parent_of,
+    rank_pids,
+    reported,
+)
+from tasks.artifacts import Check
+
+
+class RankKilled(Fault):
+    name = "rank-killed"
+    what = "A rank of a training is killed with SIGKILL."
+    promise = "The job's parent starts the ranks again from the newest checkpoint, in the same submission, with the same numbers."
+
+    def inject(self, scene: Scene) -> None:
+        command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
+        rank = scene.random.choice(rank_pids(self.folder))
+        kill_all([rank])
+        self.at = newest_step(self.folder)
+        scene.mark("injected", f"killed at step {self.at}")
+        count = reported(self.folder)
+        scene.until("a step after the restart", lambda: reported(self.folder) > count + 1 or ended(command))
+        scene.mark("recovered", "trains again")
+        self.answer = command.answer()
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        yield check("submissions", job.get("submissions", 0), "1", job.get("submissions") == 1)
+        yield check("attempts", job.get("attempts", 0), "2", job.get("attempts") == 2)
+        yield repeated(scene, self.folder)
+        yield equal_losses(scene, self.folder)
+
+
+def repeated(scene: Scene, folder: Path) -> Check:
+    """Steps computed more than once: what was trained since the newest checkpoint, and the one that was being written."""
+    count = reported(folder) - len(losses(folder))
+    most = 2 * scene.interval
+    return check("steps repeated", count, f"<= {most}, two intervals between checkpoints", count <= most)
+
+
+class MachineLost(Fault):
+    name = "machine-lost"
+    what = "All processes of a training's job are killed at once, as when its machine is taken without notice."
+    promise = "The run submits the job again, which resumes from the newest checkpoint with the same numbers."
+    page = "compute.md"
+
+    def inject(self, scene: Scene) -> None:
+        command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
+        ends = "store/documents/journal/jobs/*/*/end.json"
+        known, count = scene.known(ends), reported(self.folder)
+        parent = parent_of(self.folder / "handle.json")
+        kill_all([*below(parent), parent])
+        scene.mark("injected", f"everything is killed at step {newest_step(self.folder)}")
+        self.damage(scene)
+        scene.appears(ends, known)
+        scene.mark("noticed", "the submission is closed as failed")
+        scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or ended(command))
+        scene.mark("recovered", "trains again")
+        self.answer = command.answer()
+
+    def damage(self, scene: Scene) -> None:
+        """What else happens before the training is resumed."""
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
+        resumed = job.get("resumed_from_step")
+        yield check("resumed from step", str(resumed), "> 0", bool(resumed))
+        yield equal_losses(scene, self.folder)
+
+
+class CheckpointDamaged(MachineLost):
+    """The newest checkpoint is damaged while nothing runs; `kind` says how."""
+
+    flipped: ClassVar[bool]
+    promise = "It is quarantined, and training resumes from the one before, with the same numbers."
+    page = "reliability.md#checkpoints-of-a-training-job"
+
+    def damage(self, scene: Scene) -> None:
+        committed = checkpoints_of(self.folder)
+        if len(committed) < 2:
+            raise NotSeen(
+                f"{len(committed)} checkpoint was committed before the fault, and two are needed: lower "
+                "planning.checkpoint.every_steps"
+            )
+        self.newest = committed[0].parent
+        shard = next(iter(sorted(self.newest.glob("shard-*"))))
+        data = bytearray(shard.read_bytes())
+        if self.flipped:
+            data[scene.random.randrange(len(data))] ^= 1 << scene.random.randrange(8)
+        shard.chmod(0o600)
+        shard.write_bytes(data if self.flipped else data[: len(data) // 2])
+        self.step = int(self.newest.parent.name.removeprefix("step-"))
+        done = "a bit is flipped in" if self.flipped else "the second half is missing of"
+        scene.mark("injected", f"{done} {shard.relative_to(self.folder)}")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield from super().expect(scene)
+        resumed = (self.answer.stage("train").get("job") or {}).get("resumed_from_step")
+        yield check(
+            "older than the damaged one", str(resumed), f"< {self.step}", resumed is not None and resumed < self.step
+        )
+
+
+class CheckpointFlipped(CheckpointDamaged):
+    name = "checkpoint-flipped"
+    what = "A training's machine is lost, and a bit of its newest checkpoint flips."
+    flipped = True
+
+
+class CheckpointTorn(CheckpointDamaged):
+    name = "checkpoint-torn"
+    what = "A training's machine is lost, and half of its newest checkpoint is missing."
+    flipped = False
+
+
+class EvictionNotice(Fault):
+    name = "eviction-notice"
+    what = "Azure's Scheduled Events say that the machine will be taken in 30 seconds (asked of a server of the rehearsal)."
+    promise = "Training saves a checkpoint and ends within the notice, and continues from exactly that step."
+
+    def inject(self, scene: Scene) -> None:
+        with scheduled_events() as service:
+            address = f"http://127.0.0.1:{service.server_port}/metadata/scheduledevents"
+            notices = [
+                "execution.notices.ask=true",
+                f"execution.notices.address={address}",
+                "execution.notices.every_seconds=0.1",
+            ]
+            asks = tuple(word for one in notices for word in ("--set", one))
+            command, self.folder, words = scene.training(self.name, after=scene.interval, more=asks)
+            service.events = [
+                {"EventId": "rehearsal", "EventType": "Preempt", "Resources": [], "EventStatus": "Scheduled"}
+            ]
+            began = scene.mark("injected", f"the notice comes at step {newest_step(self.folder)}")
+            scene.until(
+                "the end of the first submission", lambda: (self.folder / "exit.json").exists() or ended(command)
+            )
+            self.seconds = scene.mark("noticed", "training has saved and ended") - began
+            self.answer = command.answer()
+            if self.answer.code:
+                self.answer = scene.run(*words)
+            scene.mark("recovered", "the training has ended")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield check("seconds from the notice to the end", round(self.seconds, 1), "<= 30", self.seconds <= 30.0)
+        yield exits(self.answer, 0)
+        count = reported(self.folder) - len(losses(self.folder))
+        yield check("steps repeated", count, "0", count == 0)
+        yield equal_losses(scene, self.folder)
+
+
+class Events(BaseHTTPRequestHandler):
+    """Azure's service for Scheduled Events, which refuses who does not send its header."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Metadata") == "true"
+        body = json.dumps({"Events": self.server.events if known else []}).encode()  # type: ignore[attr-defined]
+        self.send_response(200 if known else 400)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+class EventsServer(ThreadingHTTPServer):
+    """Serves `events`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Events)
+        self.events = list[dict[str, Any]]()
+
+
+@contextmanager
+def scheduled_events() -> Iterator[EventsServer]:
+    server = EventsServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class DiskFull(Fault):
+    name = "disk-full"
+    what = "The disk with the job folders has no room left when a training saves (a small tmpfs in a namespace of its own)."
+    promise = (
+        "Training ends and reports it, nothing torn is published, and with room it is trained to the same numbers."
+    )
+    quick = False
+
+    def impossible(self, scene: Scene) -> str:
+        tried = ["unshare", "--mount", "--map-root-user", "true"]
+        done = subprocess.run(tried, capture_output=True, check=False) if shutil.which("unshare") else None
+        return (
+            ""
+            if done and not done.returncode
+            else "mounting in a namespace of its own is not allowed here (unshare --mount)"
+        )
+
+    def inject(self, scene: Scene) -> None:
+        jobs = scene.home / "jobs"
+        mount = f'mount -t tmpfs -o size=2m tmpfs "{jobs}" && exec "$@"'
+        words = scene.training_words(self.name)
+        command = scene.start(*words, prefix=("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh"))
+        scene.mark("injected", "2 MiB of room for job folders")
+        self.first = command.answer()
+        scene.mark("noticed", f"the run ended with exit code {self.first.code}")
+        self.answer = scene.run(*words)
+        scene.mark("recovered", "the same command has ended")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield check("the run without room", self.first.ended(), "exit code 4 or 6", self.first.code in (4, 6))
+        yield exits(self.answer, 0)
+        yield equal_losses(scene, Path(self.answer.stage("train")["job"]["folder"]))
+
+
+class SlowMachine(Fault):
+    name = "slow-rank"
+    what = "A rank of the benchmark gets half a core: it is stopped and let go twenty times a second."
+    promise = "The gate closes and names the rank; nothing is trained on it."
+    page = "qualification.md"
+    tries = (3.0, 3.2, 3.4)
+    """Seconds of measurement: on a busy machine the other ranks may be slowed down as much, and it is tried again."""
+
+    def inject(self, scene: Scene) -> None:
+        for seconds in self.tries:
+            self.measure(seconds, scene)
+            if self.answer.code == 3:
+                break
+        scene.mark("noticed", f"the run ended with exit code {self.answer.code}")
+
+    def measure(self, seconds: float, scene: Scene) -> None:
+        """One benchmark, with its last rank slowed down from its start."""
+        known = scene.known("jobs/benchmark-*")
+        command = scene.start("retrain", *scene.words, "--to", "benchmark", "--set", f"benchmark.seconds={seconds}")
+        folder = scene.appears("jobs/benchmark-*", known)
+        pids = scene.until("its ranks", lambda: rank_pids(folder))
+        if len(pids) < 2:
+            raise NotSeen("the benchmark has one rank, and none to compare it with")
+        self.rank = len(pids) - 1
+        scene.mark("injected", f"rank {self.rank} gets half a core")
+        throttle(pids[-1])
+        self.answer = command.answer()
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield exits(self.answer, 3)
+        checks = (self.answer.fields.get("error") or {}).get("checks", [])
+        named = [one["name"] for one in checks if f"rank {self.rank}" in one["name"]]
+        yield check("checks that name the rank", ", ".join(named) or "none", "one at least", bool(named))
+
+
+def throttle(pid: int) -> None:
+    """Half a core: stopped and let go, twenty times a second, until it ends."""
+    while True:
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            try:
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                    return
+                os.kill(pid, number)
+            except (OSError, ProcessLookupError):
+                return
+            time.sleep(0.025)
+
+
+class RandomFaults(Fault):
+    """Two to five faults in one training, at random steps; the same seed makes the same choices."""
+
+    promise = "The same command comes to the end, with the numbers of an undisturbed training, and no job runs twice."
+    quick = False
+    most_runs = 4
+    """Runs of the command after the last fault: failures in a row without a new checkpoint end a job, and a person asks again."""
+
+    def __init__(self, seed: int) -> None:
+        self.name = f"random-{seed}"  # type: ignore[misc]
+        self.what = f"Several faults in one training, one after the other, drawn by seed {seed}."  # type: ignore[misc]
+        self.random = random.Random(seed)
+
+    def inject(self, scene: Scene) -> None:
+        words = scene.training_words(self.name)
+        known = scene.known("jobs/train-*")
+        command = scene.start(*words)
+        self.folder = scene.appears("jobs/train-*", known)
+        length = len(losses(Path(scene.undisturbed("train")["job"]["folder"])))
+        for _ in range(self.random.randrange(2, 6)):
+            command = scene.start(*words) if ended(command) else command
+            self.wait(scene, command, newest_step(self.folder) + self.random.randrange(1, max(2, length // 4)))
+            if (self.folder / "result.json").exists():
+                break
+            hurt = self.random.choice((self.rank, self.machine, self.orchestrator, self.asked_to_stop, self.second_run))
+            scene.mark("injected", f"{hurt(scene, command)} at step {newest_step(self.folder)}")
+        for _ in range(self.most_runs):
+            self.answer = command.answer() if not ended(command) else scene.run(*words)
+            if not self.answer.code:
+                break
+        scene.mark("recovered", f"the last run has ended with exit code {self.answer.code}")
+
+    def wait(self, scene: Scene, command: Command, step: int) -> None:
+        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or ended(command))
+
+    def rank(self, scene: Scene, command: Command) -> str:
+        kill_all(self.random.sample(pids, 1) if (pids := rank_pids(self.folder)) else [])
+        return "a rank is killed"
+
+    def machine(self, scene: Scene, command: Command) -> str:
+        """Everything of the job; and now and then its newest checkpoint is damaged before anything reads it again."""
+        parent = parent_of(self.folder / "handle.json")
+        kill_all([*below(parent), parent] if parent else [])
+        committed = checkpoints_of(self.folder)
+        if len(committed) < 2 or self.random.random() < 0.5:
+            return "all processes of the job are killed"
+        shard = sorted(committed[0].parent.glob("shard-*"))[0]
+        data = bytearray(shard.read_bytes())
+        data[self.random.randrange(len(data))] ^= 1
+        shard.chmod(0o600)
+        shard.write_bytes(data)
+        return f"all processes of the job are killed, and a bit of {committed[0].parts[-3]} flips"
+
+    def orchestrator(self, scene: Scene, command: Command) -> str:
+        command.kill()
+        return "`headway retrain` is killed"
+
+    def asked_to_stop(self, scene: Scene, command: Command) -> str:
+        command.process.terminate()
+        command.answer()
+        return "`headway retrain` is ended with SIGTERM"
+
+    def second_run(self, scene: Scene, command: Command) -> str:
+        scene.start(*scene.training_words(self.name))
+        return "the same command is started once more"
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield exits(self.answer, 0)
+        yield equal_losses(scene, self.folder)
+        twice = list(scene.two_at_work())
+        yield check("jobs with two open submissions", ", ".join(twice) or "none", "none", not twice)
