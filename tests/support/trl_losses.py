@@ -3,7 +3,7 @@
     python trl_losses.py SPEC.json OUT.json
 
 The specification has `base` (a Hugging Face folder), `messages` (a list of conversations), `template` (with generation marks),
-`training` (our settings) and `threads`.
+`trainings` (our settings, by kind) and `threads`.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from tasks.config.training import TrainingConfig
@@ -41,11 +41,16 @@ class Trainer(SFTTrainer):
         return loss
 
 
-def main(spec, out):
-    ours = TrainingConfig.model_validate(spec["training"])
+def losses_of(spec, ours, out):
+    """The losses of each step, as computed and as logged, and norms of gradients."""
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(ours.seed)
-    network = AutoModelForCausalLM.from_pretrained(spec["base"], dtype=torch.float32, attn_implementation="sdpa")
+    shape = AutoConfig.from_pretrained(spec["base"])
+    shape.pad_token_id = (
+        None  # as ours: torch.nn.Embedding never trains the row of its padding token, which may end turns
+    )
+    options = {"config": shape, "dtype": torch.float32, "attn_implementation": "sdpa"}
+    network = AutoModelForCausalLM.from_pretrained(spec["base"], **options)
     if ours.lora.rank:
         torch.manual_seed(ours.seed)
         settings = {"r": ours.lora.rank, "lora_alpha": ours.lora.alpha, "target_modules": "all-linear"}
@@ -82,7 +87,12 @@ def main(spec, out):
     losses = [sum(trainer.parts[at : at + each]) for at in range(0, len(trainer.parts), each)]
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    out.write_text(json.dumps({"losses": losses, "logged": logged, "norms": norms}))
+    return {"losses": losses, "logged": logged, "norms": norms}
+
+
+def main(spec, out):
+    trainings = {kind: TrainingConfig.model_validate(each) for kind, each in spec["trainings"].items()}
+    out.write_text(json.dumps({kind: losses_of(spec, ours, out) for kind, ours in trainings.items()}))
 
 
 if __name__ == "__main__":

@@ -71,53 +71,58 @@ def prepared(base, tmp_path_factory):
     return [each for each in records if not splits.of(read(each)[0])], folder / "job" / "out" / "tokens"
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_losses_are_those_of_trl(kind, base, prepared, tmp_path, capsys):
-    records, tokens = prepared
+def config_of(kind):
     config = CONFIG if kind == "full" else ADAPTED
-    if os.environ.get("HEADWAY_TRL_BASE"):
-        config = config.model_copy(update=LARGE)
-    source = open_conversations(tokens, config)
+    return config.model_copy(update=LARGE) if os.environ.get("HEADWAY_TRL_BASE") else config
+
+
+@pytest.fixture(scope="module")
+def theirs(base, prepared, tmp_path_factory):
+    """The losses of trl, by kind, of the conversations in the order in which ours are drawn."""
+    records, tokens = prepared
+    source = open_conversations(tokens, CONFIG)
     assert source.count == len(records)
-    order = [
-        place for at in range(0, config.steps * config.global_batch_size) for place in source._order.at(np.array([at]))
-    ]
+    order = source._order.at(np.arange(CONFIG.steps * CONFIG.global_batch_size)).tolist()
     spec = {
         "base": str(base),
         "messages": [records[number]["messages"] for number in order],
         "template": MARKED,
-        "training": config.model_dump(mode="json"),
+        "trainings": {kind: config_of(kind).model_dump(mode="json") for kind in ("full", "lora")},
         "threads": 1,
     }
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    folder = tmp_path_factory.mktemp("trl")
+    (folder / "spec.json").write_text(json.dumps(spec))
     path = os.pathsep.join([os.environ["HEADWAY_TRL"], python_path(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     program = ROOT / "tests" / "support" / "trl_losses.py"
-    command = [sys.executable, str(program), str(tmp_path / "spec.json"), str(tmp_path / "trl.json")]
+    command = [sys.executable, str(program), str(folder / "spec.json"), str(folder / "trl.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    theirs = json.loads((tmp_path / "trl.json").read_text())["losses"]
+    return json.loads((folder / "trl.json").read_text())
 
+
+@pytest.fixture(scope="module")
+def launch():
+    forks = Forks("import peft")
+    yield forks
+    forks.close()
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_losses_are_those_of_trl(kind, base, prepared, theirs, launch, tmp_path, capsys):
+    config, (_, tokens) = config_of(kind), prepared
     job = tmp_path / "job"
     job.mkdir()
     settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": 1000, "keep_checkpoints": 2}
     inputs = {"tokens": str(tokens), "base": str(base)}
-    (job / "config.json").write_text(
-        json.dumps({"program": "tasks.jobs.train", "settings": settings, "inputs": inputs})
-    )
-    forks = Forks("import peft")
-    try:
-        assert forks(job, ranks=1) == [0], said_by(job)
-    finally:
-        forks.close()
-    ours = [values[0] for _, values in sorted(numbers(job).items())]
-    worst = max(abs(one - other) / other for one, other in zip(ours, theirs, strict=True))
+    spec = {"program": "tasks.jobs.train", "settings": settings, "inputs": inputs}
+    (job / "config.json").write_text(json.dumps(spec))
+    assert launch(job, ranks=1) == [0], said_by(job)
+    ours, expected = [values[0] for _, values in sorted(numbers(job).items())], theirs[kind]["losses"]
+    worst = max(abs(one - other) / other for one, other in zip(ours, expected, strict=True))
     with capsys.disabled():
-        shown = {
-            step: (round(ours[step - 1], 6), round(theirs[step - 1], 6))
-            for step in (1, 10, 50, 100)
-            if step <= len(ours)
-        }
+        steps = [step for step in (1, 10, 50, 100) if step <= len(ours)]
+        shown = {step: (round(ours[step - 1], 6), round(expected[step - 1], 6)) for step in steps}
         print(f"\n{kind}: {len(ours)} losses, largest relative difference {worst:.1e}; ours and trl's by step: {shown}")
-    assert len(ours) == STEPS and ours == pytest.approx(theirs, rel=1e-3)
+    assert len(ours) == STEPS and ours == pytest.approx(expected, rel=1e-3)
     assert ours[-1] < ours[0]
