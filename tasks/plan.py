@@ -96,6 +96,8 @@ def plan(
         training = training.model_copy(update={"network": shape_of(result.config)})
         vocab_size = result.vocab_size
     train_tokens = int(tokens.metrics["train_tokens"])
+    if training.objective == "sft":  # a row each, whatever its length
+        train_tokens = int(tokens.metrics["train_documents"]) * training.sequence_length
     home = home_folder("")
     past = noted(measured_on(on.name), PAST_RUNS)
     numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, home=home, past=past)

@@ -122,6 +122,7 @@ def validated(
     """The verdict on a dataset, judged against the version before it. Raises Unknown for a benchmark or a tokenizer that there is
     not, ValueError for a suite that cannot be read. A suite counts by its content, wherever its file lies."""
     tokenizer_given(current().store, preprocessing)  # used later; missed before anything is spent
+    with_template(preprocessing)
     before, benchmarks, against = (
         accepted_before(dataset),
         datasets(config.benchmarks),
@@ -139,7 +140,22 @@ def tokenized(
 ) -> Tokens:
     """The tokens of what a verdict accepted, by a base model's tokenizer or the one that is configured. Raises GateFailed."""
     tokenizer = tokenizer or tokenizer_given(current().store, config)
+    config = with_template(config)
     return preprocess(validation.require(), config, tokenizer, under=validation, on=unqualified(cluster.for_data))
+
+
+def with_template(config: PreprocessingConfig) -> PreprocessingConfig:
+    """The settings with the chat template itself, which counts by its content, wherever its file lies.
+
+    Raises ValueError where there is no such file.
+    """
+    template = config.chat_template
+    if not template or "{%" in template or "{{" in template:
+        return config
+    path = Path(template)
+    if not path.is_file():
+        raise ValueError(f"preprocessing.chat_template {template} is no file: give the path of a chat template (Jinja)")
+    return config.model_copy(update={"chat_template": path.read_text(encoding="utf-8")})
 
 
 # The base model of a run: the checkpoint that `training.base` names, and the tokenizer that its tokens must be of.

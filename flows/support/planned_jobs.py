@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from flows.retrain import chain
-from flows.support.inputs import others, resolve, tokenizer_of_base
+from flows.support.inputs import others, resolve, tokenizer_of_base, with_template
 from tasks import benchmark, evaluate, export, preprocess, train, validate
 from tasks import plan as plan_stage
 from tasks.artifacts import Artifact, Checkpoint, Cluster, Dataset, Index, Tokenizer, Tokens, parse_ref, unqualified
@@ -122,7 +122,9 @@ def _of_preprocess(result: _Found, config: RetrainConfig) -> Program:
         except Unknown:
             _, name, _ = parse_ref(base, kind="checkpoint")
             tokenizer = result.missing(Tokenizer, name, "the base model is not published")
-    return preprocess.program(result.accepted(), config.preprocessing, tokenizer, on=on_which("preprocess", config))
+    return preprocess.program(
+        result.accepted(), with_template(config.preprocessing), tokenizer, on=on_which("preprocess", config)
+    )
 
 
 def _of_train(result: _Found, config: RetrainConfig) -> Program:

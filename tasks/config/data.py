@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 
 from tasks.config.base import Fraction, Positive, Settings
 
+CONVERSATIONS = "messages"
+"""The `text_field` of conversations: what forms they may have is in tasks/data/corpus/conversations.py."""
 Rule = Literal[
     "unreadable",
     "too short",
@@ -65,7 +67,7 @@ class ValidationConfig(Settings):
     """
 
     text_field: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that holds the document."""
+    """Field of a JSON line, or column of a Parquet file, that holds the document; `messages`: records are conversations."""
     quarantine: tuple[Rule, ...] = DROPPED
     """Rules whose offenders are set aside, with the reason; what is left is a dataset version of its own."""
     only_warn: tuple[Rule, ...] = TOLD
@@ -82,6 +84,8 @@ class ValidationConfig(Settings):
     """A document shorter than this is too short."""
     max_characters: Positive = 10_000_000
     """A document longer than this is too long."""
+    max_turn_characters: Positive | None = Field(None, exclude_if=lambda most: most is None)
+    """A conversation with a longer turn is unreadable; empty: only `max_characters` holds, for all turns together."""
     max_short_share: Fraction = 0.05
     """Largest share of documents that may be too short or empty."""
     max_long_share: Fraction = 0.0
@@ -134,6 +138,15 @@ class ValidationConfig(Settings):
     """Where data may come from."""
 
     @model_validator(mode="after")
+    def _turns_are_of_conversations(self) -> ValidationConfig:
+        if self.max_turn_characters and self.text_field != CONVERSATIONS:
+            raise ValueError(
+                f"max_turn_characters {self.max_turn_characters} is about the turns of conversations: set "
+                "text_field: messages, or leave it empty"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_index_has_signatures(self) -> ValidationConfig:
         if self.index and not self.near_duplicates:
             raise ValueError(
@@ -166,9 +179,17 @@ class PreprocessingConfig(Settings):
     """From documents to Megatron token files."""
 
     text_field: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that holds the document."""
+    """Field of a JSON line, or column of a Parquet file, that holds the document; `messages`: records are conversations."""
     tokenizer: TokenizerConfig = TokenizerConfig()
+    chat_template: str = Field("", exclude_if=lambda template: not template)
+    """File of the chat template by which conversations become text, or the template itself; empty: the tokenizer's own."""
     heldout_fraction: float = Field(0.02, gt=0.0, lt=1.0)
     """Share of documents, chosen by the hash of their content, that training never sees."""
     shard_gib: float | None = Field(None, gt=0, exclude_if=lambda size: size is None)
     """Size of a file of the training split at most, in GiB, so that machines write files side by side; empty: one file."""
+
+    @model_validator(mode="after")
+    def _templates_are_of_conversations(self) -> PreprocessingConfig:
+        if self.chat_template and self.text_field != CONVERSATIONS:
+            raise ValueError("chat_template is for conversations: set text_field: messages, or leave it empty")
+        return self

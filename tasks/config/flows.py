@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.base import Name, Positive, Settings
 from tasks.config.cluster import ClusterConfig
-from tasks.config.data import PreprocessingConfig, ValidationConfig
+from tasks.config.data import CONVERSATIONS, PreprocessingConfig, ValidationConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, require_measured
 from tasks.config.licenses import LicensesConfig
@@ -61,6 +61,16 @@ def _one_text_field(config: Any) -> Any:
     return config
 
 
+def _learns_what_is_read(config: Any) -> Any:
+    field, objective = config.preprocessing.text_field, config.training.objective
+    if (field == CONVERSATIONS) != (objective == "sft"):
+        raise ValueError(
+            f"training.objective {objective} and preprocessing.text_field {field!r} do not fit: sft learns from conversations, "
+            f"which are read with validation.text_field and preprocessing.text_field {CONVERSATIONS}; pretrain learns from text"
+        )
+    return config
+
+
 StageName = Literal["validate", "preprocess", "benchmark", "plan", "train", "evaluate", "export", "deploy"]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """Those of a retraining, in their order."""
@@ -105,6 +115,12 @@ class RetrainConfig(Settings):
                     f"training.global_batch_size {self.training.global_batch_size} must be a multiple of "
                     f"training.micro_batch_size x ranks = {self.training.micro_batch_size} x {ranks // shared} = {at_once}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _conversations_are_brought(self) -> RetrainConfig:
+        if self.training.objective == "sft" and self.execution.cache_gib is not None:
+            raise ValueError("execution.cache_gib is for pretrain: conversations are brought whole, so leave it empty")
         return self
 
     @model_validator(mode="after")
@@ -164,6 +180,7 @@ class RetrainConfig(Settings):
         return self.deployment.model_copy(update={"azureml": own.model_copy(update=filled)})
 
     _one_text = model_validator(mode="after")(_one_text_field)
+    _learns = model_validator(mode="after")(_learns_what_is_read)
     _fewest = model_validator(mode="after")(_fewest_machines)
 
     @property

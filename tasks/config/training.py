@@ -80,6 +80,8 @@ class TrainingConfig(Settings):
 
     model: Name = "model"
     """Name of the checkpoint and of the registered model."""
+    objective: Literal["pretrain", "sft"] = Field("pretrain", exclude_if=lambda objective: objective == "pretrain")
+    """What is learned: `pretrain`, every token of a stream of text; `sft`, the assistant's answers in conversations alone."""
     engine: EngineName = "torch"
     """What trains: `torch`, our own loop; `deepspeed`, the same loop with ZeRO; `megatron`, Megatron-LM's pretrain_gpt.py."""
     network: NetworkConfig = NetworkConfig()
@@ -89,7 +91,7 @@ class TrainingConfig(Settings):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of matrix products and activations; weights and optimizer state are float32."""
     sequence_length: Positive = 256
-    """Tokens a sample."""
+    """Tokens a sample; of `sft`, those of the longest conversation that is learned: longer ones are left out, and counted."""
     mask_documents: bool = False
     """Whether attention and positions end at a document's end; else a sample is one text."""
     mixture: dict[str, float] = Field(default={})
@@ -124,6 +126,14 @@ class TrainingConfig(Settings):
     seed: int = Field(1234, ge=0)
     """Of the weights' initialisation and the order of samples."""
     safety: SafetyConfig = SafetyConfig()
+
+    @model_validator(mode="after")
+    def _conversations_stand_alone(self) -> TrainingConfig:
+        if self.objective == "sft" and self.mask_documents:
+            raise ValueError(
+                "training.mask_documents is for pretrain: with sft each conversation is a sample of its own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _mixture_is_one(self) -> TrainingConfig:

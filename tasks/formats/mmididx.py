@@ -185,6 +185,11 @@ def open_tokens(prefix: Path) -> IndexedTokens:
     return IndexedTokens(tokens=tokens, lengths=lengths, documents=marks)
 
 
+def mask_of(prefix: Path) -> Path:
+    """The dataset of uint8 beside that of conversations: 1 for a token of an answer, which is learned, 0 for one that is read."""
+    return Path(f"{prefix}_mask")
+
+
 def prefixes(folder: Path, split: str) -> list[Path]:
     """The datasets of a split of a tokens artifact, in order: many where `tokens.json` lists them, else one."""
     about = folder / "tokens.json"
@@ -192,9 +197,10 @@ def prefixes(folder: Path, split: str) -> list[Path]:
     return [folder / name for name in files.get(split, [f"{split}_text_document"])]
 
 
-def open_split(folder: Path, split: str) -> IndexedTokens:
-    """All datasets of a split as one; raises IntegrityError as `open_tokens` does."""
-    first, *others = [open_tokens(prefix) for prefix in prefixes(folder, split)]
+def open_split(folder: Path, split: str, *, masks: bool = False) -> IndexedTokens:
+    """All datasets of a split as one, or their `masks`; raises IntegrityError as `open_tokens` does."""
+    names = prefixes(folder, split)
+    first, *others = [open_tokens(mask_of(prefix) if masks else prefix) for prefix in names]
     if not others:
         return first
     opened = [first, *others]

@@ -85,7 +85,7 @@ def run(rank: Rank) -> dict[str, Any]:
         model=model,
         tokenizer=Tokenizer.from_file(str(rank.inputs["checkpoint"] / "tokenizer.json")),
         eod_id=encoded.eod_id,
-        opening=encoded.context,
+        opening=encoded.opening_tokens,
         context=context_of(model, rank.settings["sequence_length"]),
         heldout=heldout,
         rank=rank,
@@ -184,10 +184,11 @@ def _beside(tokens: Path, heldout: Heldout) -> dict[str, Any]:
     vocab_size = int(read_json(tokens / "tokens.json")["vocab_size"])
     stream = ngram.sampled(open_split(tokens, "train").tokens)
     fitted = ngram.fit_unigram(stream, vocab_size), ngram.fit_bigram(stream, vocab_size, eod_id=heldout.encoded.eod_id)
-    joined = np.concatenate(heldout.encoded.documents)
-    unigram, bigram = (
-        ngram.document_bits(one, joined, heldout.encoded.lengths, eod_id=heldout.encoded.context[-1]) for one in fitted
-    )
+    encoded = heldout.encoded
+    joined = np.concatenate(encoded.documents)
+    scored = None if encoded.answers is None else np.concatenate(encoded.answers)
+    first = encoded.opening_tokens[-1]
+    unigram, bigram = (ngram.document_bits(one, joined, encoded.lengths, eod_id=first, scored=scored) for one in fitted)
     return {
         "bigram_bits": _rounded(bigram),
         "unigram_bits": _rounded(unigram),

@@ -19,17 +19,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.common.process import read_json, write_json
-from tasks.config.data import PreprocessingConfig
+from tasks.config.data import CONVERSATIONS, PreprocessingConfig
 from tasks.data.corpus.inputs import Unit, cut, find_shards
 from tasks.data.corpus.reading import read_strictly
-from tasks.data.tokenizing.checking import require_sound
+from tasks.data.tokenizing.chat import open_chat, turn_ends
+from tasks.data.tokenizing.checking import require_masked, require_sound
 from tasks.data.tokenizing.engine import Choice, Disagreement, Tokenizers, choose
 from tasks.data.tokenizing.merging import SHARDED, TokenFile, token_files, write_dataset
 from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.data.tokenizing.units import Counts, Receipt, Work, encode_parallel, read_receipt, unit_bytes
-from tasks.formats.mmididx import write_blocks
+from tasks.formats.chat_template import CHAT_TEMPLATE
+from tasks.formats.mmididx import map_tokens, mask_of, write_blocks
 from tasks.jobs.node.runtime import Rank, main
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -53,11 +57,10 @@ def run(rank: Rank) -> dict[str, Any]:
     shards = find_shards([rank.inputs["dataset"]])
     units = cut(shards, unit_bytes(shards))
     tokenizer = open_tokenizer(rank.inputs.get("tokenizer") or _trained(rank, units, config))
-    work = Work(tokenizer, (config.text_field,), _splits(config), immutable=True)
-    # The fast engine, unless it gave wrong tokens in an earlier attempt of this job.
-    texts = _first_texts(units, config.text_field)
-    output = read_json(rank.folder / SLOW)
-    choice = Choice(Tokenizers(tokenizer), output["reason"]) if output else choose(tokenizer, texts)
+    chat = open_chat(tokenizer, config.chat_template) if config.text_field == CONVERSATIONS else None
+    fields = (config.text_field,)
+    work = Work(tokenizer, fields, _splits(config), append_eod=chat is None, chat=chat, immutable=True)
+    choice = _engine(rank, units, work)
     _encode(rank, units[rank.rank :: rank.world_size], work, parts, choice=choice)
     sharing = rank.world_size
     if not rank.settings.get("shared_folder", True):  # the parts of all units come to rank 0 alone
@@ -82,6 +85,15 @@ def run(rank: Rank) -> dict[str, Any]:
     while not all(_merged(file, parts).exists() for file in files):
         time.sleep(POLL_SECONDS)
     return _finish(rank, files, receipts, work, parts, engine=choice)
+
+
+def _engine(rank: Rank, units: Sequence[Unit], work: Work) -> Choice:
+    """The fast engine, unless it gave wrong tokens in an earlier attempt of this job, or does not say where a token stands."""
+    output, slow = read_json(rank.folder / SLOW), Tokenizers(work.tokenizer)
+    if work.chat:
+        return Choice(slow)
+    texts = _first_texts(units, work.fields[0])
+    return Choice(slow, output["reason"]) if output else choose(work.tokenizer, texts)
 
 
 def _trained(rank: Rank, units: Sequence[Unit], config: PreprocessingConfig) -> Path:
@@ -112,7 +124,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def train_tokenizer(units: Sequence[Unit], config: PreprocessingConfig) -> Any:
-    """A byte-level BPE tokenizer learnt from a sample of the train split, which the documents' own hashes draw."""
+    """A byte-level BPE tokenizer learned from a sample of the train split, which the documents' own hashes draw."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -210,7 +222,10 @@ def _merge(file: TokenFile, work: Work, parts: Path, *, blocks: bool) -> None:
     if _merged(file, parts).exists():
         return
     write_dataset(parts / file.name, file.index, file.receipts, work, parts)
-    require_sound(parts / file.name, work.tokenizer, eod=work.tokenizer.require_eod())
+    if work.chat:
+        require_masked(parts / file.name, work.tokenizer)
+    else:
+        require_sound(parts / file.name, work.tokenizer, eod=work.tokenizer.require_eod())
     if blocks:
         write_blocks(parts / file.name)
     _merged(file, parts).touch()
@@ -227,7 +242,8 @@ def _finish(
     tokens.mkdir(exist_ok=True)
     if not rank.inputs.get("tokenizer"):
         shutil.copytree(rank.folder / "tokenizer", rank.output / "tokenizer", dirs_exist_ok=True)
-    for name in (f"{file.name}.{ending}" for file in files for ending in ("bin", "idx", "blocks")):
+    names = [name for file in files for name in (file.name, mask_of(Path(file.name)).name)]
+    for name in (f"{name}.{ending}" for name in names for ending in ("bin", "idx", "blocks")):
         if (parts / name).exists():  # not moved yet by an attempt before this one
             os.replace(parts / name, tokens / name)
     shutil.copytree(tokenizer.path, tokens / "tokenizer", dirs_exist_ok=True)
@@ -240,6 +256,13 @@ def _finish(
         "engine": engine.engine.name,
         "splits": splits,
     }
+    if work.chat:
+        (tokens / "tokenizer" / CHAT_TEMPLATE).write_text(work.chat.template.source, encoding="utf-8")
+        about["answers"] = {
+            split: sum(_answers(tokens / file.name) for file in files if work.outputs[file.index][0] == split)
+            for split in splits
+        }
+        about["turn_ends"] = turn_ends(tokens / files[0].name, tokenizer.rules)
     if len(files) > len(splits):
         about["files"] = {split: [f.name for f in files if work.outputs[f.index][0] == split] for split in splits}
     write_json(tokens / ABOUT, about)
@@ -247,11 +270,17 @@ def _finish(
     return _metrics(about)
 
 
+def _answers(prefix: Path) -> int:
+    """Tokens of a file that are learned."""
+    return int(map_tokens(mask_of(prefix)).sum(dtype=np.int64))
+
+
 def _metrics(about: dict[str, Any]) -> dict[str, Any]:
     counts = {
         f"{split}_{name}": float(value) for split, each in about["splits"].items() for name, value in each.items()
     }
-    return {"metrics": {"vocab_size": float(about["vocab_size"]), **counts}}
+    answers = {f"{split}_answer_tokens": float(count) for split, count in about.get("answers", {}).items()}
+    return {"metrics": {"vocab_size": float(about["vocab_size"]), **counts, **answers}}
 
 
 if __name__ == "__main__":

@@ -27,17 +27,29 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from tasks.config.training import ExecutionConfig, TrainingConfig
+from tasks.data.tokenizing.chat import said
+from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.formats.mmididx import open_tokens
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.mirrored import terms
 from tasks.jobs.checkpoint.origins import continued_from
 from tasks.jobs.data.crossing import require_apart
-from tasks.jobs.data.samples import Loader, Shares, Source, positions, vocabulary
-from tasks.jobs.data.sources import open_source, source_identity
+from tasks.jobs.data.samples import (
+    NOT_LEARNED,
+    Batch,
+    Loader,
+    Shares,
+    Source,
+    batch_of,
+    open_conversations,
+    vocabulary,
+)
+from tasks.jobs.data.sources import left_out, open_source, source_identity, tokens_a_sample
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import base_ref, write_account
@@ -54,30 +66,19 @@ SPLIT = "heldout"
 
 
 class Heldout:
-    """Samples of the held-out split, spread evenly over it, and this rank's part of them."""
+    """Samples of the held-out split, spread evenly over it, and this rank's part of them: stretches of text, or conversations."""
 
-    def __init__(self, folder: Path, *, length: int, samples: int, shares: Shares, eod: int | None = None) -> None:
+    def __init__(self, folder: Path, config: TrainingConfig, *, samples: int, shares: Shares, eod: int | None) -> None:
         """`eod`: documents are masked as in training. Raises ValueError when the tokens hold out less than one sample."""
-        output = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["splits"].get(SPLIT, {})
-        path = folder / f"{SPLIT}_text_document"
-        tokens = open_tokens(path).tokens if path.with_suffix(".bin").exists() else np.zeros(0, dtype=np.int32)
-        if len(tokens) <= length:
-            raise ValueError(
-                f"the held-out split has {len(tokens)} tokens, one sample needs {length + 1}: raise "
-                "preprocessing.heldout_fraction, or leave execution.heldout_every_steps empty"
-            )
-        self.bytes_per_token = output["bytes"] / output["tokens"]
-        """Of the whole split: its text's bytes by its tokens, ends of documents among them."""
-        # Where samples begin: as many as fit without overlap, at most `samples`, spread evenly.
-        windows = (len(tokens) - 1) // length
-        count = min(samples, windows)
-        starts = [int(place) * length for place in np.linspace(0, windows - 1, count).round()]
-        rounds = math.ceil(len(starts) / shares.world_size)
+        rows, self.bytes_per_token = (_conversations if config.objective == "sft" else _stretches)(
+            folder, config, samples
+        )
+        rounds = math.ceil(len(rows) / shares.world_size)
         mine = [shares.rank + turn * shares.world_size for turn in range(rounds)]
-        rows = [tokens[starts[at % len(starts)] :][: length + 1] for at in mine]
-        self._samples = torch.from_numpy(np.stack(rows).astype(np.int64))
-        self._counts = torch.tensor([float(at < len(starts)) for at in mine], dtype=torch.float64)
-        self._at_once, self._eod = shares.micro_batch, eod
+        own = torch.from_numpy(rows[[at % len(rows) for at in mine]])
+        counts = torch.tensor([float(at < len(rows)) for at in mine], dtype=torch.float64)
+        batches = [batch_of(part, eod) for part in own.split(shares.micro_batch)]
+        self._parts = list(zip(batches, counts.split(shares.micro_batch), strict=True))
 
     def bits_per_byte(self, engine: Engine, group: Any) -> float:
         """Of the network as it is; all ranks take part, and get the same number."""
@@ -85,11 +86,10 @@ class Heldout:
         engine.network.eval()
         total = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
-            for samples, counts in zip(
-                self._samples.split(self._at_once), self._counts.split(self._at_once), strict=True
-            ):
-                nats = _nats(engine.network, samples.to(engine.device), self._eod).cpu()
-                total += torch.stack([(nats * counts).sum(), counts.sum() * (samples.shape[1] - 1)])
+            for batch, counts in self._parts:
+                nats = _nats(engine.network, batch.to(engine.device)).cpu()
+                predicted = (batch.targets != NOT_LEARNED).double().sum(1)
+                total += torch.stack([(nats * counts).sum(), (predicted * counts).sum()])
         engine.network.train(was_training)
         # FSDP2 keeps its outermost part gathered after a forward pass without a backward one; what is saved must be
         # divided.
@@ -101,12 +101,37 @@ class Heldout:
         return nats_per_token / math.log(2) / self.bytes_per_token
 
 
-def _nats(network: nn.Module, samples: Tensor, eod: int | None) -> Tensor:
+def _stretches(folder: Path, config: TrainingConfig, most: int) -> tuple[NDArray[np.int64], float]:
+    """Samples of text, as many as fit without overlap, at most so many, and bytes a token of the whole split."""
+    length = config.sequence_length
+    output = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["splits"].get(SPLIT, {})
+    path = folder / f"{SPLIT}_text_document"
+    tokens = open_tokens(path).tokens if path.with_suffix(".bin").exists() else np.zeros(0, dtype=np.int32)
+    if len(tokens) <= length:
+        raise ValueError(
+            f"the held-out split has {len(tokens)} tokens, one sample needs {length + 1}: raise "
+            "preprocessing.heldout_fraction, or leave execution.heldout_every_steps empty"
+        )
+    windows = (len(tokens) - 1) // length
+    starts = [int(place) * length for place in np.linspace(0, windows - 1, min(most, windows)).round()]
+    rows = np.stack([tokens[start:][: length + 1] for start in starts]).astype(np.int64)
+    return rows, output["bytes"] / output["tokens"]
+
+
+def _conversations(folder: Path, config: TrainingConfig, most: int) -> tuple[NDArray[np.int64], float]:
+    """Conversations, at most so many of those that fit into a sample, and bytes of text a token of their answers."""
+    held = open_conversations(folder, config, SPLIT)
+    places = np.linspace(0, held.count - 1, min(most, held.count)).round().astype(np.int64)
+    rows, rules = held.rows(places), open_tokenizer(folder / "tokenizer").rules
+    return rows, sum(len(said(row[row >= 0], rules).encode()) for row in rows) / int((rows[:, 1:] >= 0).sum())
+
+
+def _nats(network: nn.Module, batch: Batch) -> Tensor:
     """Of each sample the sum over its predictions, shape [samples], in float64."""
-    places = None if eod is None else positions(samples[:, :-1], eod)
-    logits = network(input_ids=samples[:, :-1], position_ids=places, use_cache=False).logits.float()
-    each = nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten(), reduction="none")
-    return each.view(len(samples), -1).double().sum(1)
+    logits = network(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False).logits.float()
+    targets = batch.targets.flatten()
+    each = nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=NOT_LEARNED, reduction="none")
+    return each.view(len(batch.inputs), -1).double().sum(1)
 
 
 quick_imports.done()
@@ -125,6 +150,12 @@ def run(rank: Rank) -> dict[str, Any]:
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_source(rank.inputs, config, execution)
     require_apart(rank, config, execution)
+    if rank.rank == 0 and (long := left_out(samples)):
+        print(
+            f"{long} conversations of more than training.sequence_length + 1 = {config.sequence_length + 1} tokens are left out, "
+            f"{samples.count} are learned",
+            flush=True,
+        )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     backends = own_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     repeatable(always=config.safety.repeat_every_steps is not None)
@@ -189,7 +220,7 @@ class Training:
         self.profile = Profile(rank.folder / "profile", execution, rank=rank.rank, cuda=cuda)
         flops = flops_of(self.engine.network, self.config, self.engine.parameters())
         sizes = {
-            "tokens_a_step": (self.config.global_batch_size * self.config.sequence_length),
+            "tokens_a_step": round(self.config.global_batch_size * tokens_a_sample(self.samples, self.config)),
             "steps": self.config.steps,
         }
         self.teller = Teller(self.rank, flops, device=self.engine.device, **sizes)
@@ -230,8 +261,8 @@ class Training:
     def _heldout(self) -> Heldout | None:
         if not self.execution.heldout_every_steps:
             return None
-        length, samples = self.config.sequence_length, self.execution.heldout_samples
-        return Heldout(self.tokens, length=length, samples=samples, shares=self.shares, eod=self.eod)
+        samples = self.execution.heldout_samples
+        return Heldout(self.tokens, self.config, samples=samples, shares=self.shares, eod=self.eod)
 
     def go(self) -> None:
         """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""
@@ -322,6 +353,12 @@ class Training:
         position = {"consumed": self.consumed, "samples_crc32": int(samples), "world_size": self.rank.world_size}
         return {**position, **waited}
 
+    def _conversations(self) -> dict[str, float]:
+        """How many are learned, and how many were too long."""
+        if self.config.objective != "sft":
+            return {}
+        return {"conversations": float(self.samples.count), "conversations_left_out": float(left_out(self.samples))}
+
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)
         self.teller.tell(self.step, self.meter, **values, seconds_left=left)
@@ -345,7 +382,7 @@ class Training:
         records = [record for record in last_of_each(every) if "loss" in record]  # a skipped step may have none
         figures = write_account(self.rank, self.config, records, parameters=self.engine.parameters())
         return {
-            "metrics": {**figures, **self.teller.summary(every, records)},
+            "metrics": {**figures, **self._conversations(), **self.teller.summary(every, records)},
             "time": self.teller.time(every),
             "resumed_from_step": self.resumed,
             **self.saves.told(),

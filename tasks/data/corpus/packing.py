@@ -88,8 +88,8 @@ def _require_documents(path: Path, text_field: str) -> None:
     if problem:
         raise ValueError(
             f"{path}, {problem}. Nothing was published. Correct the file; where its text is in another field, name that with "
-            "--text-field NAME, and as validation.text_field and preprocessing.text_field in the configuration; --text-field '' "
-            "publishes the files unread"
+            "--text-field NAME (conversations: messages), and as validation.text_field and "
+            "preprocessing.text_field in the configuration; --text-field '' publishes the files unread"
         )
 
 

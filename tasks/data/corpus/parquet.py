@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tasks.config.data import CONVERSATIONS
+from tasks.data.corpus import conversations
 from tasks.data.corpus.inputs import Piece, Shard
-from tasks.data.corpus.reading import text_of
+from tasks.data.corpus.reading import are_conversations, columns_of, text_of
 
 BATCH_BYTES = 8 << 20
 BATCH_ROWS = 256
@@ -49,7 +51,10 @@ def read_rows(piece: Piece, fields: tuple[str, ...]) -> Iterator[Rows]:
     file = _open(piece.shard)
     shard = piece.shard
     existing = file.schema_arrow.names
-    for name in fields:
+    wanted = fields
+    if are_conversations(fields):
+        wanted = tuple(name for name in (*conversations.FORMS, *conversations.BESIDE) if existing.count(name) == 1)
+    for name in fields if not set(wanted) & set(conversations.FORMS) else wanted:
         if existing.count(name) != 1:
             text = (
                 f"no column {name!r} (there: {', '.join(existing)[:200]})"
@@ -61,8 +66,11 @@ def read_rows(piece: Piece, fields: tuple[str, ...]) -> Iterator[Rows]:
     total = max(sum(file.metadata.row_group(group).num_rows for group in groups), 1)
     row, done = 0, 0
     try:
-        for values in _gathered(file.iter_batches(BATCH_ROWS, groups, columns=list(fields), use_threads=False), fields):
-            columns, lines, bad = _sorted_out(values, fields, row + 1)
+        for values in _gathered(file.iter_batches(BATCH_ROWS, groups, columns=list(wanted), use_threads=False), wanted):
+            if are_conversations(fields):
+                columns, lines, bad = _conversations(values, wanted, row + 1)
+            else:
+                columns, lines, bad = _sorted_out(values, fields, row + 1)
             row += len(lines) + len(bad)
             read = piece.bytes * row // total - done
             done += read
@@ -115,6 +123,25 @@ def _sorted_out(
         lines.append(number)
         for name, text in zip(fields, texts, strict=True):
             columns[name].append(text)
+    return columns, lines, bad
+
+
+def _conversations(
+    values: list[list[Any]], names: tuple[str, ...], first: int
+) -> tuple[dict[str, list[str]], list[int], list[tuple[int, str]]]:
+    """Rows that are conversations, and those that are none with the reason."""
+    columns: dict[str, list[str]] = {name: [] for name in columns_of((CONVERSATIONS,))}
+    lines: list[int] = []
+    bad: list[tuple[int, str]] = []
+    for number, row in enumerate(zip(*values, strict=True), first):
+        try:
+            texts = conversations.read(dict(zip(names, row, strict=True)))
+        except ValueError as error:
+            bad.append((number, str(error)))
+            continue
+        lines.append(number)
+        for column, text in zip(columns.values(), texts, strict=True):
+            column.append(text)
     return columns, lines, bad
 
 

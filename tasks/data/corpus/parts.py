@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.config.base import digest
-from tasks.config.data import ValidationConfig
+from tasks.config.data import CONVERSATIONS, ValidationConfig
 from tasks.data.corpus import duplicates, linking, measures, secrets
+from tasks.data.corpus.conversations import CONVERSATION, longest_turn
 from tasks.data.corpus.index import Index
 from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
 from tasks.data.corpus.measures import CLASSES, Texts
-from tasks.data.corpus.reading import Batch, read_strictly, read_unit
+from tasks.data.corpus.reading import BadLine, Batch, read_strictly, read_unit
 from tasks.data.corpus.tokens import Hashes, Words, ngrams, read_words
 
 # What is counted while a unit is read, and how long each kind of work took.
@@ -194,6 +196,8 @@ MOST_FINDINGS = 1000
 """Findings of one type that are written down; all are counted."""
 LARGEST = 16 << 20
 """Bytes of a document that its words are read from at once; only the first part makes its signature."""
+TEXT_FIELD = "text"
+"""Of a benchmark that is no conversations."""
 FORM = 2
 """Of a unit's part; one that a job of an earlier release began is made again."""
 ROW = np.dtype(
@@ -224,7 +228,8 @@ class Work:
         sets = [(name, [(s.name, s.size) for s in find_shards([path])]) for name, path in self.benchmarks.items()]
         config = self.config
         bands = duplicates.rows_per_band(config.near_duplicate_similarity) if config.near_duplicates else 0
-        return digest([FORM, shards, sets, [config.text_field, bands, self.heldout_fraction]])
+        turns = [config.max_turn_characters] if config.max_turn_characters else []
+        return digest([FORM, shards, sets, [config.text_field, bands, self.heldout_fraction, *turns]])
 
     @property
     def threshold(self) -> float | None:
@@ -249,9 +254,15 @@ class Work:
 
 
 def _benchmark(name: str, folder: Path, text_field: str) -> Iterator[list[str]]:
-    """The texts of a benchmark. Raises ValueError, naming it, when a line of it is no document."""
+    """The texts of a benchmark, beside conversations also of plain text. Raises ValueError, naming it, when a line of it is no
+    document.
+    """
     try:
-        for unit in cut(find_shards([folder])):
+        units = cut(find_shards([folder]))
+        if text_field == CONVERSATIONS and units:
+            first = next(read_unit(units[0], (text_field,)), None)
+            text_field = TEXT_FIELD if first and not first.lines else text_field
+        for unit in units:
             yield from (batch.texts for batch in read_strictly(unit, (text_field,)))
     except ValueError as error:
         raise ValueError(f"benchmark {name}: {error}; fix the file: a benchmark with a bad line is not used") from error
@@ -343,6 +354,8 @@ def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:
             batch = next(batches, None)
         if batch is None:
             return
+        if most := work.config.max_turn_characters:
+            batch = _without_long_turns(batch, most)
         shard = work.numbers[batch.piece.shard.path]
         tally = counts.shards.setdefault(shard, Tally())
         if batch.piece is not piece:
@@ -358,6 +371,25 @@ def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:
         )
         tally.unreadable += len(batch.bad)
         counts.read += batch.bytes
+
+
+def _without_long_turns(batch: Batch, most: int) -> Batch:
+    """The batch with conversations that have a turn of more than `most` characters among what is bad."""
+    longest = [longest_turn(conversation) for conversation in batch.columns[CONVERSATION]]
+    long = [
+        BadLine(
+            line,
+            f"turn {number} ({role}): it has {size} characters, more than validation.max_turn_characters {most}; shorten it, "
+            "leave the record out, or raise that",
+            b"",
+        )
+        for line, (size, number, role) in zip(batch.lines, longest, strict=True)
+        if size > most
+    ]
+    fits = [size <= most for size, _, _ in longest]
+    columns = {name: list(compress(column, fits)) for name, column in batch.columns.items()}
+    bad = sorted([*batch.bad, *long], key=lambda one: one.line)
+    return replace(batch, columns=columns, lines=list(compress(batch.lines, fits)), bad=bad)
 
 
 def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:

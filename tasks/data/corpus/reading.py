@@ -19,6 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from tasks.config.data import CONVERSATIONS
+from tasks.data.corpus import conversations
+from tasks.data.corpus.conversations import CONVERSATION
 from tasks.data.corpus.inputs import LINE_LIMIT, Piece, Unit, line_of
 
 if sys.version_info >= (3, 14):
@@ -108,9 +111,8 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
         # Whether every line begins with `{` and ends with `}`: then no value spans two lines, and `count` values are
         # one each. msgspec passes over blank lines and takes two values of one line, which would put documents on
         # wrong lines.
-        if len(block) <= LINE_LIMIT and (
-            block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1
-        ):
+        plain = len(block) <= LINE_LIMIT and not are_conversations(fields)
+        if plain and block.startswith(b"{") and block.endswith((b"}", b"}\n")) and block.count(b"}\n{") == count - 1:
             # Raise UnicodeDecodeError for what is not UTF-8: msgspec does not look into the fields that it leaves
             # out.
             if not block.isascii():
@@ -123,7 +125,7 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
                 return Decoded(columns, list(range(first, first + count)))
     except (msgspec.DecodeError, ValueError, RecursionError):
         pass
-    result = Decoded({name: [] for name in fields}, [])
+    result = Decoded({name: [] for name in columns_of(fields)}, [])
     for number, line in enumerate(_lines(block), first):
         try:
             texts = _texts(line, fields)
@@ -131,9 +133,19 @@ def decode(block: bytearray, fields: tuple[str, ...], first: int) -> Decoded:
             result.bad.append((number, str(error), bytes(line[:KEPT])))
             continue
         result.lines.append(number)
-        for name, text in zip(fields, texts, strict=True):
+        for name, text in zip(result.columns, texts, strict=True):
             result.columns[name].append(text)
     return result
+
+
+def are_conversations(fields: tuple[str, ...]) -> bool:
+    """Whether records are read as conversations: by the name of their field."""
+    return fields == (CONVERSATIONS,)
+
+
+def columns_of(fields: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns of a batch: one a field, and beside the text of conversations they themselves."""
+    return (*fields, CONVERSATION) if are_conversations(fields) else fields
 
 
 @lru_cache(maxsize=8)
@@ -165,6 +177,12 @@ def _texts(line: memoryview, fields: tuple[str, ...]) -> list[str]:
         text = str(line, "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start} of the line: {error.reason}; give it decoded") from error
+    if are_conversations(fields):
+        try:
+            record = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            record = _value(text)
+        return list(conversations.read(record))
     try:
         row = _decoder(fields).decode(text)
         return [getattr(row, f"f{index}") for index in range(len(fields))]
@@ -270,7 +288,7 @@ class Batch:
 
     piece: Piece
     columns: dict[str, list[str]]
-    """Texts by field, all of one length."""
+    """Texts by field, all of one length. Of conversations, they themselves are the column CONVERSATION."""
     lines: list[int]
     """Where each document stands: from 1 within the piece."""
     bytes: int
@@ -366,6 +384,8 @@ def _read_text(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:
     """A plain file is one document, whatever the field is called."""
     shard, data = piece.shard, b""
     try:
+        if are_conversations(fields):
+            raise ValueError("a plain file is no conversation; give JSON lines or Parquet, or leave it out")
         if shard.size > LINE_LIMIT:
             raise ValueError(f"a document of more than {LINE_LIMIT >> 20} MiB; split it")
         data = shard.path.read_bytes()
@@ -374,9 +394,9 @@ def _read_text(piece: Piece, fields: tuple[str, ...]) -> Iterator[Batch]:
         raise ValueError(f"{shard.name}: cannot be read: {error}; give a sound file") from error
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start}: {error.reason}; give it decoded, or leave it out"
-        yield Batch(piece, {name: [] for name in fields}, [], shard.size, [BadLine(1, reason, data[:KEPT])])
+        yield Batch(piece, {name: [] for name in columns_of(fields)}, [], shard.size, [BadLine(1, reason, data[:KEPT])])
     except ValueError as error:
-        yield Batch(piece, {name: [] for name in fields}, [], shard.size, [BadLine(1, str(error), b"")])
+        yield Batch(piece, {name: [] for name in columns_of(fields)}, [], shard.size, [BadLine(1, str(error), b"")])
     else:
         yield Batch(piece, {name: [text] for name in fields}, [1], shard.size)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tasks.common.errors import IntegrityError
 from tasks.data.tokenizing.engine import AWKWARD, Tokenizers
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer
-from tasks.formats.mmididx import read_header, stream_index
+from tasks.formats.mmididx import mask_of, read_header, stream_index
 
 SAMPLES = 16
 SAMPLE_TOKENS = 4000
@@ -93,6 +93,21 @@ def require_sound(prefix: Path, tokenizer: OpenedTokenizer, *, eod: int | None) 
         for sample in held.samples:
             _require_round_trip(prefix, sample, tokenizer, reference=reference, eod=eod)
     return held
+
+
+def require_masked(prefix: Path, tokenizer: OpenedTokenizer) -> None:
+    """Check conversations that were just written: index and sizes of tokens and masks, and that every one has an answer.
+
+    Raises IntegrityError naming what does not fit.
+    """
+    look(prefix, largest=tokenizer.vocab_size)
+    for tokens, masks in zip(stream_index(prefix), stream_index(mask_of(prefix)), strict=True):
+        if not np.array_equal(tokens.lengths, masks.lengths):
+            raise IntegrityError(f"{mask_of(prefix)}.idx: a conversation has another length than in {prefix}.idx")
+        mask = _mapped(Path(f"{mask_of(prefix)}.bin"), np.dtype(np.uint8))
+        for start, length in zip(masks.starts.tolist(), masks.lengths.tolist(), strict=True):
+            if not mask[start : start + length].any():
+                raise IntegrityError(f"{mask_of(prefix)}.bin: a conversation has no answer, at token {start}")
 
 
 def _require_round_trip(

@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.common.errors import IntegrityError
 from tasks.data.corpus.inputs import Unit
-from tasks.data.tokenizing.units import Counts, Receipt, Work, part_files, read_receipt
-from tasks.formats.mmididx import write_index
+from tasks.data.tokenizing.units import Counts, Receipt, Work, mask_file, part_files, read_receipt
+from tasks.formats.mmididx import mask_of, write_index
 
 COPY_BYTES = 4 << 20
 SHARDED = "train"
@@ -138,7 +140,7 @@ def _merge_one(index: int, receipts: Sequence[Receipt], work: Work, parts: Path,
 
 
 def write_dataset(prefix: Path, index: int, receipts: Sequence[Receipt], work: Work, parts: Path) -> None:
-    """The parts of some units, of one of Work.outputs, as `PREFIX.bin` and `PREFIX.idx`."""
+    """The parts of some units, of one of Work.outputs, as `PREFIX.bin` and `PREFIX.idx`; of conversations with their masks."""
     files = [part_files(parts, receipt.key, index) for receipt in receipts]
     with open(f"{prefix}.bin", "wb") as out:
         for source, _ in files:
@@ -147,6 +149,14 @@ def write_dataset(prefix: Path, index: int, receipts: Sequence[Receipt], work: W
         os.fsync(out.fileno())
     header = write_index(Path(f"{prefix}.idx"), [lengths for _, lengths in files], work.tokenizer.dtype)
     counts = sum((receipt.counts[index] for receipt in receipts), Counts())
+    if work.chat:
+        masked = mask_of(prefix)
+        with open(f"{masked}.bin", "wb") as out:
+            for receipt in receipts:
+                with open(mask_file(parts, receipt.key, index), "rb") as file:
+                    shutil.copyfileobj(file, out, COPY_BYTES)
+            os.fsync(out.fileno())
+        write_index(Path(f"{masked}.idx"), [lengths for _, lengths in files], np.dtype(np.uint8))
     if (header.documents, header.sequences) != (counts.documents, counts.sequences):
         raise IntegrityError(f"{parts}: the lengths of {prefix.name} are not those that the receipts count")
 

@@ -17,9 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tasks.data.corpus.inputs import Shard, Unit
+import numpy as np
+
+from tasks.data.corpus.conversations import CONVERSATION
+from tasks.data.corpus.inputs import Shard, Unit, line_of
 from tasks.data.corpus.pool import on_processes
-from tasks.data.corpus.reading import Batch, read_strictly
+from tasks.data.corpus.reading import Batch, are_conversations, read_strictly
+from tasks.data.tokenizing.chat import ChatEncoder
 from tasks.data.tokenizing.engine import Engine, frame, require_agreement
 from tasks.data.tokenizing.splits import Splits
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer
@@ -37,8 +41,17 @@ class Work:
     fields: tuple[str, ...] = ("text",)
     splits: Splits = field(default_factory=Splits)
     append_eod: bool = True
+    chat: ChatEncoder | None = None
+    """What encodes conversations; None: documents are text."""
     immutable: bool = False
     """Whether the input is an artifact, whose files never change: machines know them by name, wherever their copies lie."""
+
+    def __post_init__(self) -> None:
+        if self.chat is None and are_conversations(self.fields):
+            raise ValueError(
+                f"the field {self.fields[0]} holds conversations, which are written by a chat template: use the stage "
+                "preprocess of a retraining, with preprocessing.text_field messages"
+            )
 
     @property
     def eod(self) -> int | None:
@@ -57,6 +70,7 @@ class Work:
             "fields": list(self.fields),
             "splits": list(self.splits.fractions),
             "append_eod": self.append_eod,
+            **({"chat": [self.chat.template.source, self.chat.template.special]} if self.chat else {}),
         }
 
 
@@ -102,8 +116,13 @@ def unit_key(unit: Unit, work: Work) -> str:
 
 
 def part_files(parts: Path, key: str, output: int) -> tuple[Path, Path]:
-    """Where a unit's tokens and the lengths of its documents (int32) lie."""
+    """Where a unit's tokens and the lengths of its documents (int32) lie; of conversations, a mask beside them: `mask_file`."""
     return parts / f"{key}.{output}.bin", parts / f"{key}.{output}.len"
+
+
+def mask_file(parts: Path, key: str, output: int) -> Path:
+    """Where it lies which of a unit's tokens are of answers (uint8), of conversations."""
+    return parts / f"{key}.{output}.mask"
 
 
 def read_receipt(unit: Unit, work: Work, parts: Path) -> Receipt | None:
@@ -114,12 +133,14 @@ def read_receipt(unit: Unit, work: Work, parts: Path) -> Receipt | None:
         receipt = Receipt(
             key, tuple(Counts(**counts) for counts in output["counts"]), output["bytes_read"], output["engine"]
         )
+        masks = [mask_file(parts, key, i).stat().st_size for i in range(len(receipt.counts))] if work.chat else []
         sizes = [[path.stat().st_size for path in part_files(parts, key, i)] for i in range(len(receipt.counts))]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     width = work.tokenizer.dtype.itemsize
     whole = [[counts.tokens * width, counts.documents * 4] for counts in receipt.counts]
-    return receipt if sizes == whole and len(whole) == len(work.outputs) else None
+    masked = not work.chat or masks == [counts.tokens for counts in receipt.counts]
+    return receipt if masked and sizes == whole and len(whole) == len(work.outputs) else None
 
 
 def encode_unit(
@@ -135,10 +156,14 @@ def encode_unit(
     read = 0
     with ExitStack() as stack:
         files: list[list[IO[bytes]]] = [
-            [stack.enter_context(open(path, "wb")) for path in part_files(parts, key, i)] for i in range(len(counts))
+            [
+                stack.enter_context(open(path, "wb"))
+                for path in (*part_files(parts, key, i), *([mask_file(parts, key, i)] if work.chat else []))
+            ]
+            for i in range(len(counts))
         ]
         for number, batch in enumerate(read_strictly(unit, work.fields)):
-            if number == 0:
+            if number == 0 and not work.chat:
                 require_agreement(engine, work.tokenizer, batch.texts)
             added = _encode(batch, work, engine=engine, files=files)
             counts = [before + more for before, more in zip(counts, added, strict=True)]
@@ -153,6 +178,8 @@ def encode_unit(
 
 
 def _encode(batch: Batch, work: Work, *, engine: Engine, files: list[list[IO[bytes]]]) -> list[Counts]:
+    if work.chat:
+        return _encode_chats(batch, work, work.chat, files=files)
     first = batch.columns[work.fields[0]]
     sides = [work.splits.of(text) for text in first] if len(work.splits.names) > 1 else None
     added = []
@@ -162,6 +189,24 @@ def _encode(batch: Batch, work: Work, *, engine: Engine, files: list[list[IO[byt
         if sides is not None:
             texts = [text for text, at in zip(texts, sides, strict=True) if at == side]
         added.append(_append(texts, work, engine=engine, files=files[index]))
+    return added
+
+
+def _encode_chats(batch: Batch, work: Work, chat: ChatEncoder, *, files: list[list[IO[bytes]]]) -> list[Counts]:
+    """Conversations, by the hash of their text in their split. Raises ValueError that names shard and line."""
+    added = [Counts()] * len(files)
+    for line, text, conversation in zip(batch.lines, batch.texts, batch.columns[CONVERSATION], strict=True):
+        try:
+            encoded = chat.encode(conversation)
+        except ValueError as error:
+            shard, line = batch.piece.shard.name, line_of(batch.piece, line)
+            raise ValueError(f"{shard}:{line}: {error}") from error
+        side = work.splits.of(text)
+        tokens, lengths, mask = files[side]
+        tokens.write(encoded.tokens.astype(work.tokenizer.dtype).data)
+        lengths.write(np.int32(len(encoded.tokens)).data)
+        mask.write(encoded.answers.data)
+        added[side] += Counts(1, 1, len(encoded.tokens), len(text.encode()))
     return added
 
 

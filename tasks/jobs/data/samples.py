@@ -1,4 +1,5 @@
-"""What training reads: samples of fixed length out of one long stream of tokens, in an order that a seed decides; and the loader.
+"""What training reads: samples of fixed length out of one long stream of tokens, or conversations one by one, in an order that a
+seed decides; and the loader.
 
 Which samples a step uses depends on the seed and on the number of samples consumed before it, and on nothing else: not
 on the number of ranks, of restarts, or of the step: a place in the order is the number of samples before it, and the order
@@ -24,8 +25,9 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from tasks.common.errors import IntegrityError
 from tasks.config.training import TrainingConfig
-from tasks.formats.mmididx import map_tokens, prefixes, remote_files
+from tasks.formats.mmididx import IndexedTokens, map_tokens, open_split, prefixes, remote_files
 
 UNITS = 1 << 22
 """Shares are rounded to so many parts, so that 2^40 places count exactly in 64 bits."""
@@ -118,13 +120,17 @@ class Draws:
 TRAIN = "train"
 
 
+NOT_LEARNED = -100
+"""The target of a token that is only read: cross_entropy leaves it out."""
+
+
 class Batch(NamedTuple):
     """Samples that a rank computes at once."""
 
     inputs: torch.Tensor
     """Token ids, shape [samples, length]."""
     targets: torch.Tensor
-    """The ids one token later, shape [samples, length]."""
+    """The ids one token later, shape [samples, length]; NOT_LEARNED where none is to be predicted."""
     positions: torch.Tensor | None = None
     """Of each token in its document, shape [samples, length]; None: samples are one text each."""
 
@@ -209,10 +215,66 @@ class Source(Protocol):
     def count(self) -> int: ...
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
-        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
+        """The `size` samples that follow the first `consumed` ones: shape [size, length + 1].
+
+        A token that is read and not learned is its complement, `~token`, which is below 0.
+        """
 
     def close(self, *, done: bool) -> None:
         """Nothing is read any more; with `done`, not by another start of this job either."""
+
+
+class Conversations:
+    """One corpus of conversations, each a sample by itself: nothing attends to, or wraps into, another one.
+
+    It is padded at its end, which causal attention sees from no token of it: neither a mask nor positions of its own are needed.
+    Those of more than `length` + 1 tokens are left out whole.
+    """
+
+    def __init__(self, tokens: IndexedTokens, masks: IndexedTokens, *, length: int, seed: int) -> None:
+        """`masks` is 1 where a token is learned. Raises ValueError when no conversation fits."""
+        self.length, self._tokens, self._masks = length, tokens.tokens, masks.tokens
+        marks = tokens.boundaries
+        sizes = np.diff(marks)
+        fit = (sizes > 1) & (sizes <= length + 1)
+        self._starts, self._sizes = marks[:-1][fit], sizes[fit]
+        self.left_out = int(len(sizes) - fit.sum())
+        """Conversations that are too long."""
+        if not len(self._sizes):
+            raise ValueError(
+                f"the shortest of {len(sizes)} conversations has {sizes.min(initial=0)} tokens, and a sample has room for "
+                f"sequence_length + 1 = {length + 1}: raise training.sequence_length"
+            )
+        self._order = Order(seed, len(self._sizes))
+
+    @property
+    def count(self) -> int:
+        """Conversations an epoch."""
+        return self._order.count
+
+    @property
+    def mean_size(self) -> float:
+        """Tokens a conversation that are read."""
+        return float(self._sizes.mean()) - 1
+
+    def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
+        """The `size` conversations that follow the first `consumed` ones, over epochs: as Source.batch has it."""
+        return self.at(np.arange(consumed, consumed + size, dtype=np.int64))
+
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The conversation at each place of the order: shape [places, length + 1]."""
+        return self.rows(self._order.at(places))
+
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Conversations by their number among those that fit: shape [numbers, length + 1]."""
+        rows = np.full((len(numbers), self.length + 1), ~0, np.int64)
+        for row, start, size in zip(rows, self._starts[numbers].tolist(), self._sizes[numbers].tolist(), strict=True):
+            tokens, learned = (part[start : start + size] for part in (self._tokens, self._masks))
+            row[:size] = np.where(learned, tokens.astype(np.int64), ~tokens.astype(np.int64))
+        return rows
+
+    def close(self, *, done: bool) -> None:
+        """The maps go with the process."""
 
 
 class Samples:
@@ -275,12 +337,22 @@ class Shares:
     def micro_batches(self, samples: Source, consumed: int, *, eod: int | None = None) -> list[Batch]:
         """This rank's part of the batch after `consumed` samples; with `eod`, positions begin anew at every document."""
         mine = torch.from_numpy(samples.batch(consumed + self.rank * self.samples, self.samples))
-        return [_batch(part, eod) for part in mine.split(self.micro_batch)]
+        return [batch_of(part, eod) for part in mine.split(self.micro_batch)]
 
 
-def _batch(rows: torch.Tensor, eod: int | None) -> Batch:
-    inputs = rows[:, :-1]
-    return Batch(inputs, rows[:, 1:], None if eod is None else positions(inputs, eod))
+def batch_of(rows: torch.Tensor, eod: int | None) -> Batch:
+    """Rows as Source.batch gives them; with `eod`, positions begin anew at every document."""
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    if (rows < 0).any():
+        return _masked(inputs, targets)
+    return Batch(inputs, targets, None if eod is None else positions(inputs, eod))
+
+
+def _masked(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
+    """Of rows with complements: what is behind the last target of all rows is read for nothing, and left out."""
+    last = int((targets >= 0).any(dim=0).nonzero().max()) + 1
+    inputs, targets = inputs[:, :last], targets[:, :last]
+    return Batch(torch.where(inputs < 0, ~inputs, inputs), targets.where(targets >= 0, NOT_LEARNED))
 
 
 def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
@@ -306,6 +378,17 @@ def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = N
             f"{config.sequence_length + 1}: give more text, or lower training.sequence_length"
         )
     return Samples(tokens, length=config.sequence_length, seed=config.seed)
+
+
+def open_conversations(folder: Path, config: TrainingConfig, split: str = TRAIN) -> Conversations:
+    """A split of a tokens folder of conversations, mapped into memory.
+
+    Raises ValueError when none fits, IntegrityError when an index does not fit, or a mask its tokens.
+    """
+    tokens, masks = open_split(folder, split), open_split(folder, split, masks=True)
+    if not np.array_equal(tokens.lengths, masks.lengths):
+        raise IntegrityError(f"{folder}: the masks of the {split} split are of other conversations than its tokens")
+    return Conversations(tokens, masks, length=config.sequence_length, seed=config.seed)
 
 
 def chained(streams: Sequence[Stream]) -> Stream:

@@ -7,6 +7,7 @@ See docs/training.md, "Data".
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -30,12 +31,14 @@ from tasks.formats.mmididx import BLOCK, map_tokens, prefixes, read_header, remo
 from tasks.jobs.data.samples import (
     TRAIN,
     Chain,
+    Conversations,
     Draws,
     Mapped,
     Samples,
     Source,
     Stream,
     chained,
+    open_conversations,
     open_samples,
     tokens_identity,
     vocabulary,
@@ -245,14 +248,14 @@ TOKENIZER = "tokenizer/tokenizer.json"
 class Mixture:
     """Samples of several corpora, each in its own order, drawn by shares."""
 
-    def __init__(self, corpora: Sequence[Samples], shares: Sequence[float]) -> None:
-        self._corpora, self._draws = corpora, Draws(shares)
+    def __init__(self, corpora: Sequence[Samples | Conversations], shares: Sequence[float]) -> None:
+        self.corpora, self._draws = corpora, Draws(shares)
         self._length = corpora[0].length
 
     @property
     def count(self) -> int:
         """Samples of all corpora; a corpus whose share is above its part of them comes again before all were seen."""
-        return sum(corpus.count for corpus in self._corpora)
+        return sum(corpus.count for corpus in self.corpora)
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
         """The `size` samples that follow the first `consumed` ones: shape [size, length + 1]."""
@@ -260,11 +263,11 @@ class Mixture:
         rows = np.empty((size, self._length + 1), np.int64)
         for number in np.unique(corpus).tolist():
             mine = corpus == number
-            rows[mine] = self._corpora[number].at(places[mine])
+            rows[mine] = self.corpora[number].at(places[mine])
         return rows
 
     def close(self, *, done: bool) -> None:
-        for corpus in self._corpora:
+        for corpus in self.corpora:
             corpus.close(done=done)
 
 
@@ -275,14 +278,45 @@ def open_source(inputs: Mapping[str, Path], config: TrainingConfig, execution: E
     an index that does not fit its tokens.
     """
     folders = corpora(inputs, config)
+    for folder in folders:
+        require_objective(folder, config)
     for folder in folders[1:]:
         require_same_tokenizer(folders[0], folder)
     shares = list(shares_by_name(config).values()) if config.mixture else [1.0]
-    opened = [
-        open_samples(folder, config, _stream(folder, config, execution, of=len(folders), share=share / sum(shares)))
+    opened: list[Samples | Conversations] = [
+        open_conversations(folder, config)
+        if config.objective == "sft"
+        else open_samples(
+            folder, config, _stream(folder, config, execution, of=len(folders), share=share / sum(shares))
+        )
         for folder, share in zip(folders, shares, strict=True)
     ]
     return Mixture(opened, shares) if config.mixture else opened[0]
+
+
+def require_objective(folder: Path, config: TrainingConfig) -> None:
+    """Raise ValueError unless tokens are of what the run learns from: conversations with masks, or text."""
+    masked = "answers" in json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    if masked == (config.objective == "sft"):
+        return
+    what, other = ("conversations", "sft") if masked else ("text", "pretrain")
+    raise ValueError(
+        f"the tokens are of {what}, and training.objective is {config.objective}: set it to {other}, or preprocess other data "
+        "(preprocessing.text_field messages makes tokens of conversations)"
+    )
+
+
+def left_out(source: Source) -> int:
+    """Conversations that are longer than a sample, over all corpora; 0 of text."""
+    parts = source.corpora if isinstance(source, Mixture) else [source]
+    return sum(part.left_out for part in parts if isinstance(part, Conversations))
+
+
+def tokens_a_sample(source: Source, config: TrainingConfig) -> float:
+    """Tokens that are read of a sample, padding left out; of a mixture the mean of its corpora."""
+    parts = source.corpora if isinstance(source, Mixture) else [source]
+    sizes = [part.mean_size if isinstance(part, Conversations) else config.sequence_length for part in parts]
+    return sum(sizes) / len(sizes)
 
 
 def _stream(folder: Path, config: TrainingConfig, execution: ExecutionConfig, *, of: int, share: float) -> Stream:

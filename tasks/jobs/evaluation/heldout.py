@@ -18,28 +18,42 @@ from transformers import PreTrainedTokenizerFast
 from tasks.common.process import read_json
 from tasks.config.evaluation import EvaluationConfig
 from tasks.data.tokenizing.tokenizer import around
-from tasks.formats.mmididx import open_tokens
+from tasks.formats.mmididx import mask_of, open_tokens
 from tasks.formats.model_folder import store_opening
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Documents as one tokenizer's ids, each with the end-of-document id last."""
+    """Documents as one tokenizer's ids, each with the end-of-document id last; or conversations, as a template writes them."""
 
     documents: list[NDArray[np.int64]]
     """Without what the tokenizer puts before a document."""
     eod_id: int
     opening: tuple[int, ...] = ()
     """What the tokenizer puts before a document; empty for most."""
+    answers: list[NDArray[np.bool_]] | None = None
+    """Of conversations, which tokens are of answers: they alone are scored. None: all are."""
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the first token of a document is predicted from; it is not scored."""
+        """What the first token of a document is predicted from; it is not scored. Of a conversation nothing stands before it."""
+        return self.opening_tokens if self.answers is None else ()
+
+    @property
+    def opening_tokens(self) -> tuple[int, ...]:
+        """What a text opens with, that a model is to go on with."""
         return self.opening or (self.eod_id,)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.array([len(document) for document in self.documents], dtype=np.int64)
+
+    @property
+    def scored(self) -> NDArray[np.int64]:
+        """Tokens of each document that are scored."""
+        if self.answers is None:
+            return self.lengths
+        return np.array([np.count_nonzero(answers[1:]) for answers in self.answers], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class Heldout:
 
     texts: list[str]
     byte_counts: NDArray[np.int64]
-    """UTF-8 bytes of each document, shape [documents]."""
+    """UTF-8 bytes of each document, of a conversation those of its answers, shape [documents]."""
     encoded: Encoded
     """By the tokens' own tokenizer."""
     available: int = 0
@@ -68,8 +82,11 @@ def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True
     A document's hash does not depend on its place, so every part of the split has its share. Where a `verdict` rests on them,
     ValueError when they are too few; else there may be none.
     """
+    about = read_json(tokens / "tokens.json")
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer" / "tokenizer.json"))
-    before, after = around(tokenizer)
+    chats = "answers" in about
+    before, after = ((), ()) if chats else around(tokenizer)
+    eod = 0 if chats else 1  # the token at a document's end that is no text
     indexed = open_tokens(tokens / HELDOUT)
     places = list(pairwise(indexed.boundaries.tolist()))
     hashes = [hashlib.sha256(indexed.tokens[start:end].tobytes()).digest() for start, end in places]
@@ -79,9 +96,9 @@ def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True
         start, end = places[number]
         if left < config.max_bytes * FULL:
             break
-        if end - start > left + len(before) + len(after) + 1:  # a token is a byte at least
+        if end - start > left + len(before) + len(after) + eod and not chats:  # a token is a byte at least
             continue
-        ids = indexed.tokens[start + len(before) : end - 1 - len(after)]
+        ids = indexed.tokens[start + len(before) : end - eod - len(after)]
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         size = len(text.encode())
         if size <= left:
@@ -99,11 +116,16 @@ def read_heldout(tokens: Path, config: EvaluationConfig, *, verdict: bool = True
             )
     documents = [indexed.tokens[places[n][0] + len(before) : places[n][1]].astype(np.int64) for n in numbers]
     read = sum(places[n][1] - places[n][0] for n in numbers)
-    eod_id = int(read_json(tokens / "tokens.json")["eod_id"])
+    sizes, answers = [drawn[number][1] for number in numbers], None
+    if chats:
+        masks = open_tokens(mask_of(tokens / HELDOUT)).tokens
+        answers = [masks[slice(*places[n])].astype(np.bool_) for n in numbers]
+        own = (ids[learnt].tolist() for ids, learnt in zip(documents, answers, strict=True))
+        sizes = [len(tokenizer.decode(ids, skip_special_tokens=True).encode()) for ids in own]
     return Heldout(
         texts=[drawn[number][0] for number in numbers],
-        byte_counts=np.array([drawn[number][1] for number in numbers], dtype=np.int64),
-        encoded=Encoded(documents, eod_id, before),
+        byte_counts=np.array(sizes, dtype=np.int64),
+        encoded=Encoded(documents, int(about["eod_id"]), before, answers),
         available=len(places),
         share=read / max(len(indexed.tokens), 1),
     )
@@ -114,6 +136,11 @@ def encode_for(checkpoint: Path, tokens: Path, heldout: Heldout) -> Encoded:
     path = checkpoint / "tokenizer.json"
     if path.read_bytes() == (tokens / "tokenizer" / "tokenizer.json").read_bytes():
         return heldout.encoded
+    if heldout.encoded.answers is not None:
+        raise ValueError(
+            f"{checkpoint} has another tokenizer than the held-out conversations, whose answers are measured in their tokens: "
+            "preprocess the conversations with this model's tokenizer, or compare models of one tokenizer"
+        )
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -107,18 +107,24 @@ def absolute_discount(counts: NDArray[np.integer]) -> float:
 
 
 def document_bits(
-    model: Ngram, tokens: NDArray[np.integer], lengths: NDArray[np.integer], *, eod_id: int
+    model: Ngram,
+    tokens: NDArray[np.integer],
+    lengths: NDArray[np.integer],
+    *,
+    eod_id: int,
+    scored: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
     """Bits of each document, shape [documents]: `tokens` joins them, `lengths` counts the tokens of each.
 
-    The first token of a document is predicted from `eod_id`.
+    The first token of a document is predicted from `eod_id`. `scored` says which tokens count; None: all do.
     """
     first = (np.cumsum(lengths) - lengths)[lengths > 0]
     contexts = np.empty_like(tokens)
     contexts[1:] = tokens[:-1]
     contexts[first] = eod_id
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    return np.bincount(owner, weights=model.bits(tokens, contexts), minlength=len(lengths)).astype(np.float64)
+    bits = model.bits(tokens, contexts) if scored is None else np.where(scored, model.bits(tokens, contexts), 0.0)
+    return np.bincount(owner, weights=bits, minlength=len(lengths)).astype(np.float64)
 
 
 def _interpolated_with_uniform(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -162,6 +162,8 @@ def longest(encoded: Encoded, context: int) -> int:
 
 def joined(encoded: Encoded, positions: int) -> Encoded | None:
     """Documents one behind the other, cut into rows of so many positions; None where they do not fill one."""
+    if encoded.answers is not None:
+        return None  # a conversation is read by itself
     whole, length = np.concatenate(encoded.documents), positions - len(encoded.context) + 1
     rows = min(len(whole) // length, MOST_ROWS)
     if not rows:
@@ -322,7 +324,7 @@ def add_up(encoded: Encoded, units: Sequence[Sequence[Window]], parts: Iterable[
             f"the model gives no finite probability to {int((~np.isfinite(bits)).sum())} of {len(bits)} held-out "
             "documents: its weights are broken; train again with a lower training.learning_rate"
         )
-    return Scored(bits=bits, tokens=encoded.lengths, correct=correct, certainty=certainty, positions=positions)
+    return Scored(bits=bits, tokens=encoded.scored, correct=correct, certainty=certainty, positions=positions)
 
 
 @torch.inference_mode()
@@ -338,10 +340,13 @@ def _scores(
     shape = (len(batch), batch[0].length)
     inputs, targets = np.full(shape, encoded.eod_id), np.full(shape, NOT_SCORED)
     for row, window in enumerate(batch):
-        read = np.concatenate((encoded.context, encoded.documents[window.document]))
+        read = np.concatenate((np.array(encoded.context, np.int64), encoded.documents[window.document]))
+        wanted = read
+        if encoded.answers is not None:
+            wanted = np.where(encoded.answers[window.document], read, NOT_SCORED)
         first = max(window.scored_from, len(encoded.context) - 1)
         inputs[row, : window.length] = read[window.start : window.end]
-        targets[row, first - window.start : window.length] = read[first + 1 : window.end + 1]
+        targets[row, first - window.start : window.length] = wanted[first + 1 : window.end + 1]
     inputs, targets = torch.from_numpy(inputs), torch.from_numpy(targets)
     device = getattr(model, "device", "cpu")
     entries = [_told(logits, targets[:, part].to(device)) for part, logits in logits_in_parts(model, inputs.to(device))]

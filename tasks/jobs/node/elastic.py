@@ -59,11 +59,13 @@ class Groups:
 
 
 def fingerprint(batches: Iterable[Batch]) -> float:
-    """A sum over samples of the CRC-32 of their tokens: of a global batch it is the same however ranks divide it.
+    """A sum over samples of the CRC-32 of their tokens, without padding: of a global batch the same however ranks divide it.
 
     Exact in float64 for up to 2^21 samples: each is below 2^32, and integers below 2^53 are exact.
     """
-    return float(sum(zlib.crc32(row.numpy().tobytes()) for batch in batches for row in batch.inputs.contiguous()))
+    rows = (row for batch in batches for row in zip(batch.inputs, batch.targets, strict=True))
+    ends = ((inputs, int((targets >= 0).nonzero()[-1]) + 1) for inputs, targets in rows)
+    return float(sum(zlib.crc32(inputs[:end].contiguous().numpy().tobytes()) for inputs, end in ends))
 
 
 def newcomers_seed(seed: int, step: int, rank: int) -> int:

@@ -12,12 +12,12 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import onnxruntime_genai as genai
 
+from tasks.formats.chat_template import template_of
 from tasks.formats.model_folder import opening_of
 from tasks.jobs.serving.decoder import Decoder, entropy
 from tasks.jobs.serving.runtime import Ask, Contents, Ending, Unfit, read_contents, require_text
@@ -110,92 +110,6 @@ def _begun(text: str, word: str) -> int:
     return next((count for count in range(longest, 0, -1) if word.startswith(text[len(text) - count :])), 0)
 
 
-# A conversation as the text that a model was tuned on, by the chat template of its tokenizer.
-#
-# The template is rendered as Transformers renders it (transformers/utils/chat_template_utils.py), in jinja2's sandbox:
-# it reads no file, and reaches nothing of Python's. It belongs to the model that was signed. One that never ends is
-# ended with its process, as a model that hangs (model_process.py).
-
-
-CHAT_TEMPLATE = "chat_template.jinja"
-CONVERSATION_CHARACTERS = 4_000_000
-"""Of a conversation as text; beyond, nothing is encoded."""
-
-
-class ChatTemplate:
-    """A compiled template."""
-
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        """`special` are the texts of special tokens by name, as `bos_token`. Raises ValueError for what is no template."""
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        class Generation(Extension):
-            """`{% generation %}`, by which trainers mark what is learnt: here it changes nothing."""
-
-            tags = {"generation"}  # noqa: RUF012 - as jinja2 reads it
-
-            def parse(self, parser: Parser) -> list[nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-        self._special = dict(special)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise ValueError(f"the chat template cannot be read: {error}") from error
-
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """The text of a conversation up to where the model answers. Raises Unfit for one that the template refuses."""
-        parts, length = [], 0
-        try:
-            for part in self._template.generate(messages=messages, add_generation_prompt=True, **self._special):
-                parts.append(part)
-                length += len(part)
-                if length > CONVERSATION_CHARACTERS:
-                    raise Unfit(f"the conversation has more than {CONVERSATION_CHARACTERS} characters: shorten it")
-        except Unfit:
-            raise
-        except Exception as error:  # whatever a template of somebody else's does
-            raise Unfit(f"the model's chat template refuses these messages: {error}") from error
-        return "".join(parts)
-
-
-def template_of(contents: Contents) -> ChatTemplate | None:
-    """The chat template among the files of a model; None without one. Raises ValueError for one that cannot be read."""
-    settings = json.loads(contents.get("tokenizer_config.json", b"{}"))
-    source = contents[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in contents else settings.get("chat_template")
-    if isinstance(source, list):  # several by name, as older releases of Transformers wrote them
-        source = next((each["template"] for each in source if each.get("name") == "default"), None)
-    if not source:
-        return None
-    special = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
-    return ChatTemplate(source, {name: value for name, value in special.items() if value})
-
-
-def _text(value: Any) -> str:
-    """A special token, which may be an object with its text in it."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else ""
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> None:
-    raise Unfit(message)
-
-
 genai.disable_telemetry_events()
 PROBE = "a"
 __all__ = ["ByteLevelText", "Completion", "Generation", "entropy"]
@@ -249,7 +163,11 @@ class Generation:
         """Tokens of a conversation, by the model's chat template, which also writes what opens a document. Raises Unfit."""
         if self._template is None:
             raise Unfit("this model has no chat template: ask POST /v1/completions")
-        return self._fitting(self._inside(self._template.render(messages)))
+        try:
+            text = self._template.render(messages).text
+        except ValueError as error:
+            raise Unfit(str(error)) from error
+        return self._fitting(self._inside(text))
 
     def _inside(self, text: str) -> list[int]:
         """Tokens of a text, without those that the tokenizer puts before each by itself."""

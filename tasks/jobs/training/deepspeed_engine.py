@@ -34,7 +34,7 @@ from tasks.jobs.data.samples import Batch, Shares
 from tasks.jobs.node.elastic import newcomers_seed
 from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.metrics_logger import Meter
-from tasks.jobs.training.network import adamw, next_token_loss, parameter_count
+from tasks.jobs.training.network import adamw, answers_a_rank, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import own_device, recompute
 from tasks.jobs.training.starting import starting_network, write_network
 
@@ -295,11 +295,14 @@ class DeepspeedEngine:
 
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        with meter.part("communication"):
+            answers = answers_a_rank(batches, self.setting.training, self.setting.group)
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
                 existing = batch.to(self.device)
                 self.engine.set_gradient_accumulation_boundary(number == len(batches))
-                loss = next_token_loss(self.engine, *existing) / len(batches)
+                loss = next_token_loss(self.engine, *existing, by=answers)
+                loss = loss if answers else loss / len(batches)
                 self.engine.backward(loss, scale_wrt_gas=False)
                 total += loss.detach()
             return total.cpu()

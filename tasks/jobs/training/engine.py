@@ -71,7 +71,8 @@ class Engine(Protocol):
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         """Forward and backward over this rank's micro batches; afterwards gradients are averaged over the global batch.
 
-        Returns the mean loss of this rank's samples in nats a token, float64 on the CPU, without waiting for other ranks.
+        Returns the mean loss of this rank's samples in nats a token, float64 on the CPU; of `sft` what gives the loss as a
+        mean over ranks. It waits for no other rank, but to count the answers of `sft`.
         """
 
     def clip(self) -> float:

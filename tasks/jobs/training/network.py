@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tasks.config.training import TrainingConfig
+from tasks.jobs.data.samples import NOT_LEARNED, Batch
 
 
 def build_network(config: TrainingConfig, *, vocab_size: int, eod: int) -> nn.Module:
@@ -78,15 +80,39 @@ def _gpt2(config: TrainingConfig, common: Mapping[str, Any]) -> nn.Module:
 
 
 def next_token_loss(
-    network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+    network: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    by: float | None = None,
 ) -> torch.Tensor:
-    """Mean cross-entropy in nats a token, a scalar; `inputs`, `targets` and `positions` are [batch, length].
+    """Mean cross-entropy in nats a token, or its sum divided `by` a number, a scalar; tensors are of shape [batch, length].
 
     Where positions begin anew, transformers begins a text of its own, whose tokens attend to themselves only. The loss is
     computed here and not by transformers, which shifts its labels and so would drop a prediction of every sample.
     """
     logits = network(input_ids=inputs, position_ids=positions, use_cache=False).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    reduction = "mean" if by is None else "sum"
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_LEARNED, reduction=reduction
+    )
+    return loss if by is None else loss / by
+
+
+def answers_a_rank(batches: Sequence[Batch], config: TrainingConfig, group: Any) -> float | None:
+    """Tokens of the global batch that are learned, by the number of ranks; None where every token is. All ranks take part.
+
+    A rank's summed loss divided by it, and averaged over ranks as engines do, is the mean over the learned tokens of the global
+    batch, whatever part of them each rank and micro batch has: as `num_items_in_batch` makes it in transformers' trainer.
+    """
+    if config.objective != "sft":
+        return None
+    count = torch.tensor(
+        float(sum(int((batch.targets != NOT_LEARNED).sum()) for batch in batches)), dtype=torch.float64
+    )
+    dist.all_reduce(count, group=group)
+    return float(count) / dist.get_world_size(group)
 
 
 def parameter_count(network: nn.Module) -> int:

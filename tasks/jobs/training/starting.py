@@ -6,6 +6,7 @@ docs/fine-tuning.md.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,7 +139,17 @@ def write_network(
         whole = weights or network.state_dict()
         write_adapter(whole, folder / ADAPTER_FOLDER, config)
         weights = merged(network, whole, config.lora)
+    if config.objective == "sft":
+        _stop_at_turns(network, tokenizer.parent)
     save_network(network, folder, tokenizer=tokenizer, weights=weights)
+
+
+def _stop_at_turns(network: Any, tokens: Path) -> None:
+    """Have answers end where those of the conversations end, beside where a document does."""
+    ends = network.config.eos_token_id
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    turns = json.loads((tokens / "tokens.json").read_text(encoding="utf-8"))["turn_ends"]
+    network.generation_config.eos_token_id = [*known, *(end for end in turns if end not in known)]
 
 
 def starting_network(setting: Setting) -> nn.Module:

@@ -18,7 +18,7 @@ from tasks.jobs.checkpoint.snapshot import Saver, restore, training_tensors
 from tasks.jobs.data.samples import Batch
 from tasks.jobs.training.engine import Setting
 from tasks.jobs.training.metrics_logger import Meter
-from tasks.jobs.training.network import build_optimizer, next_token_loss, parameter_count
+from tasks.jobs.training.network import answers_a_rank, build_optimizer, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import Parallel, data_place, own_device
 from tasks.jobs.training.starting import starting_network, write_network
 
@@ -38,17 +38,20 @@ class TorchEngine:
     def gradients(self, batches: Sequence[Batch], meter: Meter) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         self.parallel.ready = lambda: meter.turn("communication")
+        with meter.part("communication"):
+            answers = answers_a_rank(batches, self.setting.training, self.setting.group)
         with meter.part("compute"):
             for number, batch in enumerate(batches, start=1):
-                total += self._gradient(batch, of=len(batches), last=number == len(batches))
+                total += self._gradient(batch, of=len(batches), by=answers, last=number == len(batches))
             return total.cpu()
 
-    def _gradient(self, batch: Batch, *, of: int, last: bool) -> Tensor:
-        """Forward and backward of one micro batch; returns its part of the loss."""
+    def _gradient(self, batch: Batch, *, of: int, by: float | None, last: bool) -> Tensor:
+        """Forward and backward of one micro batch; returns its part of the loss: the mean by `of`, or the sum by `by`."""
         existing = batch.to(self.device)
         with self.parallel.micro_batch(last=last):
             with self.parallel.lower():
-                loss = next_token_loss(self.parallel.called, *existing) / of
+                loss = next_token_loss(self.parallel.called, *existing, by=by)
+                loss = loss if by else loss / of
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -12,7 +12,7 @@ from torch import nn
 from training_runs import CONFIG, STEPS, all_lines, content, last_lines, result, said_by, write_job, write_tokens
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from tasks.config.training import LoraConfig
+from tasks.config.training import LoraConfig, TrainingConfig
 from tasks.formats.mmididx import TokenWriter, open_tokens
 from tasks.jobs.data.samples import Shares
 from tasks.jobs.train import Heldout
@@ -203,7 +203,7 @@ def test_telling_changes_no_bit_and_a_kill_is_told_by_cause(told, forks, tokens,
 
 def test_too_little_held_out_text_is_refused(tokens):
     with pytest.raises(ValueError, match="the held-out split has 620 tokens, one sample needs 701: raise preproc"):
-        Heldout(tokens, length=700, samples=2, shares=Shares(0, 1, 8, 4))
+        Heldout(tokens, TrainingConfig(sequence_length=700), samples=2, shares=Shares(0, 1, 8, 4), eod=None)
 
 
 def llama(**more):

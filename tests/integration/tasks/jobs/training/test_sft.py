@@ -1,0 +1,198 @@
+"""Supervised fine-tuning: the answers of conversations alone are learnt, the same on any number of ranks and after a kill."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conversation_material import make_chat_base, write_chat_tokens
+from training_runs import Forks, error, last_lines, numbers, result, said_by
+
+from tasks.config.engines.deepspeed import ds_config
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
+from tasks.formats.mmididx import open_split
+from tasks.jobs.data.samples import NOT_LEARNED, batch_of, open_conversations
+
+CONFIG = TrainingConfig(
+    model="chat",
+    objective="sft",
+    base="checkpoint/tiny",
+    sequence_length=96,
+    global_batch_size=8,
+    micro_batch_size=4,
+    steps=6,
+    warmup_steps=1,
+    learning_rate=2e-3,
+)
+KILLED_AFTER_4 = """
+import os, time
+from tasks.jobs.checkpoint.files import manifests
+from tasks.jobs.node.runtime import Rank
+told = Rank.metrics
+def metrics(self, **values):
+    told(self, **values)
+    if values["step"] == 4:
+        while not list(manifests(self.folder / "checkpoints")):
+            time.sleep(0.05)
+        os._exit(9)
+Rank.metrics = metrics
+"""
+
+
+@pytest.fixture(scope="module")
+def launch():
+    forks = Forks("import peft")
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_chat_base(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokens(base, tmp_path_factory):
+    return write_chat_tokens(tmp_path_factory.mktemp("preprocessing") / "job", base)
+
+
+def run(launch, job, tokens, base, config=CONFIG, *, ranks=1, fault="", attempt=1, more=None, **execution):
+    if attempt == 1:
+        job.mkdir()
+        settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": 3, "keep_checkpoints": 2}
+        inputs = {"tokens": str(tokens), "base": str(base)}
+        spec = {
+            "program": "tasks.jobs.train",
+            "settings": {**settings, "execution": execution, **(more or {})},
+            "inputs": inputs,
+        }
+        (job / "config.json").write_text(json.dumps(spec))
+    return launch(job, ranks=ranks, fault=fault, attempt=attempt)
+
+
+def losses(job):
+    return [values[0] for _, values in sorted(numbers(job).items())]
+
+
+@pytest.fixture(scope="module")
+def alone(launch, tokens, base, tmp_path_factory):
+    job = tmp_path_factory.mktemp("jobs") / "alone"
+    assert run(launch, job, tokens, base, heldout_every_steps=3) == [0], said_by(job)
+    return job
+
+
+def test_tokens_and_masks_lie_side_by_side(tokens):
+    about = json.loads((tokens / "tokens.json").read_text())
+    for split in ("train", "heldout"):
+        rows, masks = open_split(tokens, split), open_split(tokens, split, masks=True)
+        assert np.array_equal(rows.lengths, masks.lengths) and masks.tokens.dtype == np.uint8
+        assert about["answers"][split] == masks.tokens[:].sum() < len(rows.tokens) / 2
+    assert about["turn_ends"] == [0]
+    assert "{{ '[assistant]" in (tokens / "tokenizer" / "chat_template.jinja").read_text()
+
+
+def test_the_first_loss_is_that_of_the_answers_under_the_base(alone, tokens, base):
+    """As transformers reads the conversations and computes the loss, of the first global batch."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    marked = tokenizer.chat_template.replace("message['content'] + eos_token", "'' }}{{ message['content'] + eos_token")
+    assert marked != tokenizer.chat_template
+    network = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    source = open_conversations(tokens, CONFIG)
+    total = count = 0
+    for row in source.batch(0, CONFIG.global_batch_size):
+        text = tokenizer.decode(np.where(row < 0, ~row, row)[: np.flatnonzero(row >= 0)[-1] + 1])
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+        labels = torch.full_like(ids, -100)
+        before = 0
+        for answer in text.split("[assistant]\n")[1:]:  # from there to the end-of-turn token
+            before = text.index("[assistant]\n", before) + len("[assistant]\n")
+            start = len(tokenizer(text[:before], add_special_tokens=False).input_ids)
+            stop = len(tokenizer(text[:before] + answer.split("<|endoftext|>")[0] + "<|endoftext|>").input_ids)
+            labels[0, start:stop] = ids[0, start:stop]
+        with torch.no_grad():
+            logits = network(input_ids=ids).logits
+        total += torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum", ignore_index=-100)
+        count += int((labels[0, 1:] != -100).sum())
+    assert losses(alone)[0] == pytest.approx(float(total / count), rel=1e-4)
+
+
+def test_losses_are_the_same_on_two_ranks_and_with_other_micro_batches(launch, alone, tokens, base, tmp_path):
+    two = tmp_path / "two"
+    config = CONFIG.model_copy(update={"micro_batch_size": 1})
+    assert run(launch, two, tokens, base, config, ranks=2) == [0, 0], said_by(two)
+    assert losses(two) == pytest.approx(losses(alone), rel=1e-4)
+    assert losses(alone)[-1] < losses(alone)[0] - 0.5
+
+
+def test_fsdp_and_adapters_give_the_same_losses_on_any_number_of_ranks(launch, tokens, base, tmp_path):
+    config = CONFIG.model_copy(update={"lora": LoraConfig(rank=2, alpha=4.0), "learning_rate": 2e-2})
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run(launch, one, tokens, base, config) == [0], said_by(one)
+    assert run(launch, two, tokens, base, config, ranks=2, parallel="fsdp") == [0, 0], said_by(two)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert losses(one)[-1] < losses(one)[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
+    config = CONFIG.model_copy(update={"engine": "deepspeed", "micro_batch_size": 2})
+    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=stage))
+    more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
+    job = tmp_path / "job"
+    forks = Forks('import os\nos.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed\n')
+    try:
+        assert run(forks, job, tokens, base, config, ranks=2, more=more) == [0, 0], said_by(job)
+    finally:
+        forks.close()
+    assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
+
+
+def test_a_kill_changes_nothing(launch, alone, tokens, base, tmp_path):
+    job = tmp_path / "killed"
+    assert run(launch, job, tokens, base, fault=KILLED_AFTER_4, heldout_every_steps=3) == [9]
+    assert run(launch, job, tokens, base, attempt=2) == [0], said_by(job)
+    assert result(job)["resumed_from_step"] == 3 and numbers(job) == numbers(alone)
+    assert (job / "out" / "model.safetensors").read_bytes() == (alone / "out" / "model.safetensors").read_bytes()
+
+
+def test_held_out_answers_are_measured(alone):
+    figures = [line["heldout_bits_per_byte"] for line in last_lines(alone).values() if "heldout_bits_per_byte" in line]
+    assert len(figures) == 2 and figures[1] < figures[0]
+    assert result(alone)["metrics"]["conversations_left_out"] == 0
+
+
+def test_long_conversations_are_left_out_whole_and_counted(launch, tokens, base, tmp_path):
+    sizes = open_split(tokens, "train").lengths
+    length = int(np.median(sizes)) - 1
+    config = CONFIG.model_copy(update={"sequence_length": length, "steps": 2})
+    source = open_conversations(tokens, config)
+    assert source.left_out == int((sizes > length + 1).sum()) > 0
+    job = tmp_path / "job"
+    assert run(launch, job, tokens, base, config) == [0], said_by(job)
+    assert result(job)["metrics"]["conversations_left_out"] == source.left_out
+    short = CONFIG.model_copy(update={"sequence_length": 4})
+    with pytest.raises(
+        ValueError, match=r"the shortest of \d+ conversations has \d+ tokens.*raise training.sequence_length"
+    ):
+        open_conversations(tokens, short)
+
+
+def test_padding_is_read_by_no_token_and_learnt_from_none(tokens):
+    source = open_conversations(tokens, CONFIG)
+    rows = torch.from_numpy(source.rows(np.arange(8)))
+    batch = batch_of(rows, None)
+    assert batch.inputs.shape[1] < CONFIG.sequence_length  # cut behind the last answer of the batch
+    for row, inputs, targets in zip(rows, batch.inputs, batch.targets, strict=True):
+        learnt = (row[1:] >= 0).nonzero()[:, 0]
+        assert torch.equal((targets != NOT_LEARNED).nonzero()[:, 0], learnt)
+        assert torch.equal(targets[learnt], row[1:][learnt]) and (inputs >= 0).all()
+
+
+def test_what_is_learnt_must_be_what_the_tokens_are_of(launch, tokens, base, tmp_path):
+    job = tmp_path / "job"
+    config = CONFIG.model_copy(update={"objective": "pretrain"})
+    assert run(launch, job, tokens, base, config) == [1]
+    assert "the tokens are of conversations, and training.objective is pretrain: set it to sft" in error(job)["message"]
