@@ -269,7 +269,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "dataset": (),
         "dataset publish": (
             "headway dataset publish mine notes/ --include '*.txt'",
-            "headway dataset publish stories hf://datasets/roneneldan/TinyStories@main/TinyStories-train.txt",
+            "headway dataset publish wiki 'hf://datasets/ORG/NAME@main/data/train-*'",
         ),
         "dataset list": ("headway dataset list",),
         "validate": ("headway validate mine -c tiny",),
