@@ -59,7 +59,7 @@ def _headway(one: Recommendation) -> str:
 def _judged_by(row: Recommendation) -> str:
     """The queries and records that a row is judged from, or why there are none."""
     if not row.checks:
-        return "not followed" if row.left_out else f"told only: {row.unjudged}"
+        return "not followed" if row.left_out else f"nothing: {row.unjudged}"
     checks = row.checks
     queries = {
         name

@@ -241,7 +241,7 @@ def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
     if one.left_out:
         return Row(one, "not applicable", why=f"left out: {one.left_out}")
     if not one.checks:
-        return Row(one, "not in this export", why=f"it can only be told: {one.unjudged}")
+        return Row(one, "not in this export", why=f"nothing can show it: {one.unjudged}")
     findings = tuple(
         _waived(finding, one, waivers, judge.now.date()) for check in one.checks for finding in judge.findings(check)
     )

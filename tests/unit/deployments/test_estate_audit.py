@@ -789,16 +789,18 @@ def test_the_command_judges_what_left_the_templates_and_has_waivers_in_the_audit
         tmp_path / "waivers.yaml",
         tmp_path / "what-if.json",
     )
-    waivers.write_text("- {row: access/keys, who: Ada, why: an old tool, until: 2099-01-01}")
+    keys = "- {row: access/keys, who: Ada, why: an old tool, until: 2099-01-01}\n"
+    waivers.write_text(f"{keys}- {{row: checkpoints, who: Ada, why: a test, until: 2099-01-01}}")
     command = ["estate", "audit", str(folder), "--json", "--waivers", str(waivers)]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert CliRunner().invoke(app, command).exit_code == 0
-    (entry,) = entries(store)
+    _, entry = entries(store)
     assert (entry.action, entry.right, entry.what) == ("waive", "override", "estate/access/keys")
     assert entry.after == "until 2099-01-01, by Ada" and entry.reason == "an old tool"
     assert unnoted(store, load_waivers(waivers)) == []
-    waivers.write_text("- {row: access/keys, who: Ada, why: still, until: 2199-01-01}")
-    assert len(unnoted(store, load_waivers(waivers))) == 1
+    later = tmp_path / "later.yaml"
+    later.write_text("- {row: access/keys, who: Ada, why: still, until: 2199-01-01}")
+    assert len(unnoted(store, load_waivers(later))) == 1
     changes = [{"resourceId": f"{SUB}/x", "changeType": "Create"}]
     what_if.write_text(json.dumps({"status": "Succeeded", "changes": changes}))
     ran = CliRunner().invoke(app, [*command, "--what-if", str(what_if)])
