@@ -87,7 +87,7 @@ def test_the_openai_client_holds_a_conversation(client, chat_server, spoken):
     messages = CONVERSATIONS[0]
     answer = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=12, seed=1)
     tokens = Generation(spoken, 1).encode_conversation(messages)
-    assert tokens == make_tokenizer().encode(ChatTemplate(CHATML, {}).render(messages))  # nothing is put before it
+    assert tokens == make_tokenizer().encode(ChatTemplate(CHATML, {}).render(messages).text)  # nothing is put before it
     right = chat_server.complete(tokens, max_tokens=12).json()
     assert answer.object == "chat.completion" and answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content == right["choices"][0]["text"]
