@@ -249,6 +249,7 @@ class SshBackend:
                     silent += [host.name] * (alive and quiet > self._config.watch.silent_node_seconds)
             sending += [host.name] * alive
         if silent:
+            (folder / "result.json").unlink(missing_ok=True)  # it speaks of output that nobody has
             return self._lose(
                 placed, folder, f"machine {', '.join(silent)} is gone with the last of its output", silent
             )

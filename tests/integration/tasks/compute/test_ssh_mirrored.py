@@ -265,6 +265,7 @@ def test_a_machine_that_does_not_answer_has_not_sent_its_last_files(complete, ho
             last = until(lambda: last if (last := state()).state != "running" else None)
             assert (last.state, last.failed_nodes) == ("lost", (machine.address,))
             assert last.reason == f"machine {machine.address} is gone with the last of its output"
+            assert not (folder / "result.json").exists()
             return
         blob.upload_blob(data, metadata=metadata)
         assert (state().state, state().code) == ("ended", 0)
