@@ -213,7 +213,11 @@ class SshBackend:
         reason = f"the parent process on {', '.join(names)} ended without a result"
         if vanished:
             reason = f"machine {', '.join(names)} is gone: no answer, and no sign of life in the job folder"
-        lost = replace(placed, stage="lost", reason=reason, failed_nodes=names if vanished else ())
+        return self._lose(placed, folder, reason, names if vanished else ())
+
+    def _lose(self, placed: Placed, folder: Path, reason: str, nodes: Sequence[str]) -> JobState:
+        """Give a job up, stop what is left of it, and say which machines failed."""
+        lost = replace(placed, stage="lost", reason=reason, failed_nodes=tuple(nodes))
         write_placed(folder, lost)
         self._stop(placed, folder)
         return _lost(lost)
@@ -229,16 +233,26 @@ class SshBackend:
         return None
 
     def _settled(self, placed: Placed, folder: Path, looks: Mapping[Host, Look | Missing], ended: JobState) -> JobState:
-        """The state of a mirrored job whose leader ended: over once no mirror sends files any more."""
+        """The state of a mirrored job whose leader ended: over once no mirror sends files any more.
+
+        A machine that is silent for too long, and whose output is not all in the store, is lost with it, and the job with them.
+        """
         assert self._mirrored
-        sending = []
+        sending, silent = [], []
         for rank, (host, mirror) in enumerate(zip(placed.hosts, placed.mirrors, strict=True)):
             match looks[host]:
                 case Look() as look:
                     alive = look.alive(mirror)
                 case _:  # it did not answer, which is no word about its mirror
                     alive = ended.code == 0 and not has_listed_output(folder, rank)
+                    quiet = self._silence.of_beat(folder / "nodes" / str(rank) / "beat")
+                    silent += [host.name] * (alive and quiet > self._config.watch.silent_node_seconds)
             sending += [host.name] * alive
+        if silent:
+            (folder / "result.json").unlink(missing_ok=True)  # it speaks of output that nobody has
+            return self._lose(
+                placed, folder, f"machine {', '.join(silent)} is gone with the last of its output", silent
+            )
         waited = self._silence.seconds(folder / PLACED, placed.submission, of="ended")
         if sending and waited < LAST_FILES_SECONDS:
             return JobState(state="running", reason=f"{', '.join(sending)} sends its last files")

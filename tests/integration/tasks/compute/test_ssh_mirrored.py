@@ -223,16 +223,27 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_machine_that_does_not_answer_has_not_sent_its_last_files(complete, home, tmp_path):
-    """Its list of what it sent is on its way when the leader has ended: the job is over when the list is there."""
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_machine_that_does_not_answer_has_not_sent_its_last_files(complete, home, tmp_path, gone):
+    """Its list of what it sent is on its way when the leader has ended: the job is over when the list is there. A machine that is
+    silent for too long has taken its files with it.
+    """
     shim, program = tmp_path / "shim" / "torch" / "distributed", tmp_path / "ends_well.py"
     shim.mkdir(parents=True)
     for path, text in ((shim.parent / "__init__.py", ""), (shim / "__init__.py", ""), (shim / "run.py", TORCHRUN)):
         path.write_text(text)
     program.write_text(ENDS_WELL)
     config = cluster(complete)
-    config = config.model_copy(update={"watch": config.watch.model_copy(update={"silent_node_seconds": 300.0})})
-    fields = {"name": "try", "token": "a7" * 16, "module": False, "settings": {}, "inputs": {}, "watch": config.watch}
+    silence = limit(8.0) if gone else 300.0
+    config = config.model_copy(update={"watch": config.watch.model_copy(update={"silent_node_seconds": silence})})
+    fields = {
+        "name": "try",
+        "token": f"a{7 + gone}" * 16,
+        "module": False,
+        "settings": {},
+        "inputs": {},
+        "watch": config.watch,
+    }
     environment = {"PYTHONPATH": f"{shim.parents[1]}{os.pathsep}{Path(__file__).parents[4]}"}
     job = Job(program=str(program), nodes=2, ranks_per_node=1, environment=environment, **fields)
     backend, folder = open_backend(config, partial(open_files, home)), home / "jobs" / job.id
@@ -250,6 +261,12 @@ def test_a_machine_that_does_not_answer_has_not_sent_its_last_files(complete, ho
     machine.link("down")
     try:
         assert (state().state, state().reason) == ("running", f"{machine.address} sends its last files")
+        if gone:
+            last = until(lambda: last if (last := state()).state != "running" else None)
+            assert (last.state, last.failed_nodes) == ("lost", (machine.address,))
+            assert last.reason == f"machine {machine.address} is gone with the last of its output"
+            assert not (folder / "result.json").exists()
+            return
         blob.upload_blob(data, metadata=metadata)
         assert (state().state, state().code) == ("ended", 0)
     finally:
