@@ -4,11 +4,13 @@ import json
 
 import pytest
 from conversation_material import conversations, make_chat_base
+from transformers import AutoTokenizer
 
 from flows.support.inputs import with_template
 from tasks.config.data import PreprocessingConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
+from tasks.serving.client import post
 
 SETTINGS = {
     "validation.text_field": "messages",
@@ -18,10 +20,12 @@ SETTINGS = {
     "training.model": "chat",
     "training.base": "checkpoint/talker",
     "training.sequence_length": 96,
-    "training.steps": 8,
+    "training.steps": 60,
     "training.warmup_steps": 1,
     "execution.heldout_every_steps": 4,
     "cluster.ranks_per_node": 2,
+    "comparison.min_gain_over_bigram": -1.0,
+    "deployment.endpoint": "chat",
 }
 BROKEN = [{"messages": [{"role": "user", "content": "Anybody?"}]}, {"text": "no conversation"}]
 
@@ -32,13 +36,13 @@ def settings(**more):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, home):
-    """The whole chain up to the evaluation, on two ranks, of a dataset with two broken records."""
+    """The whole chain, on two ranks, of a dataset with two broken records."""
     folder = tmp_path_factory.mktemp("chats")
     records = [*conversations(60), *BROKEN]
     (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     home.ok("checkpoint", "publish", "talker", make_chat_base(folder / "talker"))
     home.ok("dataset", "publish", "chats", folder / "chats.jsonl", "--text-field", "messages")
-    return home.ok("retrain", "--dataset", "chats", "-c", "tiny", "--to", "evaluate", *settings())
+    return home.ok("retrain", "--dataset", "chats", "-c", "tiny", *settings())
 
 
 @pytest.mark.long
@@ -62,6 +66,20 @@ def test_answers_are_learnt_and_measured(ran):
     assert 0 < tokens["train_answer_tokens"] < tokens["train_tokens"] / 2
     assert trained["conversations"] == tokens["train_documents"] and trained["conversations_left_out"] == 0
     assert 0 < measured["bits_per_byte"] < 20
+
+
+@pytest.mark.long
+def test_what_was_tuned_is_asked_by_chat_with_the_template_of_its_training(ran, home):
+    folder = home.folder_of(ran.said["endpoint"]["model"]) / "files"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "Hello?"}]
+    asked = {"messages": messages, "max_tokens": 8}
+    answer = post(f"{ran.said['endpoint']['url']}/v1/chat/completions", asked)
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert answer["usage"]["prompt_tokens"] == len(expected)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    with pytest.raises(ValueError, match="refused the request"):
+        post(f"{ran.said['endpoint']['url']}/v1/chat/completions", {"messages": []})
 
 
 def test_settings_that_do_not_fit_are_refused_before_anything_runs():
