@@ -110,7 +110,7 @@ ADDED = {
         "    approval: Approval": "    census: CensusConfig = CensusConfig()\n    approval: Approval",
     },
     "tasks/artifacts.py": {
-        '    "revalidation",\n)': '    "revalidation",\n    "census",\n)',
+        '    "audit",\n)': '    "audit",\n    "census",\n)',
         "\nclass Check(Value):": f"{ARTIFACT}class Check(Value):",
     },
     "tasks/jobs/thing.py": PROGRAM,
