@@ -72,7 +72,7 @@ def test_a_machine_that_is_lost_among_duplicates_costs_its_ranges_only(machines,
     config, take_away, again = machines
     corpus, folder = write_short_documents(tmp_path / "corpus"), tmp_path / "job"
     try:
-        with losing_a_machine(folder, "parts/links-*/near-*.npz", take_away, after=1) as (kept, done_again):
+        with losing_a_machine(folder, "parts/links-*/*.npz", take_away, after=1) as (kept, done_again):
             result, made = run_stage("validate", config, corpus, folder)
     finally:
         again()
