@@ -144,6 +144,7 @@ class CanaryFails(Fault):
         "The old model answers its requests, the traffic goes back, the run ends with exit code 3, the champion stays."
     )
     page = "rollout.md"
+    quick = False
 
     def inject(self, scene: Scene) -> None:
         self.before = scene.served()
@@ -192,7 +193,6 @@ class CanaryFails(Fault):
 class CanarySlow(CanaryFails):
     name = "canary-slow"
     what = "A new model takes over the traffic step by step, and its server is stopped four fifths of the time."
-    quick = False
     harm = "the new model's server gets a fifth of its time,"
 
     def hurt(self, parent: int) -> None:

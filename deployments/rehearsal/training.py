@@ -140,6 +140,7 @@ class CheckpointFlipped(CheckpointDamaged):
 class CheckpointTorn(CheckpointDamaged):
     name = "checkpoint-torn"
     what = "A training's machine is lost, and half of its newest checkpoint is missing."
+    quick = False
     flipped = False
 
 
@@ -251,6 +252,7 @@ class SlowMachine(Fault):
     what = "A rank of the benchmark gets half a core: it is stopped and let go twenty times a second."
     promise = "The gate closes and names the rank; nothing is trained on it."
     page = "qualification.md"
+    quick = False
     tries = (3.0, 3.2, 3.4)
     """Seconds of measurement: on a busy machine the other ranks may be slowed down as much, and it is tried again."""
 
