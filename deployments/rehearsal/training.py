@@ -166,13 +166,16 @@ class EvictionNotice(Fault):
             scene.until(
                 "the end of the first submission", lambda: (self.folder / "exit.json").exists() or ended(command)
             )
-            self.seconds = scene.mark("noticed", "training has saved and ended") - began
+            self.last = newest_step(self.folder)
+            self.seconds = scene.mark("noticed", f"training has ended at step {self.last}") - began
             self.answer = command.answer()
             if self.answer.code:
                 self.answer = scene.run(*words)
             scene.mark("recovered", "the training has ended")
 
     def expect(self, scene: Scene) -> Iterator[Check]:
+        steps = len(losses(self.folder))
+        yield check("training stopped at step", self.last, f"< {steps}, its last one", self.last < steps)
         yield check("seconds from the notice to the end", round(self.seconds, 1), "<= 30", self.seconds <= 30.0)
         yield exits(self.answer, 0)
         count = reported(self.folder) - len(losses(self.folder))
