@@ -160,7 +160,7 @@ class EvictionNotice(Fault):
             asks = tuple(word for one in notices for word in ("--set", one))
             command, self.folder, words = scene.training(self.name, after=scene.interval, more=asks)
             service.events = [
-                {"EventId": "rehearsal", "EventType": "Preempt", "Resources": [], "EventStatus": "Scheduled"}
+                {"EventId": "rehearsal", "EventType": "Preempt", "Resources": [MACHINE], "EventStatus": "Scheduled"}
             ]
             began = scene.mark("injected", f"the notice comes at step {newest_step(self.folder)}")
             scene.until(
@@ -183,12 +183,18 @@ class EvictionNotice(Fault):
         yield equal_losses(scene, self.folder)
 
 
+MACHINE = "rehearsal"
+"""The name that the service has for this machine."""
+
+
 class Events(BaseHTTPRequestHandler):
     """Azure's service for Scheduled Events, which refuses who does not send its header."""
 
     def do_GET(self) -> None:
         known = self.headers.get("Metadata") == "true"
         body = json.dumps({"Events": self.server.events if known else []}).encode()  # type: ignore[attr-defined]
+        if known and "/scheduledevents" not in self.path:  # the name of this machine is asked for first
+            body = MACHINE.encode()
         self.send_response(200 if known else 400)
         self.end_headers()
         self.wfile.write(body)
