@@ -70,7 +70,7 @@ def audit(config: AuditConfig) -> dict[str, Any]:
 
 @task(name="judge", persist_result=False)  # type: ignore[untyped-decorator]
 def report(config: AuditConfig) -> dict[str, Any]:
-    """Judge, publish, and leave a note and where it is due an event."""
+    """Judge, publish the report, write a note on the run's page, and send `estate.drifted` where that is due."""
     folder = newest(home() / config.exports)
     what_if = folder / (config.what_if or WHAT_IF)
     files = sorted(path for path in folder.glob("*.json") if path != what_if)
@@ -80,14 +80,14 @@ def report(config: AuditConfig) -> dict[str, Any]:
     drift = read_what_if(what_if) if config.what_if or what_if.exists() else None
     rows = _judged(config, export)
     payload = fields(rows, subscription=_subscription(export), notes=export.notes, drift=drift)
-    ref = _published(rows, payload, export, drift, config)
+    ref = _publish(rows, payload, export, drift, config)
     if drift and drift.verdict == "drifted":
-        _say(drift, ref, payload["subscription"])
+        _send_drifted(drift, ref, payload["subscription"])
     bad = failed(rows, config.level, strict=config.strict)
     drifted = drift is not None and (drift.verdict == "drifted" or (config.strict and drift.verdict == "unknown"))
     words = [f"not met: {', '.join(row.recommendation.id for row in bad)}"] if bad else []
     words += [f"against its templates: {drift.verdict}"] if drift and drifted else []
-    _leave(rows, payload, ref, "; ".join(words))
+    _write_note(rows, payload, ref, "; ".join(words))
     return {"ref": ref, "counts": counts(rows), "failed": "; ".join(words), "checks": checks_of(bad)}
 
 
@@ -113,10 +113,10 @@ def _subscription(export: Export) -> str:
     return ", ".join(sorted(export.subscriptions)) or "not named by the export"
 
 
-def _published(
+def _publish(
     rows: list[Row], payload: dict[str, Any], export: Export, drift: WhatIf | None, config: AuditConfig
 ) -> str:
-    """The reference of the report."""
+    """Publish the report as JSON and as a page; returns its reference."""
     now, store = datetime.now(UTC), open_store(home())
     metrics = {verdict.replace(" ", "_"): float(number) for verdict, number in payload["counts"].items()}
     if drift and drift.verdict != "unknown":
@@ -148,8 +148,8 @@ def _published(
         return publish(store, folder, kind=Audit.KIND, inputs=(), provenance=provenance).ref
 
 
-def _say(drift: WhatIf, ref: str, subscription: str) -> None:
-    """The same drift is said once, until the estate was as rendered in between."""
+def _send_drifted(drift: WhatIf, ref: str, subscription: str) -> None:
+    """Send `estate.drifted`: once for the same drift, until the estate was as rendered in between."""
     subject = f"estate/{subscription}"
     audits = open_store(home()).manifests(Audit.KIND, NAME)
     since = max((one.provenance.created for one in audits if one.provenance.metrics.get("drifted") == 0), default="")
@@ -166,7 +166,8 @@ def _say(drift: WhatIf, ref: str, subscription: str) -> None:
     Ledger(home()).receive(event)
 
 
-def _leave(rows: list[Row], payload: dict[str, Any], ref: str, failed_as: str) -> None:
+def _write_note(rows: list[Row], payload: dict[str, Any], ref: str, failed_as: str) -> None:
+    """The note on the run's page in Prefect: how many rows have which verdict, and those that are not met."""
     wrong = [
         [row.recommendation.id, row.verdict, row.recommendation.impact] for row in rows if row.verdict == "not met"
     ]

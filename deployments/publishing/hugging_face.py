@@ -41,6 +41,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from tasks.common.errors import Conflict, IntegrityError, Missing, Unknown
 from tasks.common.process import locked
 from tasks.common.redaction import redact
+from tasks.formats.model_card import license_in
 from tasks.storage.cache import require_room
 from tasks.storage.manifest import require_inside
 
@@ -142,7 +143,7 @@ class Hub:
             asked=asked,
             commit=commit,
             path=path,
-            license=_license(card),
+            license=license_in(card),
             gated=bool(info.gated),
             endpoint=redact(self.api.endpoint),
             card=card,
@@ -341,13 +342,6 @@ def _answered(error: BaseException | None, name: str, page: str) -> Exception:
     return Missing(
         f"the hub answered {status} for {name}", remedy="Try again; https://status.huggingface.co says more."
     )
-
-
-def _license(card: Mapping[str, Any]) -> str:
-    """The licence that a card gives; `other` says its name."""
-    known = card.get("license") or ""
-    names = [str(one) for one in known] if isinstance(known, list) else [str(known)]
-    return ", ".join(str(card.get("license_name") or name) if name == "other" else name for name in names if name)
 
 
 def _is_there(path: Path, file: File) -> bool:

@@ -16,6 +16,7 @@ import yaml
 
 from deployments.publishing.hugging_face import KEPT, MAIN, Hub, split
 from tasks.artifacts import parse_ref
+from tasks.formats.model_card import front_matter
 from tasks.registry.licenses import licenses_of
 from tasks.registry.logged_model import evaluation_of
 from tasks.registry.transfer import ancestry, sound
@@ -110,13 +111,13 @@ def _files(store: Store, manifest: Manifest, scratch: Path) -> dict[str, Path]:
     files = {entry.path: folder / entry.path for entry in manifest.content.files}
     if CARD in files:
         text = card_for_hub(files[CARD].read_text(encoding="utf-8"), ancestry(store, manifest))
-        text += "".join(f"\n{line}" for line in _more(store, manifest, text)) + "\n"
+        text += "".join(f"\n{line}" for line in _from_the_store(store, manifest, text)) + "\n"
         files[CARD] = scratch / CARD
         files[CARD].write_text(text, encoding="utf-8")
     return files
 
 
-def _more(store: Store, manifest: Manifest, text: str) -> list[str]:
+def _from_the_store(store: Store, manifest: Manifest, text: str) -> list[str]:
     """Sections of a card that the store knows and a training or an export does not: licences, and what an evaluation measured."""
     lines: list[str] = []
     known = licenses_of(store, [manifest.ref])
@@ -130,13 +131,8 @@ def _more(store: Store, manifest: Manifest, text: str) -> list[str]:
         lines += ["## Evaluation", "", f"By `{evaluation.ref}`.", "", "| metric | value |", "| --- | --- |"]
         lines += (f"| {name} | {value:.6g} |" for name, value in sorted(evaluation.provenance.metrics.items()))
         lines.append("")
-    return [*lines, "## Lineage", "", f"`{manifest.ref}`, made from:", "", *_made_from(store, manifest)]
-
-
-def _made_from(store: Store, manifest: Manifest) -> list[str]:
-    return [f"- `{one.ref}`" for one in ancestry(store, manifest) if one.content.kind in PARTS] or [
-        "- nothing in the store"
-    ]
+    parts = [f"- `{one.ref}`" for one in ancestry(store, manifest) if one.content.kind in PARTS]
+    return [*lines, "## Lineage", "", f"`{manifest.ref}`, made from:", "", *(parts or ["- nothing in the store"])]
 
 
 def card_for_hub(text: str, ancestors: Iterable[Manifest]) -> str:
@@ -144,10 +140,9 @@ def card_for_hub(text: str, ancestors: Iterable[Manifest]) -> str:
 
     The hub refuses a commit whose card names others. What a model was made from stands below, in Headway's references.
     """
-    head, mark, body = text.removeprefix("---\n").partition("\n---\n")
-    if not text.startswith("---\n") or not mark:
+    matter, body = front_matter(text)
+    if not matter:
         return text
-    matter: dict[str, Any] = yaml.safe_load(head) or {}
     known: dict[str, list[str]] = {"checkpoint": [], "dataset": []}
     for one in ancestors:
         for origin in (one.provenance.config or {}).get("origins", []) if one.content.kind in known else []:

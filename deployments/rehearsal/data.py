@@ -7,10 +7,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from deployments.rehearsal.fault import Fault, check, exits, rewrite
-from deployments.rehearsal.scene import (
-    Scene,
-)
+from deployments.rehearsal.fault import Fault, check, exits, flip, rewrite
+from deployments.rehearsal.scene import Scene
 from tasks.artifacts import Check
 from tasks.serving.client import ready_state
 
@@ -23,10 +21,7 @@ class ArtifactFlipped(Fault):
     def inject(self, scene: Scene) -> None:
         (tokens,) = (ref for ref in scene.undisturbed("preprocess")["outputs"] if ref.startswith("tokens/"))
         self.path = max((scene.folder_of(tokens) / "files").rglob("train*.bin"), key=lambda path: path.stat().st_size)
-        self.before = self.path.read_bytes()
-        data = bytearray(self.before)
-        data[scene.random.randrange(len(data))] ^= 1 << scene.random.randrange(8)
-        rewrite(self.path, bytes(data))
+        self.before = flip(self.path, scene.random)
         scene.mark("injected", f"a bit is flipped in {self.path.name}")
         self.answer = scene.run(*scene.training_words(self.name))
         scene.mark("noticed", f"the run ended with exit code {self.answer.code}")
@@ -36,9 +31,8 @@ class ArtifactFlipped(Fault):
         yield exits(self.answer, 5)
         message = (self.answer.fields.get("error") or {}).get("message", "")
         yield check("the error names the file", message[:200], self.path.name, self.path.name in message)
-        trained = list(scene.home.glob("jobs/train-*/metrics.jsonl"))
-        ran = self.answer.stage("train").get("status")
-        yield check("training", str(ran), "did not run", ran != "ran" and bool(trained))
+        status = self.answer.stage("train").get("status", "not_run")
+        yield check("training", status, "not run", status != "ran")
         yield check("the endpoint is ready", str(self.ready.get("ready")), "True", self.ready.get("ready") is True)
 
     def undo(self, scene: Scene) -> None:
@@ -94,7 +88,7 @@ class DataDrifted(Fault):
     def expect(self, scene: Scene) -> Iterator[Check]:
         for name, wanted in {"same": "none", "other": "drift"}.items():
             answer = self.answers[name]
-            verdict = str(answer.fields.get("drift", {}).get("verdict", answer.ended()))
+            verdict = str(answer.fields.get("drift", {}).get("verdict", answer.summary()))
             limit = wanted if name == "other" else f"{wanted}; by chance otherwise in 1 % of rehearsals"
             yield check(
                 f"data of {'another' if name == 'other' else 'the same'} kind", verdict, limit, verdict == wanted

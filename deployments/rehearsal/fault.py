@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,8 @@ def check(name: str, measured: float | str, limit: str, passed: bool) -> Check:
     return Check(name=name, measured=measured, limit=limit, passed=passed)
 
 
-def exits(answer: Answer, *codes: int) -> Check:
-    wanted = " or ".join(map(str, codes))
-    return check("exit code", answer.ended(), f"exit code {wanted}", answer.code in codes)
+def exits(answer: Answer, code: int) -> Check:
+    return check("exit code", answer.summary(), f"exit code {code}", answer.code == code)
 
 
 def equal_losses(scene: Scene, folder: Path) -> Check:
@@ -64,8 +64,18 @@ class Fault(ABC):
         """Leave the home as the next fault needs it."""
 
 
-def rewrite(path: Path, data: bytes) -> None:
-    """Put other bytes into a published file, which is there for reading only."""
+def flip(path: Path, dice: random.Random) -> bytes:
+    """Flip one bit of a file; returns the bytes that it had."""
+    before = path.read_bytes()
+    data = bytearray(before)
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    rewrite(path, data)
+    return before
+
+
+def rewrite(path: Path, data: bytes | bytearray) -> None:
+    """Put other bytes into a file that is there for reading only."""
+    mode = path.stat().st_mode
     path.chmod(0o600)
     path.write_bytes(data)
-    path.chmod(0o444)
+    path.chmod(mode)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import sysconfig
 import time
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from deployments.rehearsal.fault import Fault, check
 from deployments.rehearsal.faults import FAULTS
-from deployments.rehearsal.scene import Scene
+from deployments.rehearsal.scene import Moment, Scene
 from deployments.rehearsal.training import RandomFaults
 from tasks.artifacts import Check, Value, parse_ref
 from tasks.common.errors import HeadwayError, Unknown
@@ -35,15 +36,8 @@ MOST_BYTES = 100_000_000
 """Of a dataset: a rehearsal is about the chain, not about the data."""
 SHIPPED, PACKAGES = ("tiny", "python-stdlib"), ("json", "email", "logging", "importlib")
 """Datasets of shipped configurations, and what stands for them in a home that has none."""
+RANDOM = re.compile(r"random-(\d+)")
 Verdict = Literal["passed", "failed", "not tried"]
-
-
-class Seen(Value):
-    """A moment on the time line of a fault, in seconds since its beginning."""
-
-    seconds: float
-    kind: str
-    text: str
 
 
 class Result(Value):
@@ -57,7 +51,7 @@ class Result(Value):
     why: str = ""
     """Why it was not tried, or what did not come about."""
     seconds: float = 0.0
-    moments: tuple[Seen, ...] = ()
+    moments: tuple[Moment, ...] = ()
     checks: tuple[Check, ...] = ()
 
     @property
@@ -100,12 +94,16 @@ class Report(Value):
         return not self.count("failed") and bool(self.count("passed")) and all(one.passed for one in self.invariants)
 
 
-def chosen(names: Sequence[str], *, quick: bool) -> list[type[Fault]]:
-    """The faults of these names, or all of them; `quick` leaves out those that take long. Raises Unknown."""
+def chosen(names: Sequence[str], *, quick: bool) -> list[Fault]:
+    """The faults of these names, where `random-7` is one, or all of FAULTS; `quick` leaves out the long ones. Raises Unknown."""
+    if not names:
+        return [fault() for fault in FAULTS if fault.quick or not quick]
     known = {fault.name: fault for fault in FAULTS}
-    if strangers := [name for name in names if name not in known]:
-        raise Unknown(f"there is no fault {strangers[0]!r}", remedy=f"Name one of: {', '.join(known)}.")
-    return [fault for fault in FAULTS if (fault.name in names if names else fault.quick or not quick)]
+    strangers = [name for name in names if name not in known and not RANDOM.fullmatch(name)]
+    if strangers:
+        raise Unknown(f"there is no fault {strangers[0]!r}", remedy=f"Name one of: {', '.join(known)}, random-NUMBER.")
+    seeds = [int(drawn[1]) for name in names if (drawn := RANDOM.fullmatch(name))]
+    return [*(fault() for fault in FAULTS if fault.name in names), *map(RandomFaults, seeds)]
 
 
 def require_rehearsable(settings: RetrainConfig) -> None:
@@ -172,7 +170,7 @@ def rehearse(
     words: Sequence[str],
     settings: RetrainConfig,
     sources: tuple[str, ...],
-    faults: Sequence[type[Fault]],
+    faults: Sequence[Fault],
     *,
     seed: int,
     progress: Callable[[str], None],
@@ -228,9 +226,9 @@ def rehearse(
     return report
 
 
-def each_fault(faults: Sequence[type[Fault]], *, seed: int, hours: float) -> Iterator[Fault]:
+def each_fault(faults: Sequence[Fault], *, seed: int, hours: float) -> Iterator[Fault]:
     """The faults that were chosen, then random ones until the hours are over: those of `seed`, `seed` + 1 and so on."""
-    yield from (fault() for fault in faults)
+    yield from faults
     began = time.monotonic()
     while time.monotonic() - began < hours * 3600:
         yield RandomFaults(seed)
@@ -247,19 +245,22 @@ def try_fault(fault: Fault, scene: Scene) -> Result:
     try:
         fault.inject(scene)
         checks = list(fault.expect(scene))
-    except (HeadwayError, OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-        why = str(error) or type(error).__name__
+    except Exception as error:  # noqa: BLE001 whatever it is, the faults after it are tried
+        why = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
     finally:
         scene.clean()
         try:
             fault.undo(scene)
-        except (HeadwayError, OSError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 one that did not come about may have nothing to undo
             why = why or f"what the fault did could not be undone: {error}"
     good = not why and bool(checks) and all(one.passed for one in checks)
-    moments = tuple(Seen(seconds=one.seconds, kind=one.kind, text=one.text) for one in scene.moments)
-    seconds = round(time.monotonic() - scene.began, 1)
     return Result(
-        **known, verdict="passed" if good else "failed", why=why, seconds=seconds, moments=moments, checks=tuple(checks)
+        **known,
+        verdict="passed" if good else "failed",
+        why=why,
+        seconds=round(time.monotonic() - scene.began, 1),
+        moments=tuple(scene.moments),
+        checks=tuple(checks),
     )
 
 
@@ -278,15 +279,7 @@ def invariants(scene: Scene) -> Iterator[Check]:
     open_at_once = list(scene.two_at_work())
     yield check("jobs with two open submissions", ", ".join(open_at_once) or "none", "none", not open_at_once)
     verified = scene.run("verify")
-    yield check("every byte, record, ref and the audit log", verified.ended(), "exit code 0", verified.code == 0)
+    yield check("every byte, record, ref and the audit log", verified.summary(), "exit code 0", verified.code == 0)
     served = read_json(scene.endpoint_folder / "endpoint.json") or {}
     signed = scene.run("verify", served.get("model_ref", ""))
-    yield check("the served model and its signature", signed.ended(), "exit code 0", signed.code == 0)
-
-
-def newest(home: Path) -> Report | None:
-    """The last rehearsal that was kept."""
-    for path in sorted(home.glob("rehearsals/*/report.json"), reverse=True):
-        if value := read_json(path):
-            return Report.model_validate(value)
-    return None
+    yield check("the served model and its signature", signed.summary(), "exit code 0", signed.code == 0)

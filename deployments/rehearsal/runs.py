@@ -10,11 +10,11 @@ from typing import Any
 from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, equal_losses, exits
 from deployments.rehearsal.scene import (
     DATASET,
+    JOBS,
     NotSeen,
     Scene,
     below,
     children,
-    ended,
     kill_all,
     lines_of,
     losses,
@@ -26,7 +26,7 @@ from deployments.rehearsal.scene import (
 from tasks.artifacts import Check
 from tasks.config.files import presets
 
-JOBS = ("validate", "preprocess", "benchmark", "train", "evaluate", "export", "deploy")
+STAGES = ("validate", "preprocess", "benchmark", "train", "evaluate", "export", "deploy")
 """Stages in each of which the orchestrator is killed once; `plan` takes no time in which it could be."""
 
 
@@ -38,7 +38,7 @@ class OrchestratorKilled(Fault):
     def inject(self, scene: Scene) -> None:
         self.twin = scene.twin("killed")
         self.killed = list[str]()
-        for stage in JOBS:
+        for stage in STAGES:
             self.kill_in(stage, scene)
         self.answer = self.twin.run("retrain", *self.twin.words)
         scene.mark("recovered", "the same command has ended")
@@ -48,24 +48,20 @@ class OrchestratorKilled(Fault):
         known = self.twin.known("runs/*/handle.json")
         command = self.twin.start("retrain", *self.twin.words)
         run = self.twin.appears("runs/*/handle.json", known).parent
-        scene.until(f"the beginning of {stage}", lambda: stage in stages_begun(run) or ended(command))
+        scene.until(f"the beginning of {stage}", lambda: stage in stages_begun(run) or command.has_ended())
         time.sleep(scene.random.uniform(0.0, 0.5))
-        if not ended(command):
+        if not command.has_ended():
             command.kill()
             self.killed.append(stage)
             scene.mark("injected", f"killed in {stages_begun(run)[-1]}")
 
     def expect(self, scene: Scene) -> Iterator[Check]:
-        yield check("stages in which it was killed", ", ".join(self.killed), "three at least", len(self.killed) >= 3)
+        killed = tuple(self.killed)
+        yield check("stages in which it was killed", ", ".join(killed), ", ".join(STAGES), killed == STAGES)
         yield exits(self.answer, 0)
         most = max(self.twin.submissions().values(), default=0)
         yield check("submissions of a job", most, "1", most == 1)
-        train = self.answer.stage("train")
-        trained = next(self.twin.home.glob("jobs/train-*"))
-        yield equal_losses(scene, trained)
-        yield check(
-            "training's result", train.get("status", "none"), "ran or reused", train.get("status") in ("ran", "reused")
-        )
+        yield equal_losses(scene, next(self.twin.home.glob("jobs/train-*")))
 
     def undo(self, scene: Scene) -> None:
         self.twin.close()
@@ -79,13 +75,14 @@ class LostAnswer(Fault):
 
     def inject(self, scene: Scene) -> None:
         words = scene.training_words(self.name)
-        intents = "store/documents/journal/jobs/*/*/intent.json"
+        intents = f"{JOBS}/*/*/intent.json"
         known = scene.known(intents)
         command = scene.start(*words)
         intent = scene.appears(intents, known)
         command.kill()
-        self.gap = not (intent.parent / "handle.json").exists()
-        scene.mark("injected", f"killed after the intent{'' if self.gap else ', and after the handle'}")
+        if (intent.parent / "handle.json").exists():
+            raise NotSeen("the handle was noted before the kill came, so no answer was lost: try again")
+        scene.mark("injected", "killed after the intent")
         self.token = intent.parent.parent.name
         self.answer = scene.run(*words)
         scene.mark("recovered", "the same command has ended")

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
+from tasks.artifacts import Value
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, descendants, process_started, read_json
 from tasks.serving.client import ready_state
@@ -29,8 +30,11 @@ LOOK_SECONDS = 0.01
 COMMAND_SECONDS, SHOWN_SECONDS = 1800.0, 300.0
 """Longest that a command may take, and that anything else is waited for."""
 DATASET = "rehearsal"
-Found = TypeVar("Found")
 EXECUTABLE = Path(sys.executable).with_name("headway")
+JOBS = "store/documents/journal/jobs"
+"""The journal of submissions, in a home with its own store: TOKEN/NUMBER/intent.json, handle.json and end.json."""
+Kind = Literal["injected", "noticed", "recovered", "seen"]
+Found = TypeVar("Found")
 
 
 class NotSeen(HeadwayError):
@@ -52,7 +56,7 @@ class Answer:
         """What became of a stage; empty when the run did not come to it."""
         return next((stage for stage in self.fields.get("stages", ()) if stage["name"] == name), {})
 
-    def ended(self) -> str:
+    def summary(self) -> str:
         """The exit code, and the error's first line."""
         error = (self.fields.get("error") or {}).get("message", "") if self.fields else self.errors.strip()[-300:]
         return f"exit code {self.code}" + (f": {str(error).splitlines()[0]}" if error else "")
@@ -66,6 +70,9 @@ class Command:
     log: Path
     """What it printed to stdout is beside it, with the suffix `.json`."""
     began: float
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def answer(self, seconds: float = COMMAND_SECONDS) -> Answer:
         """Wait until it has ended."""
@@ -85,12 +92,11 @@ class Command:
         self.process.wait()
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Something on the time line of a fault: `kind` is injected, noticed, recovered or seen."""
+class Moment(Value):
+    """Something on the time line of a fault, in seconds since its beginning."""
 
     seconds: float
-    kind: str
+    kind: Kind
     text: str
 
 
@@ -143,7 +149,7 @@ class Scene:
         """Run the whole lifecycle, and tell which stage it is in. Raises NotSeen when it does not end well."""
         known = self.known("runs/*/handle.json")
         command, shown = self.start("retrain", *self.words), 0
-        while not ended(command):
+        while not command.has_ended():
             for path in self.known("runs/*/handle.json") - known:
                 stages = stages_begun(path.parent)
                 for stage in stages[shown:]:
@@ -152,14 +158,14 @@ class Scene:
             time.sleep(20 * LOOK_SECONDS)
         answer = command.answer()
         if answer.code:
-            raise NotSeen(f"the lifecycle without a fault ended with {answer.ended()}: fix that first")
+            raise NotSeen(f"the lifecycle without a fault ended with {answer.summary()}: fix that first")
         return answer
 
     def ok(self, *words: object) -> Answer:
         """Run a command that has to end well. Raises NotSeen otherwise."""
         answer = self.run(*words)
         if answer.code:
-            raise NotSeen(f"headway {' '.join(map(str, words))} ended with {answer.ended()}")
+            raise NotSeen(f"headway {' '.join(map(str, words))} ended with {answer.summary()}")
         return answer
 
     def publish(self) -> None:
@@ -190,8 +196,8 @@ class Scene:
         known = self.known("jobs/train-*")
         command = self.start(*words)
         folder = self.appears("jobs/train-*", known)
-        self.until(f"step {after} of training", lambda: newest_step(folder) >= after or ended(command))
-        if command.process.poll() is not None or (folder / "result.json").exists():
+        self.until(f"step {after} of training", lambda: newest_step(folder) >= after or command.has_ended())
+        if command.has_ended() or (folder / "result.json").exists():
             raise NotSeen(
                 f"training was over before the fault came: raise training.steps, which is {newest_step(folder)}"
             )
@@ -208,10 +214,10 @@ class Scene:
             time.sleep(LOOK_SECONDS)
         return value
 
-    def mark(self, kind: str, text: str) -> float:
+    def mark(self, kind: Kind, text: str) -> float:
         """Note a moment; returns the seconds since the fault's beginning."""
         seconds = time.monotonic() - self.began
-        self.moments.append(Moment(round(seconds, 3), kind, text))
+        self.moments.append(Moment(seconds=round(seconds, 3), kind=kind, text=text))
         self.progress(f"   {seconds:6.1f} s  {kind}: {text}")
         return seconds
 
@@ -222,7 +228,7 @@ class Scene:
     def clean(self) -> None:
         """Kill commands that still run."""
         for command in self.commands:
-            if command.process.poll() is None:
+            if not command.has_ended():
                 command.kill()
         self.commands.clear()
 
@@ -263,18 +269,13 @@ class Scene:
 
     def two_at_work(self) -> Iterator[str]:
         """Tokens of jobs that were submitted again before the submission before was closed."""
-        for token in sorted((self.home / "store" / "documents" / "journal" / "jobs").glob("*")):
+        for token in sorted(self.known(f"{JOBS}/*")):
             if any(not (number / "end.json").exists() for number in sorted(token.glob("*"))[:-1]):
                 yield token.name
 
     def submissions(self) -> dict[str, int]:
         """How often each job was submitted, by its token."""
-        journal = self.home / "store" / "documents" / "journal" / "jobs"
-        return {path.name: len(list(path.glob("*/handle.json"))) for path in journal.glob("*")}
-
-
-def ended(command: Command) -> bool:
-    return command.process.poll() is not None
+        return {path.name: len(list(path.glob("*/handle.json"))) for path in self.known(f"{JOBS}/*")}
 
 
 def stages_begun(run: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -16,14 +17,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deployments.rehearsal.fault import Fault, check, equal_losses, exits
+from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, rewrite
 from deployments.rehearsal.scene import (
+    JOBS,
     Command,
     NotSeen,
     Scene,
     below,
     checkpoints_of,
-    ended,
     kill_all,
     losses,
     newest_step,
@@ -46,7 +47,7 @@ class RankKilled(Fault):
         self.at = newest_step(self.folder)
         scene.mark("injected", f"killed at step {self.at}")
         count = reported(self.folder)
-        scene.until("a step after the restart", lambda: reported(self.folder) > count + 1 or ended(command))
+        scene.until("a step after the restart", lambda: reported(self.folder) > count + 1 or command.has_ended())
         scene.mark("recovered", "trains again")
         self.answer = command.answer()
 
@@ -74,7 +75,7 @@ class MachineLost(Fault):
 
     def inject(self, scene: Scene) -> None:
         command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
-        ends = "store/documents/journal/jobs/*/*/end.json"
+        ends = f"{JOBS}/*/*/end.json"
         known, count = scene.known(ends), reported(self.folder)
         parent = parent_of(self.folder / "handle.json")
         kill_all([*below(parent), parent])
@@ -82,7 +83,7 @@ class MachineLost(Fault):
         self.damage(scene)
         scene.appears(ends, known)
         scene.mark("noticed", "the submission is closed as failed")
-        scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or ended(command))
+        scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
         scene.mark("recovered", "trains again")
         self.answer = command.answer()
 
@@ -114,11 +115,11 @@ class CheckpointDamaged(MachineLost):
             )
         self.newest = committed[0].parent
         shard = next(iter(sorted(self.newest.glob("shard-*"))))
-        data = bytearray(shard.read_bytes())
         if self.flipped:
-            data[scene.random.randrange(len(data))] ^= 1 << scene.random.randrange(8)
-        shard.chmod(0o600)
-        shard.write_bytes(data if self.flipped else data[: len(data) // 2])
+            flip(shard, scene.random)
+        else:
+            data = shard.read_bytes()
+            rewrite(shard, data[: len(data) // 2])
         self.step = int(self.newest.parent.name.removeprefix("step-"))
         done = "a bit is flipped in" if self.flipped else "the second half is missing of"
         scene.mark("injected", f"{done} {shard.relative_to(self.folder)}")
@@ -164,7 +165,7 @@ class EvictionNotice(Fault):
             ]
             began = scene.mark("injected", f"the notice comes at step {newest_step(self.folder)}")
             scene.until(
-                "the end of the first submission", lambda: (self.folder / "exit.json").exists() or ended(command)
+                "the end of the first submission", lambda: (self.folder / "exit.json").exists() or command.has_ended()
             )
             self.last = newest_step(self.folder)
             self.seconds = scene.mark("noticed", f"training has ended at step {self.last}") - began
@@ -251,7 +252,9 @@ class DiskFull(Fault):
         scene.mark("recovered", "the same command has ended")
 
     def expect(self, scene: Scene) -> Iterator[Check]:
-        yield check("the run without room", self.first.ended(), "exit code 4 or 6", self.first.code in (4, 6))
+        words = os.strerror(errno.ENOSPC)
+        without = self.first.code == 6 and words in self.first.summary()
+        yield check("the run without room", self.first.summary(), f"exit code 6: {words}", without)
         yield exits(self.answer, 0)
         yield equal_losses(scene, Path(self.answer.stage("train")["job"]["folder"]))
 
@@ -325,20 +328,20 @@ class RandomFaults(Fault):
         self.folder = scene.appears("jobs/train-*", known)
         length = len(losses(Path(scene.undisturbed("train")["job"]["folder"])))
         for _ in range(self.random.randrange(2, 6)):
-            command = scene.start(*words) if ended(command) else command
+            command = scene.start(*words) if command.has_ended() else command
             self.wait(scene, command, newest_step(self.folder) + self.random.randrange(1, max(2, length // 4)))
             if (self.folder / "result.json").exists():
                 break
             hurt = self.random.choice((self.rank, self.machine, self.orchestrator, self.asked_to_stop, self.second_run))
             scene.mark("injected", f"{hurt(scene, command)} at step {newest_step(self.folder)}")
         for _ in range(self.most_runs):
-            self.answer = command.answer() if not ended(command) else scene.run(*words)
+            self.answer = command.answer() if not command.has_ended() else scene.run(*words)
             if not self.answer.code:
                 break
         scene.mark("recovered", f"the last run has ended with exit code {self.answer.code}")
 
     def wait(self, scene: Scene, command: Command, step: int) -> None:
-        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or ended(command))
+        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
 
     def rank(self, scene: Scene, command: Command) -> str:
         kill_all(self.random.sample(pids, 1) if (pids := rank_pids(self.folder)) else [])
@@ -352,10 +355,7 @@ class RandomFaults(Fault):
         if len(committed) < 2 or self.random.random() < 0.5:
             return "all processes of the job are killed"
         shard = sorted(committed[0].parent.glob("shard-*"))[0]
-        data = bytearray(shard.read_bytes())
-        data[self.random.randrange(len(data))] ^= 1
-        shard.chmod(0o600)
-        shard.write_bytes(data)
+        flip(shard, self.random)
         return f"all processes of the job are killed, and a bit of {committed[0].parts[-3]} flips"
 
     def orchestrator(self, scene: Scene, command: Command) -> str:

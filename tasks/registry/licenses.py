@@ -10,10 +10,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
 from tasks.artifacts import parse_ref
 from tasks.data.licenses import Terms
+from tasks.formats.model_card import front_matter, license_in
 from tasks.registry.transfer import ancestry
 from tasks.storage.manifest import Manifest
 from tasks.storage.store import Store, find
@@ -52,11 +51,4 @@ def _by_card(store: Store, manifest: Manifest) -> str:
     with tempfile.TemporaryDirectory() as folder:
         store.copy_files(manifest, (CARD,), Path(folder))
         text = (Path(folder) / CARD).read_text(encoding="utf-8", errors="replace")
-    if not text.startswith("---\n"):
-        return ""
-    try:
-        matter = yaml.safe_load(text[4:].partition("\n---")[0])
-    except yaml.YAMLError:
-        return ""
-    name = matter.get("license", "") if isinstance(matter, dict) else ""
-    return "" if name == "unknown" else ", ".join(map(str, name)) if isinstance(name, list) else str(name or "")
+    return license_in(front_matter(text)[0])

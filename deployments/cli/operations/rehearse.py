@@ -26,14 +26,14 @@ def rehearse(
         str, typer.Option(help="NAME or dataset/NAME@VERSION; by default the configuration's dataset.")
     ] = "",
     only: Annotated[
-        list[str] | None, typer.Option(metavar="FAULT", help="Inject this fault alone; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="FAULT", help="Inject this fault alone; may be repeated. Also random-SEED."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the faults that take long.")] = False,
     seed: Annotated[int, typer.Option(help="Where and when faults come; the same seed makes the same choices.")] = 1,
     hours: Annotated[
         float, typer.Option(min=0.0, help="Then inject several faults at once, drawn by seed, for so many hours.")
     ] = 0.0,
-    random_only: Annotated[bool, typer.Option("--random-only", help="With --hours: nothing but those.")] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write the page to this file, too.", dir_okay=False, writable=True)
     ] = None,
@@ -55,9 +55,7 @@ def rehearse(
     from tasks.config.files import load
     from tasks.storage import open_store
 
-    if random_only and not hours:
-        raise ValueError("--random-only needs --hours: how long faults are drawn")
-    faults = [] if random_only else run.chosen(only or [], quick=quick)
+    faults = run.chosen(only or [], quick=quick)
     if list_:
         rows = [{"name": one.name, "what": one.what, "promise": one.promise, "page": one.page} for one in faults]
         listed = [line for row in rows for line in (row["name"], f"  {row['what']}", f"  {row['promise']}")]
