@@ -14,6 +14,7 @@ from tasks.planning.prices.book import Book, machine_price, storage_prices
 
 MONTH_HOURS = 730
 TERABYTE = 1000
+TEBIBYTE_GB = 2**40 / 1e9
 FOR_ENDPOINTS = {"PolicyInsights", "Cdn"}
 """Providers that managed endpoints need."""
 UNKNOWN = "not in the price list"
@@ -48,11 +49,23 @@ def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[s
     if estate.database:
         yield "Azure asks for `databasePassword`: 16 characters or more, and in no file. Keep it where you keep passwords."
         yield ""
+    if estate.file_system:
+        yield f"Machines of Slurm and SSH in the network mount the file system as this says: `{_mounting(estate)}`."
+        yield ""
     yield "A second `az stack sub create` with the same files changes nothing. `az stack sub delete --action-on-unmanage"
     yield "deleteAll` takes everything away but what is locked, and the vault, whose name is kept for 90 days."
     if estate.network == "isolated":
         yield ""
         yield "Nothing of it is reached from outside: run `headway`, push images and open the studio inside the virtual network."
+
+
+def _mounting(estate: EstateConfig) -> str:
+    """The command that says how the file system is mounted."""
+    where = f"--resource-group {estate.name}-data"
+    if estate.file_system and estate.file_system.storage.startswith("lustre-"):
+        return f"az amlfs show --name {estate.name} {where} --query clientInfo.mountCommand"
+    shared = "--pool-name shared --name shared"
+    return f"az netappfiles volume show --account-name {estate.name} {shared} {where} --query 'mountTargets[0].ipAddress'"
 
 
 def _providers(estate: EstateConfig, templates: Mapping[str, Any]) -> list[str]:
@@ -120,6 +133,11 @@ def _costs(estate: EstateConfig, book: Book, today: datetime.date) -> Iterator[s
     text = f"{month * TERABYTE:,.2f} a month" if month else UNKNOWN
     redundancy = "; of one zone, three zones cost more" if estate.zones and month else ""
     yield f"| 10^12 bytes of storage{redundancy} | they are kept | {text} | {stored.source} {stored.date} |"
+    if shared := estate.file_system:
+        month = stored.gb_month.get(shared.storage)
+        text = f"{month * shared.tib * TEBIBYTE_GB:,.0f} a month" if month else UNKNOWN
+        origin = stored.source if month else ""
+        yield f"| the file system, {shared.storage}, {shared.tib} TiB | always, however full | {text} | {origin} |"
     for what, wanted in (
         ("the registry, " + ("Premium" if estate.network != "public" or estate.zones else "Basic"), True),
         ("private endpoints", estate.network != "public"),

@@ -24,6 +24,7 @@ from deployments.azure.settings import EstateConfig
 from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry.monitors import azure_rules
 from tasks.azure.rights import FOLDER_DAYS
+from tasks.report.estate.regions import zone_regions
 
 FOLDER = Path(__file__).parent
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -136,6 +137,8 @@ def modules(estate: EstateConfig) -> Iterator[Module]:
     if estate.events:
         yield Module("arrivals", "subscription", data, ("roles-data",))
     yield Module("alerts", "alerts", main, ("logs",))
+    if estate.file_system:
+        yield Module("file-system", "file-system", data, ("network",))
     if estate.host:
         yield Module("host", "host", main, ("network", "identities", "roles", "roles-data"))
     if estate.policies:
@@ -272,6 +275,9 @@ def _context(estate: EstateConfig) -> dict[str, Any]:
         "datastores": (("artifacts", "headway"), ("jobs", "jobs")),
         "outbound": (("artifacts", "blob"), ("jobs", "blob"), ("registry", "registry")),
         "subnets": subnets(estate),
+        "lustre": estate.file_system is not None and estate.file_system.storage.startswith("lustre-"),
+        "in_zones": estate.region in zone_regions(),
+        "tebibyte": 2**40,
         "endpoints": endpoints,
         "zones": sorted({zone for *_, names in endpoints for zone in names}),
         "folder_days": FOLDER_DAYS,
@@ -339,9 +345,10 @@ def grants(estate: EstateConfig) -> list[Grant]:
 
 
 def subnets(estate: EstateConfig) -> dict[str, str]:
-    """A quarter of the network for private endpoints, one for hosts; the rest is left for more."""
+    """A quarter of the network for private endpoints, one for hosts, one for a file system; the rest is left for more."""
     quarters = ipaddress.IPv4Network(estate.address_space).subnets(prefixlen_diff=2)
-    return {name: str(next(quarters)) for name in ("private-endpoints", "platform")}
+    names = ("private-endpoints", "platform", *(("file-system",) if estate.file_system else ()))
+    return {name: str(next(quarters)) for name in names}
 
 
 def private_endpoints(estate: EstateConfig) -> list[tuple[str, str, str, tuple[str, ...]]]:

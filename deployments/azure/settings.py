@@ -19,6 +19,7 @@ from tasks.config.base import Positive, Settings
 from tasks.config.files import BASED_ON, merged, read_whole, validated
 from tasks.hardware.files import is_known
 from tasks.hardware.sku import load_sku
+from tasks.planning.storages import storage_named
 from tasks.report.estate.regions import regions_date, zone_regions
 
 PRESETS = Path(__file__).with_name("presets")
@@ -26,6 +27,9 @@ Id = Annotated[str, Field(pattern=TENANT)]
 Email = Annotated[str, Field(pattern=r"^[^@\s'\[\]]+@[^@\s'\[\]]+$")]
 
 
+CLOCK = r"^([01]\d|2[0-3]):[0-5]\d$"
+LUSTRE_MOST_TIB, NETAPP_MOST_TIB = 400, 100
+"""Where Microsoft's table of subnets ends, and what a volume that is not a large one has."""
 TagName = Annotated[str, Field(pattern=r"^[^<>%&\\?/']{1,128}$")]
 TagValue = Annotated[str, Field(pattern=r"^([^\[].{0,254})?$")]
 
@@ -80,8 +84,21 @@ class HostConfig(Settings):
     """Size of its disk."""
     ssh_key: Annotated[str, Field(pattern=r"^(ssh-rsa|ssh-ed25519) [A-Za-z0-9+/=]+( [^'\n]*)?$")]
     """Public key of who administers it."""
-    patch_window: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "02:00"
+    patch_window: Annotated[str, Field(pattern=CLOCK)] = "02:00"
     """Start of the two hours on Sunday in which it is patched, UTC."""
+
+
+class FileSystemConfig(Settings):
+    """A file system that machines of Slurm and SSH in the virtual network share: Managed Lustre, or a NetApp volume over NFS."""
+
+    storage: Literal[
+        "lustre-40", "lustre-125", "lustre-250", "lustre-500", "netapp-standard", "netapp-premium", "netapp-ultra"
+    ]
+    """Which of the storages that `headway plan` compares."""
+    tib: Positive
+    """Its size."""
+    patch_window: Annotated[str, Field(pattern=CLOCK)] = "02:00"
+    """Start of the half hour on Sunday in which Managed Lustre is patched, UTC."""
 
 
 class BudgetConfig(Settings):
@@ -131,6 +148,8 @@ class EstateConfig(Settings):
     """PostgreSQL; none: files of the home."""
     host: HostConfig | None = None
     """A virtual machine for the platform; none: it runs elsewhere."""
+    file_system: FileSystemConfig | None = None
+    """What machines of Slurm and SSH share; none: nothing. Nodes of Azure ML do not reach it."""
     events: bool
     """Whether blobs that arrive in the container `incoming` send events to a queue."""
     backup_days: int = Field(ge=0, le=3650)
@@ -198,12 +217,34 @@ class EstateConfig(Settings):
             )
         if self.database and self.database.standby and not self.zones:
             yield "database.standby is a server in another zone: set zones: true, or database.standby: false"
+        if self.file_system:
+            yield from self._without_file_system(self.file_system)
         names = [cluster.name for cluster in self.clusters]
         if len(names) != len(set(names)):
             yield f"clusters has one name twice ({', '.join(sorted(names))}): name each once"
         for cluster in self.clusters:
             if cluster.infiniband:
                 yield from _without_infiniband(cluster)
+
+
+    def _without_file_system(self, asked: FileSystemConfig) -> Any:
+        """Why there cannot be such a file system."""
+        storage, lustre = storage_named(asked.storage), asked.storage.startswith("lustre-")
+        if self.network == "public" or (lustre and self.network == "isolated"):
+            needs = "a way to Azure's own services, which isolated closes" if self.network == "isolated" else "a network"
+            yield f"file_system {asked.storage} needs {needs}: set network: private, or leave it out"
+        most = min(storage.largest, LUSTRE_MOST_TIB if lustre else NETAPP_MOST_TIB)
+        if asked.tib > most or asked.tib % storage.step:
+            yield (
+                f"file_system.tib: {asked.storage} is made in steps of {storage.step:g} TiB up to {most:g}, and {asked.tib} is "
+                f"none: take {max(storage.smallest, min(most, asked.tib) // storage.step * storage.step):g}"
+            )
+        prefix = ipaddress.IPv4Network(self.address_space).prefixlen + 2
+        if lustre and prefix > (wanted := 24 if asked.tib <= 196 else 23):
+            yield (
+                f"file_system: {asked.tib} TiB of Managed Lustre need a subnet of /{wanted}, and a quarter of address_space is "
+                f"/{prefix}: take a range of /{wanted - 2}"
+            )
 
 
 def _without_infiniband(cluster: ClusterConfig) -> Any:

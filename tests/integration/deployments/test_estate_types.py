@@ -35,6 +35,8 @@ SETTINGS = {
     "budget": {"monthly": 1000, "start": "2027-01-01", "emails": ["a@example.com"]},
 }
 
+FILE_SYSTEMS = {"production": {"storage": "lustre-125", "tib": 16}, "isolated": {"storage": "netapp-premium", "tib": 4}}
+
 
 @pytest.fixture(scope="module")
 def types():
@@ -48,7 +50,8 @@ def bodies():
     for preset in sorted(path.stem for path in PRESETS.glob("*.yaml")):
         host = {} if preset == "small" else {"host": {"ssh_key": "ssh-ed25519 AAAA me"}}
         addresses = {"allowed_addresses": ["20.1.2.3"]} if preset == "production" else {}
-        estate = estate_of({"based_on": preset, **SETTINGS, **host, **addresses}, preset)
+        shared = {"file_system": FILE_SYSTEMS[preset]} if preset in FILE_SYSTEMS else {}
+        estate = estate_of({"based_on": preset, **SETTINGS, **host, **addresses, **shared}, preset)
         main = json.loads(files(estate)["main.json"])
         given = {"databasePassword": "x" * 16} if "databasePassword" in main["parameters"] else {}
         for one in Estate(main, given).resources:
@@ -156,6 +159,8 @@ def test_what_is_required_is_missed_when_it_is_away(types, bodies):
         ("Microsoft.Authorization/roleAssignments", ("properties", "principalType"), "Person"),
         ("Microsoft.Maintenance/maintenanceConfigurations", ("properties", "maintenanceScope"), "Guest"),
         ("Microsoft.Consumption/budgets", ("properties", "timeGrain"), "Month"),
+        ("Microsoft.StorageCache/amlFilesystems", ("properties", "maintenanceWindow", "dayOfWeek"), "Sun"),
+        ("Microsoft.NetApp/netAppAccounts/capacityPools", ("properties", "serviceLevel"), "premium-1"),
     ],
 )
 def test_a_word_that_no_list_has_is_found(types, bodies, type_, path, value):

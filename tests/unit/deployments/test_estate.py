@@ -31,12 +31,14 @@ FULL = {
     "budget": {"monthly": 1000, "start": "2027-01-01", "emails": ["a@example.com"]},
 }
 HOST = {"host": {"ssh_key": "ssh-ed25519 AAAA me"}}
+LUSTRE = {"file_system": {"storage": "lustre-125", "tib": 16}}
+FILE_SYSTEMS = {"production": LUSTRE, "isolated": {"file_system": {"storage": "netapp-premium", "tib": 4}}, "small": {}}
 NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def settings_of(preset, **other):
     host = {} if preset == "small" else HOST
-    return estate_of({"based_on": preset, **GIVEN, **FULL, **host, **other}, "a test")
+    return estate_of({"based_on": preset, **GIVEN, **FULL, **host, **FILE_SYSTEMS[preset], **other}, "a test")
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -369,6 +371,20 @@ REFUSED = {
         {"based_on": "small", "budget": {**FULL["budget"], "start": "2027-01-02"}},
         "is not the first day of a month, as Azure asks for: take 2027-01-01",
     ),
+    "Lustre where nothing leaves": ({"based_on": "isolated", **LUSTRE}, "a way to Azure's own services, which isolated closes"),
+    "a file system without a network": ({"based_on": "small", **LUSTRE}, "file_system lustre-125 needs a network"),
+    "a size that Lustre has not": (
+        {"based_on": "production", "file_system": {"storage": "lustre-250", "tib": 20}},
+        "lustre-250 is made in steps of 8 TiB up to 128, and 20 is none: take 16",
+    ),
+    "a volume that is too large": (
+        {"based_on": "production", "file_system": {"storage": "netapp-ultra", "tib": 200}},
+        "up to 100, and 200 is none: take 100",
+    ),
+    "no room for Lustre": (
+        {"based_on": "production", "address_space": "10.1.0.0/23", **LUSTRE},
+        "16 TiB of Managed Lustre need a subnet of /24, and a quarter of address_space is /25: take a range of /22",
+    ),
     "an expression": ({"based_on": "small", "tags": {"a": "b"}, "name": "[resourceGroup()]"}, "name"),
 }
 
@@ -378,6 +394,22 @@ def test_what_contradicts_itself_is_refused_by_name(case):
     value, words = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(words)):
         estate_of({**GIVEN, **value}, "estate.yaml")
+
+
+def test_the_file_system_has_a_subnet_of_its_own(made, preset):
+    subnets = {
+        one["name"]: one["properties"]
+        for net in made[2].of("Microsoft.Network/virtualNetworks")
+        for one in net.body["properties"]["subnets"]
+    }
+    lustre = made[2].of("Microsoft.StorageCache/amlFilesystems")
+    volumes = made[2].of("Microsoft.NetApp/netAppAccounts/capacityPools/volumes")
+    used = [one.body["properties"]["filesystemSubnet"] for one in lustre]
+    used += [one.body["properties"]["subnetId"] for one in volumes]
+    assert (len(lustre), len(volumes)) == {"production": (1, 0), "isolated": (0, 1), "small": (0, 0)}[preset]
+    assert {one.rpartition("/")[2] for one in used} == {"file-system"} & set(subnets)
+    delegated = {name for name, one in subnets.items() if one.get("delegations")}
+    assert delegated == ({"file-system"} if volumes else set())
 
 
 def test_a_setting_does_not_leave_its_place(tmp_path):
