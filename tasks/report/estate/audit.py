@@ -61,6 +61,8 @@ class Test(Settings):
     no_element: str = ""
     """Path of a list of which one element, or none, is such that all of `having` hold."""
     having: tuple[Test, ...] = ()
+    unlike: str = ""
+    """It is not what this path has."""
 
     def holds(self, row: Mapping[str, Any], *, old: bool, now: datetime.datetime) -> bool | None:
         if self.any:
@@ -72,6 +74,8 @@ class Test(Settings):
         if not known:
             unknown = all(one is None for one in values) or (old and self.absent == "fails")
             return None if unknown or self.absent == "unknown" else self.absent == "holds"
+        if self.unlike:
+            return known != values_of(row, self.unlike) if values_of(row, self.unlike) else None
         return either(self._holds_of(one, now) for one in known)
 
     def _holds_of_elements(self, row: Mapping[str, Any], now: datetime.datetime) -> bool | None:
@@ -113,7 +117,9 @@ class Related(Settings):
     query: str
     type: str
     by: str = ""
-    """Property with the id of what it belongs to; empty: it lies below it."""
+    """Property with the id of what it belongs to, or of something that this lies in; empty: it lies below it."""
+    of: str = ""
+    """Property that `by` names in place of the id."""
     single: bool = False
     """There is exactly one."""
     anywhere: bool = False
@@ -282,7 +288,13 @@ class _Judge:
         if check.least_one:
             return [self._least_one(check, judged, whole)]
         result = [
-            Finding(check.id, _verdict(holds), _told(check, one), one.id, _filled(check.remedy, one))
+            Finding(
+                check.id,
+                _verdict(holds),
+                f"{check.text}: {check.unknown}" if holds is None and check.unknown else _told(check, one),
+                one.id,
+                _filled(check.remedy, one),
+            )
             for one, holds in judged
             if not holds
         ]
@@ -356,7 +368,13 @@ class _Judge:
     def _related(self, related: Related, one: Resource) -> bool | None:
         """Whether a resource has one that belongs to it."""
         index, unclear = self._index(related.type, related.by)
-        own = list(self.export.having((related.type,))) if related.anywhere else index.get(one.id.lower(), ())
+        keys = [one.id, *(above(one.id) if related.by else ())]
+        if related.of:
+            if (values := values_of(one.body, related.of)) is None:
+                return None
+            keys = list(map(str, values))
+        own = list(self.export.having((related.type,))) if related.anywhere else []
+        own = own or [each for key in keys for each in index.get(key.lower(), ())]
         holds = either(self._all(related.met, each) for each in own)
         if holds or (own and (holds is None or related.single)):
             return holds
@@ -368,9 +386,8 @@ class _Judge:
         if (type_, by) not in self._by:
             index, unclear = defaultdict(list), False
             for one in self.export.having((type_,)):
-                owners = (
-                    [str(id_).lower() for id_ in values_of(one.body, by) or ()] if by else list(above(one.id.lower()))
-                )
+                ids = (id_ for path in by.split() for id_ in values_of(one.body, path) or ())
+                owners = [str(id_).lower() for id_ in ids] if by else list(above(one.id.lower()))
                 unclear = unclear or not owners
                 for owner in owners:
                     index[owner].append(one)
@@ -471,7 +488,7 @@ def _unless_met(verdict: Verdict, remedy: str) -> str:
 
 def _told(check: Check, one: Resource) -> str:
     words = values_of(one.body, check.title) if check.title else None
-    return f"{check.text}: {words[0] if words else check.unknown or one.name}"
+    return f"{check.text}: {words[0] if words else one.name}"
 
 
 def _filled(remedy: str, one: Resource | None = None) -> str:

@@ -76,7 +76,8 @@ class Export:
             yield from self._types.get(type_.lower(), {}).values()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        id_, type_ = str(row["id"]), str(row.get("type") or type_of(str(row["id"])))
+        id_ = "/" + str(row["id"]).lstrip("/")
+        type_ = str(row.get("type") or type_of(id_))
         self.subscriptions |= {one.lower() for one in ID.findall(id_)[:1]}
         self._types[type_.lower()][id_.lower()] = Resource(id_, type_.lower(), row)
 
@@ -206,7 +207,7 @@ def _rows(path: Path, answer: Any) -> list[dict[str, Any]]:
     if not isinstance(rows, list):
         raise ValueError(f"{path} is no export of Azure: rows are wanted, and there is a {type(rows).__name__}")
     for row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get("id"), str) or not row["id"].startswith("/"):
+        if not isinstance(row, dict) or not re.match(r"/|subscriptions/", str(row.get("id"))):  # a budget's has no slash
             raise ValueError(
                 f"{path} is no export of Azure: a row has no id; `headway estate audit --collect` asks for it"
             )

@@ -489,7 +489,10 @@ FAULTS = {
     ),
     "a scale set without anything": (
         add("resources", VMSS, "set one", SCALE_SET, zones=["1", "2"]),
-        {"rolling-patches/scale-sets", "patched/scale-sets", "autoscale/scale-sets", "scale-sets/scale-sets"},
+        {
+            "rolling-patches/scale-sets", "patched/scale-sets", "autoscale/scale-sets", "scale-sets/scale-sets",
+            "health/processors", "health/memory", "health/network",
+        },  # fmt: skip
         "'set one'",
     ),
     "nodes that idle": (
