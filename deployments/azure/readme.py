@@ -65,7 +65,9 @@ def _mounting(estate: EstateConfig) -> str:
     if estate.file_system and estate.file_system.storage.startswith("lustre-"):
         return f"az amlfs show --name {estate.name} {where} --query clientInfo.mountCommand"
     shared = "--pool-name shared --name shared"
-    return f"az netappfiles volume show --account-name {estate.name} {shared} {where} --query 'mountTargets[0].ipAddress'"
+    return (
+        f"az netappfiles volume show --account-name {estate.name} {shared} {where} --query 'mountTargets[0].ipAddress'"
+    )
 
 
 def _providers(estate: EstateConfig, templates: Mapping[str, Any]) -> list[str]:

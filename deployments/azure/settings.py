@@ -226,12 +226,13 @@ class EstateConfig(Settings):
             if cluster.infiniband:
                 yield from _without_infiniband(cluster)
 
-
     def _without_file_system(self, asked: FileSystemConfig) -> Any:
         """Why there cannot be such a file system."""
         storage, lustre = storage_named(asked.storage), asked.storage.startswith("lustre-")
         if self.network == "public" or (lustre and self.network == "isolated"):
-            needs = "a way to Azure's own services, which isolated closes" if self.network == "isolated" else "a network"
+            needs = (
+                "a way to Azure's own services, which isolated closes" if self.network == "isolated" else "a network"
+            )
             yield f"file_system {asked.storage} needs {needs}: set network: private, or leave it out"
         most = min(storage.largest, LUSTRE_MOST_TIB if lustre else NETAPP_MOST_TIB)
         if asked.tib > most or asked.tib % storage.step:

@@ -207,7 +207,9 @@ def _rows(path: Path, answer: Any) -> list[dict[str, Any]]:
     if not isinstance(rows, list):
         raise ValueError(f"{path} is no export of Azure: rows are wanted, and there is a {type(rows).__name__}")
     for row in rows:
-        if not isinstance(row, dict) or not re.match(r"/|subscriptions/", str(row.get("id"))):  # a budget's has no slash
+        if not isinstance(row, dict) or not re.match(
+            r"/|subscriptions/", str(row.get("id"))
+        ):  # a budget's has no slash
             raise ValueError(
                 f"{path} is no export of Azure: a row has no id; `headway estate audit --collect` asks for it"
             )

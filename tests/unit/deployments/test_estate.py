@@ -5,12 +5,14 @@ import ipaddress
 import json
 import re
 import runpy
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from arm_template import SUBSCRIPTION, Estate
 from typer.testing import CliRunner
+from waiting import limit
 
 from deployments.azure.connect import check, outputs_of, read_outputs, settings
 from deployments.azure.names import IDENTITIES
@@ -60,8 +62,10 @@ def test_the_presets_are_the_three_that_are_documented():
     assert NAMES == ["isolated", "production", "small"]
 
 
-def test_the_same_settings_make_the_same_bytes(made, preset):
+def test_the_same_settings_make_the_same_bytes_within_two_seconds(made, preset):
+    began = time.process_time()
     assert files(settings_of(preset)) == made[1]
+    assert time.process_time() - began < limit(2)
 
 
 def test_every_name_is_once_and_as_azure_takes_it(made):
@@ -371,7 +375,10 @@ REFUSED = {
         {"based_on": "small", "budget": {**FULL["budget"], "start": "2027-01-02"}},
         "is not the first day of a month, as Azure asks for: take 2027-01-01",
     ),
-    "Lustre where nothing leaves": ({"based_on": "isolated", **LUSTRE}, "a way to Azure's own services, which isolated closes"),
+    "Lustre where nothing leaves": (
+        {"based_on": "isolated", **LUSTRE},
+        "a way to Azure's own services, which isolated closes",
+    ),
     "a file system without a network": ({"based_on": "small", **LUSTRE}, "file_system lustre-125 needs a network"),
     "a size that Lustre has not": (
         {"based_on": "production", "file_system": {"storage": "lustre-250", "tib": 20}},
