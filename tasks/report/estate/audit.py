@@ -75,7 +75,8 @@ class Test(Settings):
             unknown = all(one is None for one in values) or (old and self.absent == "fails")
             return None if unknown or self.absent == "unknown" else self.absent == "holds"
         if self.unlike:
-            return known != values_of(row, self.unlike) if values_of(row, self.unlike) else None
+            other = values_of(row, self.unlike)
+            return known != other if other else None
         return either(self._holds_of(one, now) for one in known)
 
     def _holds_of_elements(self, row: Mapping[str, Any], now: datetime.datetime) -> bool | None:
@@ -273,6 +274,7 @@ class _Judge:
     def __init__(self, export: Export, records: Mapping[str, Record], now: datetime.datetime) -> None:
         self.export, self.records, self.now = export, records, now
         self._by: dict[tuple[str, str], tuple[dict[str, list[Resource]], bool]] = {}
+        self._elsewhere: dict[int, bool | None] = {}
         self._values: dict[str, dict[tuple[str, str, str], list[list[Any] | None]]] = {}
 
     def findings(self, check: Check) -> list[Finding]:
@@ -367,19 +369,28 @@ class _Judge:
 
     def _related(self, related: Related, one: Resource) -> bool | None:
         """Whether a resource has one that belongs to it."""
+        if related.anywhere:
+            return self._anywhere(related)
         index, unclear = self._index(related.type, related.by)
         keys = [one.id, *(above(one.id) if related.by else ())]
         if related.of:
             if (values := values_of(one.body, related.of)) is None:
                 return None
             keys = list(map(str, values))
-        own = list(self.export.having((related.type,))) if related.anywhere else []
-        own = own or [each for key in keys for each in index.get(key.lower(), ())]
+        own = [each for key in keys for each in index.get(key.lower(), ())]
         holds = either(self._all(related.met, each) for each in own)
         if holds or (own and (holds is None or related.single)):
             return holds
         whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
-        return False if whole and (related.anywhere or not unclear) else None
+        return False if whole and not unclear else None
+
+    def _anywhere(self, related: Related) -> bool | None:
+        """Whether the subscription has one; looked up once, for it is asked for each of many resources."""
+        if id(related) not in self._elsewhere:
+            holds = either(self._all(related.met, each) for each in self.export.having((related.type,)))
+            whole = related.query in self.export.complete
+            self._elsewhere[id(related)] = holds if holds is not False or whole else None
+        return self._elsewhere[id(related)]
 
     def _index(self, type_: str, by: str) -> tuple[dict[str, list[Resource]], bool]:
         """Resources of a type by the ids that they belong to, and whether one does not say."""
