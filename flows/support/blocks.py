@@ -36,7 +36,9 @@ class HeadwayCredentials(Block):
 
     credential: Credential = Field("cli", description="The kind; docs/storage.md says what each needs.")
     tenant: str = Field("", description="Tenant of a service principal, or of `cli` where there are several.")
-    client: str = Field("", description="Client id of a service principal, or of a managed identity that a user assigned.")
+    client: str = Field(
+        "", description="Client id of a service principal, or of a managed identity that a user assigned."
+    )
     secret: SecretStr | None = Field(None, description="A service principal's secret, or a connection string.")
 
 
@@ -77,7 +79,8 @@ class HeadwayCluster(Block):
         json_schema_extra={"enum": ["", *places()]},
     )
     settings: dict[str, Any] = Field(
-        default={}, description='Settings of the section `cluster` on top of it: {"nodes": 4, "slurm": {"partition": "gpu"}}'
+        default={},
+        description='Settings of the section `cluster` on top of it: {"nodes": 4, "slurm": {"partition": "gpu"}}',
     )
     store: HeadwayStore | None = Field(None, description="Empty: the store that the home has.")
 
