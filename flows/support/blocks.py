@@ -1,5 +1,5 @@
-"""Prefect blocks: where jobs run, which store a home works in, and as whom. People make them in Prefect's page; a run names one in
-its field `cluster`.
+"""Prefect blocks: where jobs run, which store a home works in, and as whom. People make them in Prefect's page; a run names
+one in its field `cluster`.
 
 `headway up` registers the three types; on a server of yours, `prefect block register -m flows.support.blocks` does. A home's own
 stores.yaml is never changed by a block: see docs/platform.md.
@@ -25,7 +25,7 @@ from tasks.config.files import load_cluster, merged, places, validated
 from tasks.storage.settings import Credential, StoreConfig, Stores, load_stores, stores_file
 
 SECRET = "HEADWAY_STORE_SECRET"
-"""Variable of a flow run's process that holds the secret of its block; the stores.yaml of a home that a block named reads it there."""
+"""Variable that holds the secret of a run's block, in the process of that run. The stores.yaml that a block made names it."""
 
 
 class HeadwayCredentials(Block):
@@ -118,9 +118,10 @@ def cluster_block(name: str) -> HeadwayCluster:
 def take_store(home: Path, name: str) -> None:
     """Have this process work in the store that a cluster block names: a home without one takes it, for good.
 
-    Raises ValueError for a home that works in another store: what its commands and its watch look at must be what runs write.
+    An empty name is no block. Raises ValueError for a home that works in another store: what its commands and its watch look at
+    must be what runs write.
     """
-    store = cluster_block(name).store
+    store = cluster_block(name).store if name else None
     if store is None:
         return
     config, (path, named) = store.config(), stores_file(home)
