@@ -127,7 +127,8 @@ def take_store(home: Path, name: str) -> None:
     config, (path, named) = store.config(), stores_file(home)
     fresh = not (named or path.exists() or (home / "store").exists() or has_policy(home))
     if fresh:
-        made = Stores(use=name, stores={name: config}).model_dump(mode="json", exclude_defaults=True)
+        # Not by the block's name, which may be `local`: that is the folder of a home.
+        made = Stores(use="block", stores={"block": config}).model_dump(mode="json", exclude_defaults=True)
         text = f"# The block headway-store of the Prefect block headway-cluster/{name}.\n{yaml.safe_dump(made)}"
         try:
             with process.whole(path, replace=False) as file:

@@ -218,7 +218,7 @@ def test_a_worker_without_a_store_takes_the_one_of_a_block(plain, connection, bl
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
     assert not (fresh / "store").exists()
     kept = yaml.safe_load((fresh / "stores.yaml").read_text())
-    assert (kept["use"], kept["stores"]["team"]) == ("team", {**config, "secret": "env:HEADWAY_STORE_SECRET"})
+    assert (kept["use"], kept["stores"]["block"]) == ("block", {**config, "secret": "env:HEADWAY_STORE_SECRET"})
     assert theirs.ok("artifacts", "validation").said["artifacts"]
     key = azurite.KEY.encode()
     assert not [path for path in fresh.rglob("*") if path.is_file() and key in path.read_bytes()]
