@@ -98,8 +98,9 @@ def cluster_block(name: str) -> HeadwayCluster:
     slug = HeadwayCluster.get_block_type_slug()
     try:
         with get_client(sync_client=True) as client:
+            client.read_block_type_by_slug(slug)
             documents = client.read_block_documents_by_type(slug, include_secrets=False)
-    except ObjectNotFound:  # the type itself: nobody registered it
+    except ObjectNotFound:  # nobody registered the type
         documents = []
     known = sorted(one.name for one in documents if one.name)
     if name not in known:
