@@ -28,7 +28,7 @@ SECRET = "HEADWAY_STORE_SECRET"
 """Variable that holds the secret of a run's block, in the process of that run. The stores.yaml that a block made names it."""
 
 
-class HeadwayCredentials(Block):
+class HeadwayCredentials(Block):  # type: ignore[misc]
     """How Azure knows Headway: one kind of credential, and no other is tried when that one fails."""
 
     _block_type_name = "Headway credentials"
@@ -42,7 +42,7 @@ class HeadwayCredentials(Block):
     secret: SecretStr | None = Field(None, description="A service principal's secret, or a connection string.")
 
 
-class HeadwayStore(Block):
+class HeadwayStore(Block):  # type: ignore[misc]
     """A store of artifacts."""
 
     _block_type_name = "Headway store"
@@ -67,7 +67,7 @@ class HeadwayStore(Block):
             raise ValueError(f"the store does not hold: {explain(error, StoreConfig)}") from None
 
 
-class HeadwayCluster(Block):
+class HeadwayCluster(Block):  # type: ignore[misc]
     """Where jobs run, and the store that the home of a worker works in."""
 
     _block_type_name = "Headway cluster"
