@@ -78,6 +78,7 @@ which section in its key is in [stages.md](stages.md); `--dry-run` shows it for 
 | `HEADWAY_MLFLOW_WEIGHTS` | `copy` puts the weights of models [into MLflow](lineage.md#load-a-model). Without it: `store`. |
 | `HEADWAY_PERSON`, `HEADWAY_TOKEN` | Who you are, where the [policy](access.md) asks. |
 | `HEADWAY_POLICY`, `HEADWAY_TRUST`, `HEADWAY_STORES` | Other files; refused where the home has its own, or a policy. |
+| `HEADWAY_STORE_SECRET` | Secret of the store that a Prefect block named to this home (platform.md). |
 | `PREFECT_API_URL` | A Prefect server that is there; a policy [lists](access.md#the-file) which. Else: one under the home. |
 
 ## Settings

@@ -26,6 +26,7 @@ STAGES = ("benchmark",)
 def qualify(
     preset: Preset = "",
     where: Where = "",
+    cluster: str = "",
     overrides: Overrides = (),
     config: Config = NOTHING,
 ) -> Qualification:
@@ -36,12 +37,13 @@ def qualify(
     Args:
         preset: The shipped configuration that all other settings come from. Empty: the deployment's.
         where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        cluster: Name of a Prefect block `Headway cluster`, whose settings count over `where`. Empty: none.
         overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: benchmark.depth=full.
         config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(QualifyConfig, config, preset, where, overrides)
+    config = configured(QualifyConfig, config, preset, where, overrides, cluster=cluster)
     with (
-        started_by("run", f"qualify {config.cluster.name}"),
+        started_by("run", f"qualify {config.cluster.name}", cluster=cluster),
         shown_lifecycle("qualify", config, subject=config.cluster.name, stages=STAGES, first=STAGES[0]) as run,
     ):
         qualification = benchmark(config.cluster, config.benchmark, training=config.training)

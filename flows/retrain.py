@@ -61,6 +61,7 @@ def retrain(
     learning_rate: NonNegativeFloat = 0.0,
     steps: NonNegativeInt = 0,
     where: Where = "",
+    cluster: str = "",
     overrides: Overrides = (),
     cause: str = "",
     from_stage: StageName | None = None,
@@ -78,6 +79,7 @@ def retrain(
         learning_rate: Instead of the preset's; 0: the preset's.
         steps: Training steps, instead of the preset's; 0: the preset's.
         where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        cluster: Name of a Prefect block `Headway cluster`, whose settings count over `where`. Empty: none.
         overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: training.warmup_steps=20.
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
@@ -85,9 +87,10 @@ def retrain(
         continue_from: Another run whose newest good checkpoint training begins with. Empty begins anew.
         config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(RetrainConfig, config, preset, where, overrides, learning_rate=learning_rate, steps=steps)
+    training = {"learning_rate": learning_rate, "steps": steps}
+    config = configured(RetrainConfig, config, preset, where, overrides, cluster=cluster, **training)
     continue_from = checked(ContinueFrom, continue_from) if continue_from else None
-    with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause):
+    with started_by("run", f"retrain {config.training.model} on dataset {dataset}", cause=cause, cluster=cluster):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         require_dataset(cause, dataset)

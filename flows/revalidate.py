@@ -83,6 +83,7 @@ def revalidate(
     dataset: str,
     preset: Preset = "",
     where: Where = "",
+    cluster: str = "",
     overrides: Overrides = (),
     cause: str = "",
     config: Config = NOTHING,
@@ -95,12 +96,13 @@ def revalidate(
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
         preset: The shipped configuration that all other settings come from, the model above all. Empty: the deployment's.
         where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        cluster: Name of a Prefect block `Headway cluster`, whose settings count over `where`. Empty: none.
         overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: training.model=tiny.
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(RevalidateConfig, config, preset, where, overrides)
-    with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause):
+    config = configured(RevalidateConfig, config, preset, where, overrides, cluster=cluster)
+    with started_by("run", f"revalidate {config.model} on dataset {dataset}", cause=cause, cluster=cluster):
         if holder := covered_elsewhere(cause):
             return Completed(message=f"nothing done: flow run {holder} covers the same events")  # type: ignore[no-any-return]
         require_dataset(cause, dataset)

@@ -26,6 +26,7 @@ def validate(
     dataset: str,
     preset: Preset = "",
     where: Where = "",
+    cluster: str = "",
     overrides: Overrides = (),
     config: Config = NOTHING,
 ) -> Validation:
@@ -37,12 +38,13 @@ def validate(
         dataset: NAME for the newest version of a dataset, or dataset/NAME@VERSION. `headway dataset list` shows them.
         preset: The shipped configuration that all other settings come from, the rules above all. Empty: the deployment's.
         where: The shipped configuration that says where jobs run, on top of the preset. Empty: where the preset says.
+        cluster: Name of a Prefect block `Headway cluster`, whose settings count over `where`. Empty: none.
         overrides: Settings that differ, each as A.B=VALUE, like --set of the command line: validation.min_documents=100.
         config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
-    config = configured(ValidateConfig, config, preset, where, overrides)
+    config = configured(ValidateConfig, config, preset, where, overrides, cluster=cluster)
     with (
-        started_by("run", f"validate dataset {dataset}"),
+        started_by("run", f"validate dataset {dataset}", cluster=cluster),
         shown_lifecycle("validate", config, subject=parse_ref(dataset, kind="dataset")[1], stages=STAGES) as run,
     ):
         validation = validated(resolve(dataset), config.validation, config.preprocessing, config.cluster)

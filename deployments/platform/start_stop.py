@@ -223,11 +223,13 @@ def _deploy(home: Path, server: dict[str, Any], config: PlatformConfig, say: Say
     from deployments.platform.notifications import apply
     from deployments.services.registration import register
     from deployments.watch.schedules import Schedules
+    from flows.support.blocks import HeadwayCluster
 
     prefect_server.wait(server, say)
     say("deployments")
     with prefect_server.client() as client:
         register(client, catalogue(config))
+        HeadwayCluster.register_type_and_schema(_sync=True)  # and, with it, the types of its fields
         worker.allow(client, config.parallel_runs)
         apply(client, config)
         triggers.apply(client, config.events)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from prefect.runtime import flow_run as runtime
 from pydantic import Field, ValidationError, WithJsonSchema
 
+from flows.support.blocks import cluster_block
 from flows.support.continuing import require_possible
 from flows.support.prefect_run import parameters_of_deployment
 from tasks.artifacts import (
@@ -307,7 +308,14 @@ NOTHING: dict[str, Any] = {}
 
 
 def configured(
-    form: type[C], config: Any, preset: Any = "", where: str = "", overrides: Iterable[str] = (), **training: float
+    form: type[C],
+    config: Any,
+    preset: Any = "",
+    where: str = "",
+    overrides: Iterable[str] = (),
+    *,
+    cluster: str = "",
+    **training: float,
 ) -> C:
     """The configuration of the running flow run, by the fields of its form; those of `training` that are not 0 count.
 
@@ -315,10 +323,12 @@ def configured(
     `overrides` the one of the command line's `--set`, for `config` the one of `checked`.
     """
     changed = [f"training.{name}={value}" for name, value in training.items() if value]
-    return checked(form, settings(form, config, preset, where, [*changed, *overrides]))
+    return checked(form, settings(form, config, preset, where, [*changed, *overrides], cluster))
 
 
-def settings(form: type[Settings], config: Any, preset: Any, where: str, overrides: Iterable[str]) -> Any:
+def settings(
+    form: type[Settings], config: Any, preset: Any, where: str, overrides: Iterable[str], cluster: str = ""
+) -> Any:
     """The same, not checked as a whole. Raises ValueError for a name of none that is shipped: it is no path to be read."""
     if isinstance(
         preset, Settings | dict
@@ -334,11 +344,15 @@ def settings(form: type[Settings], config: Any, preset: Any, where: str, overrid
             raise ValueError(
                 f"there is no shipped configuration {name!r} for this field: there are {', '.join(known())}"
             )
-    if isinstance(value, Settings):
+    block = cluster_block(cluster) if cluster else None
+    if isinstance(value, Settings) and not block:
         return with_settings(value.model_dump(mode="json"), changes) if changes else value
+    value = value.model_dump(mode="json") if isinstance(value, Settings) else value
+    where, of_block = (block.where or where, {"cluster": block.settings}) if block else (where, {})
     if _whole(form, value):  # a run or a schedule of an earlier release, which knew no presets
-        cluster = {"cluster": load_cluster(where, []).model_dump(mode="json")} if where else {}
-        return with_settings({**value, **cluster}, changes)
+        section = {"cluster": load_cluster(where, []).model_dump(mode="json")} if where else {}
+        return with_settings(_over(form, {**value, **section}, of_block), changes)
+    value = _over(form, of_block, value)
     own = parameters_of_deployment() if value or not preset else {}
     if not preset and own.get("preset"):
         return settings(form, value, own["preset"], where, changes)
@@ -356,8 +370,9 @@ def of_deployment(form: type[Settings]) -> dict[str, Any]:
     """The configuration that the running flow run's deployment stands for; empty where it has none."""
     own = parameters_of_deployment()
     changes = [f"training.{name}={own[name]}" for name in ("learning_rate", "steps") if own.get(name)]
-    fields = (own.get("config"), own.get("preset", ""), own.get("where", ""), [*changes, *own.get("overrides", ())])
-    return dict(settings(form, *fields)) if own else {}
+    names = (own.get("preset", ""), own.get("where", ""))
+    overrides = [*changes, *own.get("overrides", ())]
+    return dict(settings(form, own.get("config"), *names, overrides, own.get("cluster", ""))) if own else {}
 
 
 def setting(form: type[Settings], *path: str) -> str:
@@ -365,7 +380,9 @@ def setting(form: type[Settings], *path: str) -> str:
     given = runtime.get_parameters()
     preset = given.get("preset") or ""
     try:
-        value = settings(form, given.get("config"), preset, given.get("where") or "", given.get("overrides") or ())
+        names = (preset, given.get("where") or "")
+        overrides, cluster = given.get("overrides") or (), given.get("cluster") or ""
+        value = settings(form, given.get("config"), *names, overrides, cluster)
     except ValueError:
         return str(preset)
     for key in path:

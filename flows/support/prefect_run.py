@@ -21,6 +21,7 @@ from prefect.runtime import flow_run as runtime
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import AwaitingRetry, Cancelled
 
+from flows.support.blocks import take_store
 from flows.support.pause import withdraw
 from tasks.artifacts import parse_ref
 from tasks.common import process
@@ -125,14 +126,16 @@ def parameters_of_deployment() -> dict[str, Any]:
 
 
 @contextmanager
-def started_by(right: Right, what: str, *, cause: str = "") -> Iterator[None]:
-    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused; ValueError without a home.
+def started_by(right: Right, what: str, *, cause: str = "", cluster: str = "") -> Iterator[None]:
+    """Act as whoever stands behind this flow run, if the policy lets them start it. Raises Refused; ValueError without a home,
+    or for a cluster block whose store is not the home's.
 
     That is the person of the command line; else who started it before it was resumed; else `schedule`; `bridge` where one of its
     automations did, and the ledger gives this run the batch of events that is its `cause`; or `prefect` for its page.
     """
     if deployment.get_id():
         require_known()
+    take_store(home(), cluster)
     known = actor()
     if known.identity == "account" and deployment.get_id():
         kept = (process.read_json(home() / "runs" / str(runtime.get_id()) / "handle.json") or {}).get("actor")

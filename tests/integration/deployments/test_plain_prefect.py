@@ -9,13 +9,21 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import azurite
 import pytest
+import yaml
+from azure.storage.blob import ContainerClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_docker.worker import DockerWorker
 from support import Home, publish_tiny
 from waiting import limit, until
 
 from deployments.catalogue.flows import as_prefect_yaml
 from deployments.configuration.platform import PlatformConfig
+from flows.support.blocks import cluster_block, take_store
+from flows.support.inputs import configured
+from tasks.config.files import load
+from tasks.config.flows import RetrainConfig
 
 pytestmark = pytest.mark.long
 
@@ -83,6 +91,7 @@ class Plain:
 AS_A_CONTAINER = """
 import asyncio, json, sys
 from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_docker.worker import DockerWorker
 
 async def main():
@@ -165,3 +174,74 @@ def test_a_pool_of_containers_is_what_the_worker_of_docker_takes(plain, tmp_path
     assert (made["image"], made["volumes"]) == ("headway/platform:0.1.0", ["/srv/headway:/var/lib/headway"])
     assert (made["env"]["HEADWAY_HOME"], made["auto_remove"]) == ("/var/lib/headway", True)
     assert made["command"] == "prefect flow-run execute"
+
+
+STORE = f"az://{azurite.ACCOUNT}/blocks/team"
+
+
+def block(plain, slug, name, **data):
+    """Make a block as Prefect's page does; what refers to another one names it by its id."""
+    kind = plain.ask(f"/block_types/slug/{slug}")["id"]
+    newest = plain.ask("/block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind]}}, "limit": 1})
+    body = {"name": name, "data": data, "block_type_id": kind, "block_schema_id": newest[0]["id"]}
+    return {"$ref": {"block_document_id": plain.ask("/block_documents/", body)["id"]}}
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory):
+    with azurite.running(tmp_path_factory.mktemp("azurite")) as emulator:
+        with ContainerClient.from_connection_string(emulator.connection_string, "blocks") as container:
+            container.create_container()
+        yield emulator.connection_string
+
+
+@pytest.fixture(scope="module")
+def blocks(plain, connection):
+    """The three types, and the blocks of a team: a cluster with a store that is opened by a connection string."""
+    plain.prefect("block", "register", "-m", "flows.support.blocks")
+    account = block(plain, "headway-credentials", "team", credential="connection_string", secret=connection)
+    store = block(plain, "headway-store", "team", uri=STORE, credentials=account)
+    block(plain, "headway-cluster", "team", settings={"name": "team", "ranks_per_node": 1}, store=store)
+    block(plain, "headway-cluster", "misspelt", settings={"nodez": 2})
+    return account["$ref"]["block_document_id"]
+
+
+def test_a_worker_without_a_store_takes_the_one_of_a_block(plain, connection, blocks, tmp_path, monkeypatch):
+    monkeypatch.setenv("TEAM_CONNECTION", connection)
+    theirs, fresh = Home(tmp_path / "theirs"), tmp_path / "fresh"
+    theirs.path.mkdir()
+    config = {"uri": STORE, "credential": "connection_string", "secret": "env:TEAM_CONNECTION"}
+    (theirs.path / "stores.yaml").write_text(yaml.safe_dump({"use": "cloud", "stores": {"cloud": config}}))
+    publish_tiny(theirs)
+    plain.prefect("deploy", "--name", "*/tiny", HEADWAY_HOME=str(fresh))
+    run = plain.run("validate/tiny", cluster="team")
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert not (fresh / "store").exists()
+    kept = yaml.safe_load((fresh / "stores.yaml").read_text())
+    assert (kept["use"], kept["stores"]["block"]) == ("block", {**config, "secret": "env:HEADWAY_STORE_SECRET"})
+    assert theirs.ok("artifacts", "validation").said["artifacts"]
+    key = azurite.KEY.encode()
+    assert not [path for path in fresh.rglob("*") if path.is_file() and key in path.read_bytes()]
+    assert azurite.KEY not in json.dumps(plain.ask(f"/block_documents/{blocks}"))
+
+
+def test_a_block_counts_over_the_preset_and_under_what_the_run_names(plain, blocks):
+    with temporary_settings({PREFECT_API_URL: plain.api}):
+        made = configured(RetrainConfig, {}, "tiny", "slurm", cluster="team").cluster
+        assert (made.name, made.ranks_per_node, made.backend) == ("team", 1, "slurm")
+        made = configured(RetrainConfig, {"cluster": {"name": "mine"}}, "tiny", cluster="team").cluster
+        assert (made.name, made.ranks_per_node, made.backend) == ("mine", 1, "local")
+        made = configured(RetrainConfig, load("local", []), overrides=["cluster.threads_per_rank=2"], cluster="team")
+        assert (made.cluster.name, made.cluster.threads_per_rank, made.training.model) == ("team", 2, "local")
+
+
+def test_a_block_that_does_not_hold_is_refused_with_its_name(plain, blocks, tmp_path):
+    with temporary_settings({PREFECT_API_URL: plain.api}):
+        with pytest.raises(ValueError, match="headway-cluster/teem: there are misspelt, team"):
+            cluster_block("teem")
+        with pytest.raises(ValueError, match="headway-cluster/misspelt does not hold: .*did you mean nodes?"):
+            cluster_block("misspelt")
+        (tmp_path / "store").mkdir()
+        with pytest.raises(ValueError, match="a home has one store"):
+            take_store(tmp_path, "team")
+        assert not (tmp_path / "stores.yaml").exists()

@@ -157,6 +157,11 @@ def test_the_address_without_a_path_is_of_the_page_that_links_to_runs_lead_to(pl
             assert answer.url.rstrip("/") == server + path and b"/v2/" not in answer.read()
 
 
+def test_the_types_of_blocks_can_be_made_in_the_page(platform):
+    types = {one["slug"] for one in platform.api("/block_types/filter", {})}
+    assert types >= {"headway-cluster", "headway-store", "headway-credentials"}
+
+
 def test_everything_listens_on_loopback_only(platform):
     pids = set(platform.processes())
     listening = {c.laddr.ip for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid in pids}

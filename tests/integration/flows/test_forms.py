@@ -26,7 +26,7 @@ FLOWS = {"retrain": retrain, "revalidate": revalidate, "validate": validate, "qu
 def test_every_field_of_a_form_has_a_help_text_and_a_default(name):
     schema = parameter_schema(FLOWS[name]).model_dump_for_openapi()
     assert all(field["description"] for field in schema["properties"].values())
-    assert set(schema.get("required", ())) <= {"dataset", "config"} and len(schema["properties"]) <= 11
+    assert set(schema.get("required", ())) <= {"dataset", "config"} and len(schema["properties"]) <= 12
     for kind, made in schema.get("definitions", {}).items():
         for key, field in made["properties"].items():
             assert field["description"] and "default" in field, f"{kind}.{key}"
@@ -47,7 +47,7 @@ def test_a_form_that_is_sent_as_it_is_shown_is_what_the_deployment_says(name):
 
 def test_the_form_of_a_retraining_begins_with_what_people_change():
     names = list(parameter_schema(retrain).model_dump_for_openapi()["properties"])
-    assert names[:7] == ["dataset", "preset", "learning_rate", "steps", "where", "overrides", "cause"]
+    assert names[:7] == ["dataset", "preset", "learning_rate", "steps", "where", "cluster", "overrides"]
 
 
 def test_what_is_named_nearer_to_the_run_counts():
