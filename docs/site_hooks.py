@@ -35,7 +35,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             return match[0]
         path, _, anchor = match["to"].partition("#")
         target = posixpath.normpath(posixpath.join(folder, path))
-        if target.startswith("docs/") or target in AT_THE_ROOT:
+        if (target.startswith("docs/") and not (ROOT / target).is_dir()) or target in AT_THE_ROOT:
             uri = target.removeprefix("docs/")
             there = posixpath.relpath(uri, posixpath.dirname(source) or ".")
             return f"[{match['text']}]({there}{'#' + anchor if anchor else ''})"
