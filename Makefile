@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check docs bench mutants operating-characteristics soak constraints audit images images-refresh gpu azure clean
+.PHONY: install retrain up down test-fast test long check docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -95,6 +95,11 @@ gpu: .venv/.local
 
 azure: .venv/.local
 	$(BIN)/python -m benchmarks.azure $(ARGS)
+
+# Wheel, SBOMs, notes and their sums in build/release/VERSION, of a commit that `python -m benchmarks.release prepare VERSION` made ready;
+# ARGS=--images builds the images too. Nothing is pushed.
+release: check
+	$(BIN)/python -m benchmarks.release build $(ARGS)
 
 # The newest digest of each image that docker/ and .devcontainer/ name by tag and digest.
 images-refresh: .venv/bin/python

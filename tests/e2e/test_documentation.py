@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +18,13 @@ import azure_cli
 import pytest
 import typer
 import typer.main
-from waiting import limit
+import yaml
+from waiting import limit, until
 
 from deployments.cli.main import app
 from deployments.cli.output import exit_code
+from deployments.configuration.platform import AlertsConfig
+from deployments.telemetry.monitors import rules
 from tasks.common import errors
 from tasks.config.flows import STAGES
 
@@ -84,7 +88,11 @@ class Checkout:
         return json.loads(ran.stdout)
 
     def follow(self, page):
-        """Run every command and every Python block of a page; returns what went otherwise than the page says."""
+        """Write the YAML blocks that begin with a file's name, and run every command and every Python block of a page; returns what
+        went otherwise than the page says."""
+        for block in blocks(page, "yaml"):
+            if named := re.match(r"# (\S+\.yaml)\n", block):
+                (self.path / named[1]).write_text(block)
         done = [(command.line, command.code, self._one(command.line)) for command in commands(page)]
         done += [(block, 0, self.python(block)) for block in blocks(page, "python")]
         return [
@@ -156,18 +164,25 @@ def holds(value, path):
     return holds(below, rest) if rest else True
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A checkout in which the commands of the README and of docs/commands.md were typed, in their order."""
+@contextmanager
+def fresh_checkout(tmp_path_factory):
+    """A checkout whose platform and endpoints are stopped at the end."""
     made = Checkout(tmp_path_factory.mktemp("checkout"))
     for name in ("flows", "tasks", "deployments"):
         shutil.copytree(ROOT / name, made.path / name, ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        wrong = made.follow(README) + made.follow(COMMANDS)
-        assert not wrong, "\n".join(wrong)
         yield made
     finally:
         made.run("headway down --yes --endpoints")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout in which the commands of the README and of docs/commands.md were typed, in their order."""
+    with fresh_checkout(tmp_path_factory) as made:
+        wrong = made.follow(README) + made.follow(COMMANDS)
+        assert not wrong, "\n".join(wrong)
+        yield made
 
 
 @pytest.mark.e2e
@@ -181,6 +196,34 @@ def test_the_commands_of_the_readme_make_what_it_says(checkout):
 @pytest.mark.parametrize("page", [page for page in PAGES if page != COMMANDS], ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(checkout, page):
     assert checkout.follow(page) == []
+
+
+@pytest.mark.e2e
+def test_the_first_chapter_of_the_tutorial_runs(tmp_path_factory):
+    with fresh_checkout(tmp_path_factory) as made:
+        assert made.follow(TUTORIAL[1]) == []
+
+
+@pytest.mark.long
+def test_the_tutorial_ends_with_a_model_that_was_retrained_by_itself(tmp_path_factory):
+    with fresh_checkout(tmp_path_factory) as made:
+        assert [wrong for chapter in TUTORIAL for wrong in made.follow(chapter)] == []
+        until(lambda: len(made.json("headway models code")["models"]) == 2, 600, what="a second version of the model code")
+        assert made.follow(CONVERSATIONS) == []
+
+
+@pytest.mark.unit
+def test_every_alert_has_its_runbook_and_leads_to_it():
+    page = ROOT / "docs" / "runbooks.md"
+    shipped = rules(AlertsConfig())
+    assert re.findall(r"^## (\S+)$", page.read_text(), re.MULTILINE) == [rule.name for rule in shipped]
+    written = yaml.safe_load((ROOT / "docs" / "monitoring" / "headway-alerts.yaml").read_text())["groups"][0]["rules"]
+    ends = [rule["annotations"]["runbook"] for rule in written]
+    azure = json.loads((ROOT / "docs" / "monitoring" / "headway-alerts-azure.json").read_text())["resources"]
+    assert ends == [rule["properties"]["description"].rpartition("Runbook: ")[2] for rule in azure]
+    assert ends == [f"docs/runbooks.md#{rule.name}" for rule in shipped]
+    sections = re.split(r"^## .*\n", page.read_text(), flags=re.MULTILINE)[1:]
+    assert [text[:40] for text in sections if "```bash\n" not in text] == []
 
 
 @pytest.mark.unit
