@@ -4,9 +4,9 @@
     make release [ARGS=--images]
 
 `prepare` writes the version wherever it stands and dates what CHANGELOG.md has under *Unreleased*; look at the change and commit
-it. `build`, which `make release` calls after `make check`, refuses a tree that is not what a release may be made of, and then writes
-the wheel, an SBOM of each extra, the notes and SHA256SUMS to build/release/VERSION; with `--images` it builds the images too. Files come
-from the commit, not from the working directory, and their times are the commit's: the same commit makes the same wheel.
+it. `build`, which `make release` calls after `make check`, refuses a tree that is not what a release may be made of. Then it writes
+the wheel, an SBOM of each extra, the notes and SHA256SUMS to build/release/VERSION; with `--images` it builds the images too.
+Files come from the commit, not from the working directory, and their times are the commit's: one commit makes one wheel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def naming(root: Path, version: str) -> list[Path]:
     """Every tracked text that names the version."""
     name = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])".encode())
     listed = (root / path for path in git(root, "ls-files", "-z").decode().split("\0") if path and path not in HISTORY)
-    return [path for path in listed if path.is_file() and b"\0" not in (data := path.read_bytes()) and name.search(data)]
+    return [
+        path for path in listed if path.is_file() and b"\0" not in (data := path.read_bytes()) and name.search(data)
+    ]
 
 
 def notes(root: Path, version: str) -> str:
@@ -81,8 +83,12 @@ def obstacles(root: Path) -> list[str]:
     """Why no release can be made of this tree: each with its remedy."""
     version, wrong = version_of(root), []
     if changed := git(root, "status", "--porcelain").decode().splitlines():
-        wrong.append(f"{len(changed)} files are not as they are committed ({changed[0].strip()}): commit or remove them")
-    if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.MULTILINE):
+        wrong.append(
+            f"{len(changed)} files are not as they are committed ({changed[0].strip()}): commit or remove them"
+        )
+    if not re.search(
+        rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.MULTILINE
+    ):
         wrong.append(f"CHANGELOG.md has no dated section [{version}]: python -m benchmarks.release prepare VERSION")
     elif not notes(root, version):
         wrong.append(f"CHANGELOG.md has nothing under [{version}]")
@@ -139,7 +145,9 @@ def main() -> int:
     print(*build(ROOT, ROOT / "build" / "release" / version), sep="\n")
     if given.images:
         subprocess.run([sys.executable, "-m", "benchmarks.images"], cwd=ROOT, check=True)
-    print(f"Nothing was pushed. What is left to a person: git tag -s v{version} && git push origin v{version}, and the images.")
+    print(
+        f"Nothing was pushed. What is left to a person: git tag -s v{version} && git push origin v{version}, and the images."
+    )
     return 0
 
 

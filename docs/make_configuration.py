@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py and deployments/configuration/platform.py,
-and the table of docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
+"""Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py and
+deployments/configuration/platform.py, and the table of docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the files.
 What surrounds the tables is the text below. Which files and options set these values: tasks/config/files.py.
@@ -138,7 +138,14 @@ def rendered() -> dict[Path, str]:
 def _contents() -> str:
     rows = [(name, ", ".join(f"`{part}`" for part in parts.split())) for name, (_, parts) in SUBJECTS.items()]
     rows.append(("platform", "schedules, notifications, alerts, telemetry and events; the flows `backup` and `audit`"))
-    return "\n".join(["| page | settings |", "| --- | --- |", *(f"| [{name}]({_file(name).name}) | {words} |" for name, words in rows), ""])
+    return "\n".join(
+        [
+            "| page | settings |",
+            "| --- | --- |",
+            *(f"| [{name}]({_file(name).name}) | {words} |" for name, words in rows),
+            "",
+        ]
+    )
 
 
 def _file(subject: str) -> Path:

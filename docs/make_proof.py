@@ -21,13 +21,13 @@ HEAD = """\
 
 <!-- Written by `python docs/make_proof.py` out of docs/proof/figures.yaml. -->
 
-Every figure that the README states, and the main ones of the other pages: on which machine, when, and by which command. A command without a
-figure here was not run for it; what nobody wrote down is *not recorded*. *Written* is the date of the commit that wrote the figure into its page, not
-of the measurement. Nothing here was measured on a GPU or in Azure: [what is proven where](../../README.md#what-is-proven-where).
+Every figure that the README states, and the main ones of the other pages: on which machine, when, and by which command. What
+nobody wrote down is *not recorded*. *Written* is the date of the commit that wrote the figure into its page, not of the
+measurement. Nothing here was measured on a GPU or in Azure: [what is proven where](../../README.md#what-is-proven-where).
 
-How often each judgement is right, by simulations with known truth: [verdicts](verdicts.md), and of [machines](machines.md). What may fail on the
-first day on Azure, and the test of each: [day one](azure_day_one.md). `make gpu` and `make azure` would write pages of their own beside this one;
-neither was run yet on what they are for.
+How often each judgement is right, by simulations with known truth: [verdicts](verdicts.md), and of [machines](machines.md).
+What may fail on the first day on Azure, and the test of each: [day one](azure_day_one.md). `make gpu` and `make azure` would
+write pages of their own beside this one; neither was run yet on what they are for.
 """
 
 
@@ -41,12 +41,17 @@ def render() -> str:
     for one in figures():
         path, _, anchor = one["page"].partition("#")
         link = path.removeprefix("proof/") if path.startswith("proof/") else f"../{path}"
+        cells = (
+            f"`{one['command']}`",
+            *(one.get(key, MISSING) for key in ("machine", "written")),
+            f"[{path}]({link}#{anchor})",
+        )
         lines += [
             f"## {one['name']}\n",
             f"{one['shown'][0].upper()}{one['shown'][1:]}.\n",
             "| command | machine | written | in full |",
             "| --- | --- | --- | --- |",
-            f"| `{one['command']}` | {one.get('machine', MISSING)} | {one.get('written', MISSING)} | [{path}]({link}#{anchor}) |\n",
+            f"| {' | '.join(map(str, cells))} |\n",
         ]
     return "\n".join(lines)
 

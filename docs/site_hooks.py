@@ -16,7 +16,11 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_THE_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md")
-LINK = re.compile(r"(?P<fence>^ *```.*?^ *```|`[^`\n]+`)|\[(?P<text>[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*)\]\((?P<to>(?!https?:|mailto:|#)[^)\s]+)\)", re.M | re.S)
+LINK = re.compile(
+    r"(?P<code>^ *```.*?^ *```|`[^`\n]+`)"
+    r"|\[(?P<text>[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*)\]\((?P<to>(?!https?:|mailto:|#)[^)\s]+)\)",
+    re.MULTILINE | re.DOTALL,
+)
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -31,17 +35,21 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     folder = "" if source in AT_THE_ROOT else posixpath.join("docs", posixpath.dirname(source))
 
     def link(match: re.Match[str]) -> str:
-        if match["fence"]:
+        if match["code"]:
             return match[0]
         path, _, anchor = match["to"].partition("#")
         target = posixpath.normpath(posixpath.join(folder, path))
         if (target.startswith("docs/") and not (ROOT / target).is_dir()) or target in AT_THE_ROOT:
             uri = target.removeprefix("docs/")
-            there = posixpath.relpath(uri, posixpath.dirname(source) or ".")
-            return f"[{match['text']}]({there}{'#' + anchor if anchor else ''})"
+            place = posixpath.relpath(uri, posixpath.dirname(source) or ".")
+            return f"[{match['text']}]({place}{'#' + anchor if anchor else ''})"
         if not (ROOT / target).exists():
             log.warning("%s links to %s, which is not in the repository", source, match["to"])
         kind = "tree" if (ROOT / target).is_dir() else "blob"
-        return f"[{match['text']}]({config.repo_url.rstrip('/')}/{kind}/main/{target})" if config.repo_url else match["text"]
+        return (
+            f"[{match['text']}]({config.repo_url.rstrip('/')}/{kind}/main/{target})"
+            if config.repo_url
+            else match["text"]
+        )
 
     return LINK.sub(link, markdown)

@@ -35,7 +35,8 @@ JSON = ROOT / "docs" / "json.md"
 DESIGN = ROOT / "docs" / "DESIGN.md"  # the plan of the house: it also names rooms that are not built yet
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page != DESIGN) + HOW_TO
-TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in ("index", "corpus", "plan", "train", "serve", "watch", "retrain")]
+CHAPTERS = ("index", "corpus", "plan", "train", "serve", "watch", "retrain")
+TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in CHAPTERS]
 CONVERSATIONS = ROOT / "docs" / "tutorial" / "conversations.md"
 PROOF = sorted((ROOT / "docs" / "proof").glob("*.md"))
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES, *TUTORIAL, CONVERSATIONS, *PROOF]
@@ -88,8 +89,7 @@ class Checkout:
         return json.loads(ran.stdout)
 
     def follow(self, page):
-        """Write the YAML blocks that begin with a file's name, and run every command and every Python block of a page; returns what
-        went otherwise than the page says."""
+        """Write YAML blocks that begin with a file's name, and run every command and Python block; returns what went wrong."""
         for block in blocks(page, "yaml"):
             if named := re.match(r"# (\S+\.yaml)\n", block):
                 (self.path / named[1]).write_text(block)
@@ -208,7 +208,9 @@ def test_the_first_chapter_of_the_tutorial_runs(tmp_path_factory):
 def test_the_tutorial_ends_with_a_model_that_was_retrained_by_itself(tmp_path_factory):
     with fresh_checkout(tmp_path_factory) as made:
         assert [wrong for chapter in TUTORIAL for wrong in made.follow(chapter)] == []
-        until(lambda: len(made.json("headway models code")["models"]) == 2, 600, what="a second version of the model code")
+        until(
+            lambda: len(made.json("headway models code")["models"]) == 2, 600, every=2, why="model/code has one version"
+        )
         assert made.follow(CONVERSATIONS) == []
 
 
@@ -242,7 +244,19 @@ def test_the_commands_of_a_page_are_commands_of_headway(page):
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("page", ["azure.md", "azure-by-hand.md", "azureml.md", "azureml-endpoints.md", "estate.md", "operations.md", "runbooks.md", "storage.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "azure.md",
+        "azure-by-hand.md",
+        "azureml.md",
+        "azureml-endpoints.md",
+        "estate.md",
+        "operations.md",
+        "runbooks.md",
+        "storage.md",
+    ],
+)
 def test_what_a_page_has_the_reader_type_at_azure_is_understood(page):
     """The commands of `az` and of headway in blocks that no test runs: each is there, with its options."""
     text = (ROOT / "docs" / page).read_text()

@@ -1,4 +1,4 @@
-"""A release is made of a commit alone, of a tree that is ready for it, and the same commit makes the same files. Nothing is pushed."""
+"""A release is made of a commit alone, of a tree that is ready for it, and the same commit makes the same files."""
 
 import hashlib
 import re
@@ -28,9 +28,13 @@ def tree(tmp_path):
     for name in ("README.md", "LICENSE", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
     project = (ROOT / "pyproject.toml").read_text()
-    (folder / "pyproject.toml").write_text(re.sub(r'^version = ".*"$', 'version = "0.1.0"', project, flags=re.MULTILINE))
+    (folder / "pyproject.toml").write_text(
+        re.sub(r'^version = ".*"$', 'version = "0.1.0"', project, flags=re.MULTILINE)
+    )
     (folder / "image.txt").write_text("headway/cluster:0.1.0, and not 10.1.0 or 0.1.01\n")
-    (folder / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n- A page.\n\n## [0.1.0] - 2026-01-01\n\n- All.\n")
+    (folder / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## [Unreleased]\n\n- A page.\n\n## [0.1.0] - 2026-01-01\n\n- All.\n"
+    )
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "a")
@@ -52,7 +56,8 @@ def test_the_version_is_written_wherever_it_stands_and_nowhere_else(tree):
 
 
 @pytest.mark.parametrize(
-    ("version", "problem"), [("0.1.0", "does not come after 0.1.0"), ("0.0.9", "does not come after"), ("next", "is no version")]
+    ("version", "problem"),
+    [("0.1.0", "does not come after 0.1.0"), ("0.0.9", "does not come after"), ("next", "is no version")],
 )
 def test_a_version_that_does_not_come_next_is_refused_and_nothing_is_changed(tree, version, problem):
     with pytest.raises(ValueError, match=problem):

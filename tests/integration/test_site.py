@@ -49,7 +49,7 @@ def article(site, page):
 
 
 def test_every_page_has_the_parts_that_it_has_on_github(site):
-    """Python-Markdown wants blank lines and deeper indents where GitHub does not, and makes one paragraph of a list without them."""
+    """Python-Markdown wants blank lines and deeper indents where GitHub does not, and else makes a list one paragraph."""
     github, wrong = MarkdownIt("commonmark").enable("table"), {}
     for page in pages():
         wanted = Counter(STRUCTURE.findall(github.render(page.read_text(encoding="utf-8"))))
@@ -60,9 +60,13 @@ def test_every_page_has_the_parts_that_it_has_on_github(site):
 
 
 def test_no_page_brings_anything_from_elsewhere(site):
-    loaded = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\ssrc="([^"]*)"|<link\b[^>]*\shref="([^"]*)"|url\(([^)]*)\)""")
+    loaded = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\ssrc="([^"]*)"|<link\b[^>]*\shref="([^"]*)"|url\(([^)]*)\)"""
+    )
     files = [*site.rglob("*.html"), *site.rglob("*.css")]
-    brought = {next(filter(None, found), "") for path in files for found in loaded.findall(path.read_text(encoding="utf-8"))}
+    brought = {
+        next(filter(None, found), "") for path in files for found in loaded.findall(path.read_text(encoding="utf-8"))
+    }
     assert len(files) > 60 and [address for address in brought if re.match(r"['\"]?(https?:)?//", address)] == []
 
 
@@ -79,11 +83,26 @@ def test_no_page_is_long():
     ("page", "text", "repository", "made"),
     [
         ("ssh.md", "[a](../tasks/train.py)", "", "a"),
-        ("ssh.md", "[a](../tasks/train.py)", "https://example.org/r", "[a](https://example.org/r/blob/main/tasks/train.py)"),
-        ("ssh.md", "[a](../tasks/planning)", "https://example.org/r/", "[a](https://example.org/r/tree/main/tasks/planning)"),
+        (
+            "ssh.md",
+            "[a](../tasks/train.py)",
+            "https://example.org/r",
+            "[a](https://example.org/r/blob/main/tasks/train.py)",
+        ),
+        (
+            "ssh.md",
+            "[a](../tasks/planning)",
+            "https://example.org/r/",
+            "[a](https://example.org/r/tree/main/tasks/planning)",
+        ),
         ("tutorial/plan.md", "[a](../../CONTRIBUTING.md#add-a-stage)", "", "[a](../CONTRIBUTING.md#add-a-stage)"),
         ("CONTRIBUTING.md", "[a](docs/proof/index.md)", "", "[a](proof/index.md)"),
-        ("ssh.md", "`[a](../tasks/train.py)` [b](slurm.md#set-up)", "", "`[a](../tasks/train.py)` [b](slurm.md#set-up)"),
+        (
+            "ssh.md",
+            "`[a](../tasks/train.py)` [b](slurm.md#set-up)",
+            "",
+            "`[a](../tasks/train.py)` [b](slurm.md#set-up)",
+        ),
         ("ssh.md", "```\n[a](../tasks/train.py)\n```", "", "```\n[a](../tasks/train.py)\n```"),
     ],
 )
