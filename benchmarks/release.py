@@ -4,9 +4,10 @@
     make release [ARGS=--images]
 
 `prepare` writes the version wherever it stands and dates what CHANGELOG.md has under *Unreleased*; look at the change and commit
-it. `build`, which `make release` calls after `make check`, refuses a tree that is not what a release may be made of. Then it writes
-the wheel, an SBOM of each extra, the notes and SHA256SUMS to build/release/VERSION; with `--images` it builds the images too.
-Files come from the commit, not from the working directory, and their times are the commit's: one commit makes one wheel.
+it. `build`, which `make release` calls after `make check`, refuses a tree that is not what a release may be made of, and then
+writes the wheel, an SBOM of each extra, the notes and SHA256SUMS to build/release/VERSION; with `--images` it builds the images
+too. Files come from the commit, not from the working directory, and their times are the commit's: one commit makes one
+wheel.
 """
 
 from __future__ import annotations

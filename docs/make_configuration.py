@@ -1,5 +1,6 @@
 """Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py and
-deployments/configuration/platform.py, and the table of docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
+deployments/configuration/platform.py, and the table of docs/elastic.md out of
+tasks/config/backends: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the files.
 What surrounds the tables is the text below. Which files and options set these values: tasks/config/files.py.
