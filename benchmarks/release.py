@@ -5,7 +5,7 @@
 
 `prepare` writes the version wherever it stands and dates what CHANGELOG.md has under *Unreleased*; look at the change and commit
 it. `build`, which `make release` calls after `make check`, refuses a tree that is not what a release may be made of, and then
-writes the wheel, an SBOM of each extra, the notes and SHA256SUMS to build/release/VERSION; with `--images` it builds the images
+writes the wheel, an SBOM of each extra but `dev`, the notes and SHA256SUMS to build/release/VERSION; `--images` builds the images
 too. Files come from the commit, not from the working directory, and their times are the commit's: one commit makes one
 wheel.
 """
@@ -114,7 +114,7 @@ def build(root: Path, folder: Path) -> list[Path]:
         subprocess.run([sys.executable, "-m", "pip", *words], check=True, env=environment)
         pins = (Path(place) / "constraints.txt").read_text(encoding="utf-8")
     versions = dict(line.split("==") for line in pins.split())
-    for extra in PROJECT["optional-dependencies"]:
+    for extra in PROJECT["optional-dependencies"].keys() - {"dev"}:  # runs the tests of a checkout
         text = json.dumps(bill(extra, versions), indent=1)
         (folder / f"headway-{version}-{extra}.cdx.json").write_text(text + "\n", encoding="utf-8")
     text = f"# Headway {version}\n\nHow to upgrade: docs/upgrade.md.\n\n{notes(root, version)}\n"
