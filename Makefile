@@ -9,13 +9,15 @@ WORKERS ?= 6
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =
+# Material for MkDocs advertises its successor at each build.
+export NO_MKDOCS_2_WARNING = 1
 # The index that torch, and nothing else, comes from: PyTorch's CPU builds where no NVIDIA driver is seen. Empty is the index of all other
 # packages, where torch brings CUDA, and with PIP_FIND_LINKS the wheels there.
 TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check bench mutants operating-characteristics soak constraints audit images images-refresh gpu azure clean
+.PHONY: install retrain up down test-fast test long check docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -51,6 +53,11 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.structure
 	$(BIN)/python -m benchmarks.prose --strings
+	$(BIN)/mkdocs build --strict --quiet
+
+# The site of docs/ in build/site, which is read from the disk: open build/site/index.html. DOCS_REPOSITORY=URL links it to source files.
+docs: .venv/.dev
+	$(BIN)/mkdocs build --strict
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -88,6 +95,11 @@ gpu: .venv/.local
 
 azure: .venv/.local
 	$(BIN)/python -m benchmarks.azure $(ARGS)
+
+# Wheel, SBOMs, notes and their sums in build/release/VERSION, of a commit that `python -m benchmarks.release prepare VERSION` made ready;
+# ARGS=--images builds the images too. Nothing is pushed.
+release: check
+	$(BIN)/python -m benchmarks.release build $(ARGS)
 
 # The newest digest of each image that docker/ and .devcontainer/ name by tag and digest.
 images-refresh: .venv/bin/python

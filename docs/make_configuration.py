@@ -1,7 +1,8 @@
-"""Writes docs/configuration.md out of tasks/config/flows.py and deployments/configuration/platform.py, and the table of
-docs/elastic.md out of tasks/config/backends: `python docs/make_configuration.py`.
+"""Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py and
+deployments/configuration/platform.py, and the table of docs/elastic.md out of
+tasks/config/backends: `python docs/make_configuration.py`.
 
-The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the file.
+The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the files.
 What surrounds the tables is the text below. Which files and options set these values: tasks/config/files.py.
 """
 
@@ -87,8 +88,23 @@ A name is lower case letters, digits, `.`, `_` and `-`. A share is a fraction: 0
 """
 
 
+SUBJECTS = {
+    "data": ("Settings of data", "validation preprocessing"),
+    "cluster": ("Settings of machines and jobs", "cluster benchmark"),
+    "training": ("Settings of training", "planning training execution"),
+    "models": ("Settings of models", "evaluation comparison export approval licenses"),
+    "serving": ("Settings of serving", "deployment revalidation"),
+}
+"""The page of each subject: its title, and the sections of a run that are on it; those of no subject are in configuration.md."""
+
+WRITTEN = """\
+<!-- Written by `python docs/make_configuration.py`. -->
+
+Files, options and rules between settings are in [configuration.md](configuration.md).
+"""
+
 PLATFORM = """\
-## The platform
+# Settings of the platform
 
 `headway up --config FILE` takes a file of these settings and keeps a copy as `.headway/platform.yaml`. Every part may be left
 out. [platform.md](platform.md) shows an example. A name with `[]` is a list of such sections.
@@ -96,21 +112,46 @@ out. [platform.md](platform.md) shows an example. A name with `[]` is a list of 
 
 
 def main() -> None:
-    PAGE.write_text(render(), encoding="utf-8")
+    for path, text in rendered().items():
+        path.write_text(text, encoding="utf-8")
     rows = re.compile(r"^\| backend \|.*?\n(?=\n)", re.MULTILINE | re.DOTALL)
     ELASTIC.write_text(rows.sub(elasticity_table() + "\n", ELASTIC.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def render() -> str:
-    """The whole page."""
+def rendered() -> dict[Path, str]:
+    """The text of configuration.md and of the page of each subject."""
     run, platform = RetrainConfig.model_json_schema(), PlatformConfig.model_json_schema()
-    tables = [_section(path, found, "### The run itself") for path, found in sections(run, run, path="")]
-    others = [_section(path, found, "### The platform itself") for path, found in sections(platform, platform, path="")]
+    tables = {path: _section(path, found, "## The run itself") for path, found in sections(run, run, path="")}
+    subject_of = {part for _, parts in SUBJECTS.values() for part in parts.split()}
+    others = [text for path, text in tables.items() if re.split(r"[.\[]", path)[0] not in subject_of]
+    pages = {PAGE: "\n".join([HEAD, _contents(), *others])}
+    for name, (title, parts) in SUBJECTS.items():
+        mine = [text for path, text in tables.items() if re.split(r"[.\[]", path)[0] in parts.split()]
+        pages[_file(name)] = "\n".join([f"# {title}\n", WRITTEN, *mine])
     flows = [
         _section("", BackupConfig.model_json_schema(), "## The flow backup"),
         _section("", AuditConfig.model_json_schema(), "## The flow audit"),
     ]
-    return "\n".join([HEAD, *tables, *flows, PLATFORM, *others])
+    parts = [_section(path, found, "## The platform itself") for path, found in sections(platform, platform, path="")]
+    pages[_file("platform")] = "\n".join([PLATFORM, WRITTEN, *parts, *flows])
+    return pages
+
+
+def _contents() -> str:
+    rows = [(name, ", ".join(f"`{part}`" for part in parts.split())) for name, (_, parts) in SUBJECTS.items()]
+    rows.append(("platform", "schedules, notifications, alerts, telemetry and events; the flows `backup` and `audit`"))
+    return "\n".join(
+        [
+            "| page | settings |",
+            "| --- | --- |",
+            *(f"| [{name}]({_file(name).name}) | {words} |" for name, words in rows),
+            "",
+        ]
+    )
+
+
+def _file(subject: str) -> Path:
+    return PAGE.with_name(f"configuration-{subject}.md")
 
 
 def sections(schema: dict[str, Any], section: dict[str, Any], *, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -151,7 +192,7 @@ def _ref(value: dict[str, Any]) -> tuple[str, str]:
 
 def _section(path: str, section: dict[str, Any], top: str) -> str:
     settings = {name: value for name, value in section["properties"].items() if not _ref(value)[0]}
-    head = f"### `{path}`" if path else top
+    head = f"## `{path}`" if path else top
     table = ["| setting | type | default | limits | what it is |", "| --- | --- | --- | --- | --- |"]
     rows = [_row(f"{path}.{name}" if path else name, value) for name, value in settings.items()]
     return "\n".join([head, "", _one_line(section["description"]), "", *([*table, *rows, ""] if rows else [])])

@@ -208,6 +208,11 @@ class Rendered:
     hold: str = "0s"
     """How long it must hold before it fires."""
 
+    @property
+    def runbook(self) -> str:
+        """What to do, step by step: its section of docs/runbooks.md."""
+        return f"docs/runbooks.md#{self.name}"
+
 
 def rules(limits: AlertsConfig) -> list[Rendered]:
     """Every rule of the watch, and the one about the watch."""
@@ -234,7 +239,12 @@ def prometheus_rules(limits: AlertsConfig) -> str:
             "expr": rule.promql,
             "for": rule.hold,
             "labels": {"severity": rule.severity},
-            "annotations": {"summary": rule.when, "description": named, "remedy": rule.remedy},
+            "annotations": {
+                "summary": rule.when,
+                "description": named,
+                "remedy": rule.remedy,
+                "runbook": rule.runbook,
+            },
         }
         for rule in rules(limits)
     ]
@@ -286,7 +296,7 @@ def _azure_rule(rule: Rendered) -> dict[str, Any]:
         "location": "[parameters('location')]",
         "properties": {
             "displayName": f"Headway: {rule.name.replace('_', ' ')}",
-            "description": f"{rule.when} {rule.remedy}",
+            "description": f"{rule.when} {rule.remedy} Runbook: {rule.runbook}",
             "severity": SEVERITIES[rule.severity],
             "enabled": True,
             "scopes": ["[parameters('component')]"],

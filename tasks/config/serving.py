@@ -203,7 +203,7 @@ class AzureEndpointConfig(Settings):
     auth: Literal["key", "aad_token"] = "key"
     """What callers show: a key of the endpoint, or a token of Microsoft Entra."""
     identity: str = ""
-    """Resource id of the user-assigned identity that pulls the image and reads the model (docs/azureml.md, "Endpoints")."""
+    """Resource id of the user-assigned identity that pulls the image and reads the model (docs/azureml-endpoints.md)."""
     public: bool = True
     """Whether the endpoint is reached from outside the workspace's own network."""
     egress: bool = True

@@ -141,7 +141,7 @@ class Stream:
             if strange := [m.metric_name for m in metrics if _adding(m.metric_name) is None]:
                 raise ValueError(
                     f"{title(each.configuration)} needs {', '.join(strange)} of all documents at once, and they are judged in "
-                    "batches: leave it out; docs/data.md says what can be judged"
+                    "batches: leave it out; docs/validation-suites.md says what can be judged"
                 )
             row_wise = getattr(each, "map_metric", None)
             self._needs.append(metrics)

@@ -1,6 +1,6 @@
 """A user's own suite of expectations over the columns of documents: its file, its identity, and the code that it names.
 
-The file is JSON as Great Expectations stores a suite. Who judges by it: tasks/data/gx.py. See docs/data.md, "Your own suite".
+The file is JSON as Great Expectations stores a suite. Who judges by it: tasks/data/gx.py. See docs/validation-suites.md.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def read_suite(path: Path, home: Path) -> Suite:
         raise ValueError(f"validation.suite {path} is no JSON of at most {MOST_BYTES:,} bytes") from None
     entries = content.get("expectations") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"validation.suite {path} has no list of `expectations`; docs/data.md has an example")
+        raise ValueError(
+            f"validation.suite {path} has no list of `expectations`; docs/validation-suites.md has an example"
+        )
     name = content.get("name") or path.stem
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", str(name)):
         raise ValueError(

@@ -1,8 +1,7 @@
 """What checkpoints cost and save: bytes, seconds to each storage, what stands still, how often, and the goodput that is left.
 
 Pure; seconds and bytes. How checkpoints are written is tasks/jobs/checkpoint/snapshot.py. How often trainings fail is in
-failures.py; a whole training is played through in simulation.py, which agrees with `expected_goodput`. See docs/planning.md,
-"Failures".
+failures.py; a whole training is played through in simulation.py, which agrees with `expected_goodput`. See docs/failures.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a training costs: machines by the hour (useful work, failures, waiting, tests), storage, data that leaves Azure. Pure.
 
 Prices are values that come in (tasks/planning/prices reads and fetches them), discounts too: no public figure of a GPU's
-discount exists. An unknown price is None and a warning, never 0. Limits of an account are in quota.py. See docs/planning.md,
-"Money".
+discount exists. An unknown price is None and a warning, never 0. Limits of an account are in quota.py. See docs/money.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A quota is a limit of credit and no promise of capacity. Azure counts it in vCPUs, Azure ML apart from virtual machines, and each
 of Azure's interfaces spells families in its own way. Limits of a size are in its file (tasks/hardware); those of an account are
 files of the home: `limits.yaml`, which a person writes, and what the account itself said (tasks/compute/azureml/client.py asks).
-See docs/planning.md, "Money".
+See docs/money.md.
 """
 
 from __future__ import annotations

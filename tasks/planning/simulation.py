@@ -2,7 +2,7 @@
 
 Pure, seeded, all in seconds. Between two interruptions all is known, so saves are counted and not played: what takes time is
 failures, not GPUs or saves. Many runs and a sweep of intervals come last; the formulas that it agrees with are in
-checkpointing.py. See docs/planning.md, "Failures".
+checkpointing.py. See docs/failures.md.
 
 Many trainings played, each with its own dice: bands, not points; and a sweep of intervals with the same dice for each.
 """

@@ -2,7 +2,7 @@
 
 In go the events of a run's log (tasks/orchestration/run_log.py), the records of `metrics.jsonl` (tasks/jobs/training/
 metrics_logger.py) and what earlier runs noted (tasks/train.py). What a training will cost is money.py, how long failures may make
-it checkpointing.py. See docs/training.md, "Goodput".
+it checkpointing.py. See docs/training-metrics.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is drawn, in the words of the API (docs/endpoint.md); as it is made here, greedily."""
+    """How an answer is drawn, in the words of the API (docs/api.md); as it is made here, greedily."""
 
     max_tokens: int = 64
     temperature: float = 0.0

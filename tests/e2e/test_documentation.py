@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +18,13 @@ import azure_cli
 import pytest
 import typer
 import typer.main
-from waiting import limit
+import yaml
+from waiting import limit, until
 
 from deployments.cli.main import app
 from deployments.cli.output import exit_code
+from deployments.configuration.platform import AlertsConfig
+from deployments.telemetry.monitors import rules
 from tasks.common import errors
 from tasks.config.flows import STAGES
 
@@ -29,8 +33,13 @@ README = ROOT / "README.md"
 COMMANDS = ROOT / "docs" / "commands.md"
 JSON = ROOT / "docs" / "json.md"
 DESIGN = ROOT / "docs" / "DESIGN.md"  # the plan of the house: it also names rooms that are not built yet
-PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page != DESIGN)
-DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page != DESIGN) + HOW_TO
+CHAPTERS = ("index", "corpus", "plan", "train", "serve", "watch", "retrain")
+TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in CHAPTERS]
+CONVERSATIONS = ROOT / "docs" / "tutorial" / "conversations.md"
+PROOF = sorted((ROOT / "docs" / "proof").glob("*.md"))
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES, *TUTORIAL, CONVERSATIONS, *PROOF]
 TOP = ("flows", "tasks", "deployments", "tests", "benchmarks", "docs", "docker", ".ci")
 NOT_RUN = {
     "source .venv/bin/activate": "the tests run in that environment",
@@ -80,7 +89,10 @@ class Checkout:
         return json.loads(ran.stdout)
 
     def follow(self, page):
-        """Run every command and every Python block of a page; returns what went otherwise than the page says."""
+        """Write YAML blocks that begin with a file's name, and run every command and Python block; returns what went wrong."""
+        for block in blocks(page, "yaml"):
+            if named := re.match(r"# (\S+\.yaml)\n", block):
+                (self.path / named[1]).write_text(block)
         done = [(command.line, command.code, self._one(command.line)) for command in commands(page)]
         done += [(block, 0, self.python(block)) for block in blocks(page, "python")]
         return [
@@ -152,18 +164,25 @@ def holds(value, path):
     return holds(below, rest) if rest else True
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A checkout in which the commands of the README and of docs/commands.md were typed, in their order."""
+@contextmanager
+def fresh_checkout(tmp_path_factory):
+    """A checkout whose platform and endpoints are stopped at the end."""
     made = Checkout(tmp_path_factory.mktemp("checkout"))
     for name in ("flows", "tasks", "deployments"):
         shutil.copytree(ROOT / name, made.path / name, ignore=shutil.ignore_patterns("__pycache__"))
     try:
-        wrong = made.follow(README) + made.follow(COMMANDS)
-        assert not wrong, "\n".join(wrong)
         yield made
     finally:
         made.run("headway down --yes --endpoints")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout in which the commands of the README and of docs/commands.md were typed, in their order."""
+    with fresh_checkout(tmp_path_factory) as made:
+        wrong = made.follow(README) + made.follow(COMMANDS)
+        assert not wrong, "\n".join(wrong)
+        yield made
 
 
 @pytest.mark.e2e
@@ -177,6 +196,36 @@ def test_the_commands_of_the_readme_make_what_it_says(checkout):
 @pytest.mark.parametrize("page", [page for page in PAGES if page != COMMANDS], ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(checkout, page):
     assert checkout.follow(page) == []
+
+
+@pytest.mark.e2e
+def test_the_first_chapter_of_the_tutorial_runs(tmp_path_factory):
+    with fresh_checkout(tmp_path_factory) as made:
+        assert made.follow(TUTORIAL[1]) == []
+
+
+@pytest.mark.long
+def test_the_tutorial_ends_with_a_model_that_was_retrained_by_itself(tmp_path_factory):
+    with fresh_checkout(tmp_path_factory) as made:
+        assert [wrong for chapter in TUTORIAL for wrong in made.follow(chapter)] == []
+        until(
+            lambda: len(made.json("headway models code")["models"]) == 2, 600, every=2, why="model/code has one version"
+        )
+        assert made.follow(CONVERSATIONS) == []
+
+
+@pytest.mark.unit
+def test_every_alert_has_its_runbook_and_leads_to_it():
+    page = ROOT / "docs" / "runbooks.md"
+    shipped = rules(AlertsConfig())
+    assert re.findall(r"^## (\S+)$", page.read_text(), re.MULTILINE) == [rule.name for rule in shipped]
+    written = yaml.safe_load((ROOT / "docs" / "monitoring" / "headway-alerts.yaml").read_text())["groups"][0]["rules"]
+    ends = [rule["annotations"]["runbook"] for rule in written]
+    azure = json.loads((ROOT / "docs" / "monitoring" / "headway-alerts-azure.json").read_text())["resources"]
+    assert ends == [rule["properties"]["description"].rpartition("Runbook: ")[2] for rule in azure]
+    assert ends == [f"docs/runbooks.md#{rule.name}" for rule in shipped]
+    sections = re.split(r"^## .*\n", page.read_text(), flags=re.MULTILINE)[1:]
+    assert [text[:40] for text in sections if "```bash\n" not in text] == []
 
 
 @pytest.mark.unit
@@ -195,7 +244,19 @@ def test_the_commands_of_a_page_are_commands_of_headway(page):
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("page", ["azure.md", "azureml.md", "estate.md", "operations.md", "storage.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "azure.md",
+        "azure-by-hand.md",
+        "azureml.md",
+        "azureml-endpoints.md",
+        "estate.md",
+        "operations.md",
+        "runbooks.md",
+        "storage.md",
+    ],
+)
 def test_what_a_page_has_the_reader_type_at_azure_is_understood(page):
     """The commands of `az` and of headway in blocks that no test runs: each is there, with its options."""
     text = (ROOT / "docs" / page).read_text()
@@ -274,7 +335,8 @@ def test_the_exit_codes_of_the_page_are_those_of_the_errors():
 
 def test_configuration_is_what_the_classes_say():
     made = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))
-    assert made["PAGE"].read_text() == made["render"](), "run: python docs/make_configuration.py"
+    wrong = [page.name for page, text in made["rendered"]().items() if page.read_text() != text]
+    assert wrong == [], "run: python docs/make_configuration.py"
 
 
 def test_what_others_rely_on_is_what_the_committed_file_says():

@@ -1,6 +1,6 @@
 """`headway preprocess` and `tokens`: plain files to Megatron datasets at full speed, and a look at any of them.
 
-The work is done by tasks/tokenizing. See docs/data.md.
+The work is done by tasks/tokenizing. See docs/preprocessing.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`headway cost` and `headway rightsize`: what runs cost, stage by stage, and whether their machines had the right size.
 
-What a plan says that a run will cost is `headway plan`. See docs/planning.md, "Money".
+What a plan says that a run will cost is `headway plan`. See docs/money.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 have.
 
 Every number says where it is from. With `update`, Azure is asked. Files of machines are tasks/hardware (docs/hardware.md),
-price lists tasks/planning/prices, limits tasks/planning/quota.py (docs/planning.md, "Money").
+price lists tasks/planning/prices, limits tasks/planning/quota.py (docs/money.md).
 """
 
 from __future__ import annotations

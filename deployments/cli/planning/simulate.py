@@ -1,6 +1,6 @@
 """`headway simulate`: a training played through with its failures: goodput in bands, where the time goes, how often to save.
 
-What the options mean together, the playing, and what is printed. See docs/planning.md, "Failures".
+What the options mean together, the playing, and what is printed. See docs/failures.md.
 """
 
 from __future__ import annotations

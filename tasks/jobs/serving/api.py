@@ -203,7 +203,7 @@ GONE = 499
 """Status of an answer that nobody waits for any more; no client sees it."""
 ROUTES = (
     "there are POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /v1/models/NAME, POST /score, "
-    "POST /v1/feedback, GET /readyz, GET /livez, GET /metrics and GET / (docs/endpoint.md)"
+    "POST /v1/feedback, GET /readyz, GET /livez, GET /metrics and GET / (docs/api.md)"
 )
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 service.
 
 All that it needs stands in the first line of the change in the journal, so the next deployer can go on where one died. Azure ML's
-own split replays nothing: a request that green fails is failed to its caller. See docs/azureml.md, "Endpoints".
+own split replays nothing: a request that green fails is failed to its caller. See docs/azureml-endpoints.md.
 """
 
 from __future__ import annotations

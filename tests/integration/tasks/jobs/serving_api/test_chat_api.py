@@ -134,7 +134,7 @@ def test_a_wrong_conversation_is_told_what_is_wrong(chat_server, body, message):
     assert reply.status_code == 400 and message in reply.json()["error"]["message"], reply.text
 
 
-DOCS = Path(__file__).parents[5] / "docs" / "endpoint.md"
+DOCS = Path(__file__).parents[5] / "docs" / "api.md"
 TABLE = DOCS.read_text().split("| parameter of `create` ")[1].split("\n\n")[0]
 ROWS = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\|$", TABLE, re.MULTILINE)
 TURNS = [{"role": "user", "content": "a"}]
