@@ -109,11 +109,14 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[Fault]:
 def require_rehearsable(settings: RetrainConfig) -> None:
     """Raise ValueError where a rehearsal would reach what is in production."""
     cluster = settings.cluster
-    if not cluster.capabilities.this_machine:
+    if not cluster.jobs_see_home:
         raise ValueError(
-            f"cluster.backend is {cluster.backend}: rehearsals run on this machine, and nothing was injected. "
-            "Name a configuration with `backend: local`, or add --set cluster.backend=local"
+            f"machines of cluster.backend {cluster.backend} do not share Headway's home with this one, as it is configured: a "
+            "rehearsal reads and damages the files of its jobs there, and nothing was injected. Name a configuration whose "
+            "machines share the home, or add --set cluster.backend=local"
         )
+    if cluster.elastic:
+        raise ValueError("cluster.elastic is set, and a rehearsal compares trainings of one size: add --set cluster.elastic=null")
     if settings.deployment.backend != "local":
         raise ValueError(
             f"deployment.backend is {settings.deployment.backend}: rehearsals serve on this machine. "
@@ -176,8 +179,12 @@ def rehearse(
     progress: Callable[[str], None],
     keep: bool = False,
     hours: float = 0.0,
+    switch: tuple[str, str] = ("", ""),
 ) -> Report:
-    """Run the lifecycle and inject the faults, one after the other. `progress` takes a line of progress."""
+    """Run the lifecycle and inject the faults, one after the other.
+
+    `progress` takes a line of progress, `switch` are commands that switch a machine of the cluster off and on.
+    """
     began = time.monotonic()
     report = Report(
         schema=SCHEMA,
@@ -199,7 +206,8 @@ def rehearse(
         "deployment.access": "{}",  # on loopback, and without keys until a fault makes some
     }
     every = (*words, *(word for name, value in own.items() for word in ("--set", f"{name}={value}")))
-    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), progress)
+    names = ("rehearsal", "rehearsal", sources, interval, random.Random(seed), progress)
+    scene = Scene(folder / "home", every, *names, settings.cluster, *switch)
     scene.home.mkdir(parents=True)
     try:
         progress("the lifecycle without a fault ...")
@@ -238,7 +246,8 @@ def each_fault(faults: Sequence[Fault], *, seed: int, hours: float) -> Iterator[
 def try_fault(fault: Fault, scene: Scene) -> Result:
     """Inject one fault, and judge it. An error of the fault itself is a failure, with its words."""
     known = {"name": fault.name, "what": fault.what, "promise": fault.promise, "page": fault.page}
-    if why := fault.impossible(scene):
+    alone = "" if scene.cluster.capabilities.this_machine else fault.local_only
+    if why := alone or fault.impossible(scene):
         return Result(**known, verdict="not tried", why=why)
     scene.begin()
     checks, why = list[Check](), ""

@@ -37,6 +37,10 @@ def rehearse(
     report: Annotated[
         Path | None, typer.Option(help="Write the page to this file, too.", dir_okay=False, writable=True)
     ] = None,
+    switch_off: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Switches a machine of the cluster off; {machine} is its name in it.")
+    ] = "",
+    switch_on: Annotated[str, typer.Option(metavar="COMMAND", help="Switches it on again.")] = "",
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the homes of the rehearsal, with all logs, under rehearsals/ID.")
     ] = False,
@@ -65,6 +69,8 @@ def rehearse(
     every = run.settings_words(names, set_ or [])
     settings = load(names, every.settings)
     run.require_rehearsable(settings)
+    if bool(switch_off) != bool(switch_on):
+        raise ValueError("--switch-off and --switch-on belong together: name both, or none")
     folder = home() / "rehearsals" / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     sources = run.sources_of(open_store(home()), dataset or settings.dataset, folder / "data")
 
@@ -73,7 +79,16 @@ def rehearse(
 
     progress(f"rehearsal {folder.name}: {len(faults)} fault{'s' * (len(faults) != 1)}, in {folder}")
     result = run.rehearse(
-        folder, every.words, settings, sources, faults, seed=seed, progress=progress, keep=keep, hours=hours
+        folder,
+        every.words,
+        settings,
+        sources,
+        faults,
+        seed=seed,
+        progress=progress,
+        keep=keep,
+        hours=hours,
+        switch=(switch_off, switch_on),
     )
     page = folder / "report.html"
     if report:
