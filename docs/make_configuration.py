@@ -15,7 +15,7 @@ from typing import Any
 
 from deployments.configuration.platform import PlatformConfig
 from tasks.config.cluster import elasticity_table
-from tasks.config.flows import AuditConfig, BackupConfig, RetrainConfig
+from tasks.config.flows import AuditConfig, BackupConfig, RehearseConfig, RetrainConfig
 
 PAGE, ELASTIC = Path(__file__).parent / "configuration.md", Path(__file__).parent / "elastic.md"
 TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
@@ -108,6 +108,7 @@ def render() -> str:
     flows = [
         _section("", BackupConfig.model_json_schema(), "## The flow backup"),
         _section("", AuditConfig.model_json_schema(), "## The flow audit"),
+        _section("", RehearseConfig.model_json_schema(), "## The flow rehearse"),
     ]
     return "\n".join([HEAD, *tables, *flows, PLATFORM, *others])
 

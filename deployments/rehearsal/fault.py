@@ -54,6 +54,9 @@ class Fault(ABC):
         """Why it cannot be tried on this machine; empty when it can."""
         return ""
 
+    alerts: tuple[str, ...] | None = None
+    """Alerts of the watch that fired at its end; None where the platform did not run."""
+
     @abstractmethod
     def inject(self, scene: Scene) -> None:
         """Let it happen, and wait for its end. Raises NotSeen when it did not come about."""

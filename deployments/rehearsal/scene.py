@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shlex
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, TypeVar
 
 import psutil
@@ -121,7 +121,7 @@ class Scene:
     endpoint: str
     sources: tuple[str, ...]
     interval: int
-    random: random.Random
+    random: Random
     progress: Callable[[str], None]
     cluster: ClusterConfig = ClusterConfig()
     switch_off: str = ""
@@ -265,7 +265,7 @@ class Scene:
 
     # --- processes of jobs, wherever they run ----------------------------------------------------------------------------
 
-    def kill_rank(self, folder: Path, dice: random.Random, *, launcher: bool = False) -> str:
+    def kill_rank(self, folder: Path, dice: Random, *, launcher: bool = False) -> str:
         """SIGKILL one of a job's ranks, or what started it; returns which. Raises Missing when it is gone already."""
         rank = read_json(folder / "ranks" / f"{dice.randrange(self.cluster.world_size)}.json")
         if not rank:
@@ -275,7 +275,7 @@ class Scene:
         self.execute(folder, node, f"grep -qz '^HEADWAY_JOB=' /proc/{rank['pid']}/environ && kill -9 {pid}")
         return f"{'the launcher of ' if launcher else ''}rank {rank['rank']}"
 
-    def kill_machine(self, folder: Path, dice: random.Random) -> str:
+    def kill_machine(self, folder: Path, dice: Random) -> str:
         """SIGKILL all that a job runs on one of its machines; returns which. Raises Missing when it is gone already."""
         node = dice.randrange(self.cluster.nodes)
         place = folder if self.cluster.capabilities.this_machine else folder / "nodes" / str(node)

@@ -80,14 +80,16 @@ def test_what_a_cluster_allows_is_rehearsed_there(backend, stand, fresh):
     with stand(folder) as (section, off, on), switched(folder / "switch", off, on) as (switch_off, switch_on):
         cluster = {"name": "stand", "backend": backend, **CLUSTER, **section}
         path = folder / "stand.yaml"
-        path.write_text(yaml.safe_dump({"cluster": cluster, "benchmark": BENCHMARK}))
+        path.write_text(yaml.safe_dump({"cluster": cluster, "benchmark": BENCHMARK, "planning": {"memory_per_rank_gib": 4}}))
         faults = (word for name in (*TRIED, *LEFT_OUT) for word in ("--only", name))
         switches = ("--switch-off", switch_off, "--switch-on", switch_on)
         words = ("rehearse", "-c", "tiny", "-c", path, *faults, *switches, "--set", "training.steps=480", "--json", "--keep")
         ran = subprocess.run(
             fresh.command(*words), env=fresh.environment(), capture_output=True, text=True, timeout=limit(2400), check=False
         )
-    results = {one["name"]: one for one in json.loads(ran.stdout)["results"]}
+    printed = json.loads(ran.stdout)
+    assert "results" in printed, ran.stderr
+    results = {one["name"]: one for one in printed["results"]}
     assert {name: one["verdict"] for name, one in results.items()} == {
         **dict.fromkeys(TRIED, "passed"),
         **dict.fromkeys(LEFT_OUT, "not tried"),
