@@ -94,7 +94,11 @@ def answer_of(options: Iterator[str]) -> dict[str, Any]:
     """
     command = [str(Path(sys.executable).with_name("headway")), "rehearse", *options, "--json"]
     process = subprocess.Popen(
-        command, cwd=home(), env={**os.environ, "HEADWAY_HOME": str(home())}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        command,
+        cwd=home(),
+        env={**os.environ, "HEADWAY_HOME": str(home())},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
     )
     try:
         printed = process.communicate()[0]
@@ -118,7 +122,9 @@ def verdicts(report: dict[str, Any]) -> list[str]:
 def attach(report: dict[str, Any], counts: dict[str, int], began: float) -> None:
     """Give MLflow the report, the counts, and the seconds until each fault was noticed and all was well again."""
     spool = Spool(home(), tracking_uri(), experiment=experiment(EXPERIMENT), note=NOTE)
-    params = {name: report[name] for name in ("backend", "dataset", "seed")} | {"configuration": " ".join(report["configuration"])}
+    params = {name: report[name] for name in ("backend", "dataset", "seed")} | {
+        "configuration": " ".join(report["configuration"])
+    }
     run = spool.start_run(run_name("rehearse", began), tags={"headway.flow_run": flow_run()["id"]}, params=params)
     metrics = [(verdict.replace(" ", "_"), float(number), 0) for verdict, number in counts.items()]
     for one in report["results"]:

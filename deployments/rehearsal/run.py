@@ -59,7 +59,7 @@ class Result(Value):
     moments: tuple[Moment, ...] = ()
     checks: tuple[Check, ...] = ()
     cost: float | None = None
-    """What the machines cost from the fault until all was well again; None where they have no price, or nobody waited for them."""
+    """What the machines cost from the fault until all was well again; None where they have no price, or nobody waited."""
     entries: int = 0
     """Entries of the audit log that were made meanwhile."""
     alerts: tuple[str, ...] | None = None
@@ -137,7 +137,9 @@ def require_rehearsable(settings: RetrainConfig) -> None:
             "machines share the home, or add --set cluster.backend=local"
         )
     if cluster.elastic:
-        raise ValueError("cluster.elastic is set, and a rehearsal compares trainings of one size: add --set cluster.elastic=null")
+        raise ValueError(
+            "cluster.elastic is set, and a rehearsal compares trainings of one size: add --set cluster.elastic=null"
+        )
     if settings.deployment.backend != "local":
         raise ValueError(
             f"deployment.backend is {settings.deployment.backend}: rehearsals serve on this machine. "

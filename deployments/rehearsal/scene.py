@@ -111,8 +111,8 @@ class Scene:
 
     `words` are the configuration and the settings of every run, `model` and `endpoint` their names there, `sources` the words
     that publish the dataset, `interval` the steps between two checkpoints, `cluster` where its jobs run. `switch_off` and
-    `switch_on` are commands that do that to `{machine}`. `sound` is the answer of
-    the lifecycle without a fault.
+    `switch_on` are commands that do that to `{machine}`, `environment` has further variables of commands. `sound` is the
+    answer of the lifecycle without a fault.
     """
 
     home: Path
@@ -123,9 +123,10 @@ class Scene:
     interval: int
     random: Random
     progress: Callable[[str], None]
-    cluster: ClusterConfig = ClusterConfig()
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     switch_off: str = ""
     switch_on: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
     sound: Answer | None = None
     moments: list[Moment] = field(default_factory=list)
     began: float = 0.0
@@ -141,7 +142,7 @@ class Scene:
         with open(log, "wb") as errors, open(log.with_suffix(".json"), "wb") as out:
             process = subprocess.Popen(
                 [*prefix, str(EXECUTABLE), *map(str, words), "--json"],
-                env={**kept, "HEADWAY_HOME": str(self.home)},
+                env={**kept, **self.environment, "HEADWAY_HOME": str(self.home)},
                 cwd=self.home.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -189,11 +190,13 @@ class Scene:
             path.touch()
         self.ok("dataset", "publish", DATASET, *self.sources[:1], *marks, *self.sources[1:])
 
-    def twin(self, name: str) -> Scene:
-        """Another home, empty but for the dataset, which is run with the same words."""
+    def twin(self, name: str, *, publish: bool = True, environment: dict[str, str] | None = None) -> Scene:
+        """Another home, empty but for the dataset, which is run with the same words; `environment` is of its commands."""
         names = (self.words, self.model, self.endpoint, self.sources)
         twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.progress, self.cluster)
-        twin.publish()
+        twin.environment.update(environment or {})
+        if publish:
+            twin.publish()
         return twin
 
     def close(self) -> None:
@@ -295,7 +298,9 @@ class Scene:
         words = command.replace("{machine}", shlex.quote(machine))
         ran = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=SHOWN_SECONDS)
         if ran.returncode:
-            raise NotSeen(f"`{words}` ended with exit code {ran.returncode}: {ran.stderr.strip() or ran.stdout.strip()}")
+            raise NotSeen(
+                f"`{words}` ended with exit code {ran.returncode}: {ran.stderr.strip() or ran.stdout.strip()}"
+            )
 
     def machine(self, folder: Path, node: int) -> str:
         """The name of one of a job's machines."""

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from deployments.rehearsal.scene import (
 )
 from tasks.artifacts import Check
 from tasks.common.errors import Missing
+from tasks.common.process import read_json
 
 
 class RankKilled(Fault):
@@ -93,7 +95,10 @@ class MachineLost(Fault):
     def lose(self, scene: Scene) -> None:
         """Take the machine away."""
         machine = scene.kill_machine(self.folder, scene.random)
-        scene.mark("injected", f"everything of the job on {machine or 'this machine'} is killed at step {newest_step(self.folder)}")
+        scene.mark(
+            "injected",
+            f"everything of the job on {machine or 'this machine'} is killed at step {newest_step(self.folder)}",
+        )
 
     def bring_back(self, scene: Scene) -> None:
         """What is done once the loss was noticed."""
@@ -112,11 +117,17 @@ class MachineLost(Fault):
 
 class MachineOff(MachineLost):
     name = "machine-off"
-    what = "A machine of a training is switched off, by the command of `--switch-off`, and on again once that was noticed."
+    what = (
+        "A machine of a training is switched off, by the command of `--switch-off`, and on again once that was noticed."
+    )
     quick = False
 
     def impossible(self, scene: Scene) -> str:
-        return "" if scene.switch_off else "no command was given that switches a machine off and on: --switch-off, --switch-on"
+        return (
+            ""
+            if scene.switch_off
+            else "no command was given that switches a machine off and on: --switch-off, --switch-on"
+        )
 
     def lose(self, scene: Scene) -> None:
         self.machine = scene.machine(self.folder, scene.cluster.nodes - 1)
@@ -325,6 +336,46 @@ class SlowMachine(Fault):
         checks = (self.answer.fields.get("error") or {}).get("checks", [])
         named = [one["name"] for one in checks if f"rank {self.rank}" in one["name"]]
         yield check("checks that name the rank", ", ".join(named) or "none", "one at least", bool(named))
+
+
+class GpuFails(Fault):
+    name = "gpu-fails"
+    what = "A GPU falls off the bus while a training runs: the kernel's log has an Xid 79 (a planted `dmesg` on the job's PATH)."
+    promise = "The health check ends the attempt and names machine and Xid; the job is submitted again, with the same numbers."
+    page = "hardware.md"
+    local_only = "the log is planted by a program on the PATH of this machine's jobs"
+    xid = "NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+    def inject(self, scene: Scene) -> None:
+        folder = scene.home.parent / self.name
+        folder.mkdir()
+        log, program = folder / "kernel.log", folder / "dmesg"
+        log.write_text("[    1.000000] Linux\n")
+        program.write_text(f"#!/bin/sh\nexec cat {shlex.quote(str(log))}\n")
+        program.chmod(0o700)
+        scene.environment["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        asks = ("--set", "cluster.watch.probe_seconds=0.5")
+        command, self.folder, _ = scene.training(self.name, after=scene.interval, more=asks)
+        ends = f"{JOBS}/*/*/end.json"
+        known = scene.known(ends)
+        with open(log, "a") as file:
+            file.write(f"[{time.monotonic():.6f}] {self.xid}\n")
+        scene.mark("injected", f"Xid 79 at step {newest_step(self.folder)}")
+        self.end = scene.appears(ends, known)
+        scene.mark("noticed", "the submission is closed as failed")
+        self.answer = command.answer()
+        scene.mark("recovered", "the run has ended")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        words = json.dumps(read_json(self.end))
+        yield check("why the submission ended", words[:300], "it names Xid 79", "Xid 79" in words)
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
+        yield equal_losses(scene, self.folder)
+
+    def undo(self, scene: Scene) -> None:
+        scene.environment.pop("PATH")
 
 
 def throttle(pid: int) -> None:

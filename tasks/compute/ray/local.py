@@ -176,12 +176,17 @@ class RayMachines(Machines):
         ids = [one["raylet"]["nodeId"] for one in nodes if one["raylet"].get("nodeName") == node]
         if not ids:
             raise Missing(f"the Ray cluster has no machine {node}", remedy="`ray status` on its head lists them.")
-        tied = {"entrypoint": shlex.join(("sh", "-c", script)), "entrypoint_label_selector": {"ray.io/node-id": ids[-1]}}
+        tied = {
+            "entrypoint": shlex.join(("sh", "-c", script)),
+            "entrypoint_label_selector": {"ray.io/node-id": ids[-1]},
+        }
         job = self._ask("/api/jobs/", tied)["submission_id"]
         deadline = time.monotonic() + EXECUTE_SECONDS
         while (state := self._ask(f"/api/jobs/{job}"))["status"] in ("PENDING", "RUNNING"):
             if time.monotonic() > deadline:
-                raise Missing(f"Ray did not run {job} on machine {node} within {EXECUTE_SECONDS:.0f} s", remedy="Look at its log.")
+                raise Missing(
+                    f"Ray did not run {job} on machine {node} within {EXECUTE_SECONDS:.0f} s", remedy="Look at its log."
+                )
             time.sleep(0.1)
         require_executed(node, int(state["status"] != "SUCCEEDED"), str(state.get("message", "")))
 
@@ -194,4 +199,6 @@ class RayMachines(Machines):
             with urllib.request.urlopen(asked, timeout=30.0) as answer:
                 return json.load(answer)
         except OSError as error:
-            raise Missing(f"the Ray cluster at {address} refused {path}: {error}", remedy="Check cluster.ray.address.") from error
+            raise Missing(
+                f"the Ray cluster at {address} refused {path}: {error}", remedy="Check cluster.ray.address."
+            ) from error

@@ -48,7 +48,9 @@ class SshMachines(Machines):
     def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
         address = next((host.address for host in read_hosts(self.config.ssh) if host.name == node), "")
         if not address:
-            raise Missing(f"cluster.ssh names no machine {node}", remedy="Run this with the settings of the job's cluster.")
+            raise Missing(
+                f"cluster.ssh names no machine {node}", remedy="Run this with the settings of the job's cluster."
+            )
         connection = Connection(address, self.config.ssh)
         ran = connection.run(shlex.join(("sh", "-c", script)))
         connection.close()

@@ -1,4 +1,4 @@
-"""`headway rehearse` on machines of a real Slurm, of sshd and of a real Ray: what can be done there is done, the rest is not tried."""
+"""`headway rehearse` on machines of a real Slurm, of sshd and of a real Ray: what cannot be done there is not tried."""
 
 import json
 import subprocess
@@ -66,7 +66,10 @@ def switched(folder, off, on):
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        yield (f"touch {folder}/{how}-{{machine}}; while test -e {folder}/{how}-*; do sleep 0.1; done" for how in ("off", "on"))
+        yield (
+            f"touch {folder}/{how}-{{machine}}; while test -e {folder}/{how}-*; do sleep 0.1; done"
+            for how in ("off", "on")
+        )
     finally:
         over.set()
         thread.join()
@@ -80,12 +83,31 @@ def test_what_a_cluster_allows_is_rehearsed_there(backend, stand, fresh):
     with stand(folder) as (section, off, on), switched(folder / "switch", off, on) as (switch_off, switch_on):
         cluster = {"name": "stand", "backend": backend, **CLUSTER, **section}
         path = folder / "stand.yaml"
-        path.write_text(yaml.safe_dump({"cluster": cluster, "benchmark": BENCHMARK, "planning": {"memory_per_rank_gib": 4}}))
+        path.write_text(
+            yaml.safe_dump({"cluster": cluster, "benchmark": BENCHMARK, "planning": {"memory_per_rank_gib": 4}})
+        )
         faults = (word for name in (*TRIED, *LEFT_OUT) for word in ("--only", name))
         switches = ("--switch-off", switch_off, "--switch-on", switch_on)
-        words = ("rehearse", "-c", "tiny", "-c", path, *faults, *switches, "--set", "training.steps=480", "--json", "--keep")
+        words = (
+            "rehearse",
+            "-c",
+            "tiny",
+            "-c",
+            path,
+            *faults,
+            *switches,
+            "--set",
+            "training.steps=480",
+            "--json",
+            "--keep",
+        )
         ran = subprocess.run(
-            fresh.command(*words), env=fresh.environment(), capture_output=True, text=True, timeout=limit(2400), check=False
+            fresh.command(*words),
+            env=fresh.environment(),
+            capture_output=True,
+            text=True,
+            timeout=limit(2400),
+            check=False,
         )
     printed = json.loads(ran.stdout)
     assert "results" in printed, ran.stderr
