@@ -43,6 +43,7 @@ class Proxy(ThreadingHTTPServer):
     """Passes requests to a blob service on this machine, and hurts one of `every` of them, by the dice; 0: none."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, port: int, dice: Random) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
@@ -91,7 +92,7 @@ class Passing(BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, str(value))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(b"" if self.command == "HEAD" else body)
 
     def pass_on(self, body: bytes, *, lost: bool) -> None:
         """Answer as the service does; `lost`: it has done it, and half of the answer comes."""
@@ -312,4 +313,4 @@ class WebhookForged(Fault):
 
     def undo(self, scene: Scene) -> None:
         scene.ok("down", "--yes")
-        scene.environment.pop("REHEARSAL_HOOK")
+        scene.environment.pop("REHEARSAL_HOOK", None)

@@ -284,7 +284,7 @@ class Scene:
         place = folder if self.cluster.capabilities.this_machine else folder / "nodes" / str(node)
         pid = (read_json(place / "handle.json") or {}).get("pid", 0)
         own = f"grep -qzxF {shlex.quote(str(place))} /proc/{pid}/cmdline"
-        self.execute(folder, node, f"{BELOW}; {own} && kill -9 {pid} $(below {pid})")
+        self.execute(folder, node, f"{BELOW}; {own} && {{ kill -9 {pid} $(below {pid}); true; }}")
         return self.machine(folder, node)
 
     def execute(self, folder: Path, node: int, script: str) -> None:

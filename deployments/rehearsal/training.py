@@ -375,7 +375,7 @@ class GpuFails(Fault):
         yield equal_losses(scene, self.folder)
 
     def undo(self, scene: Scene) -> None:
-        scene.environment.pop("PATH")
+        scene.environment.pop("PATH", None)
 
 
 def throttle(pid: int) -> None:
