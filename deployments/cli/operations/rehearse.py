@@ -57,6 +57,7 @@ def rehearse(
     """
     from deployments.rehearsal import run
     from tasks.config.files import load
+    from tasks.security.policy import require
     from tasks.storage import open_store
 
     faults = run.chosen(only or [], quick=quick)
@@ -69,6 +70,8 @@ def rehearse(
     every = run.settings_words(names, set_ or [])
     settings = load(names, every.settings)
     run.require_rehearsable(settings)
+    if not settings.cluster.capabilities.this_machine:
+        require(home(), "run", what=f"a rehearsal on the machines of {settings.cluster.name}")
     if bool(switch_off) != bool(switch_on):
         raise ValueError("--switch-off and --switch-on belong together: name both, or none")
     folder = home() / "rehearsals" / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
