@@ -62,9 +62,8 @@ def inject(config: RehearseConfig) -> dict[str, Any]:
     """
     began = time.time()
     report = answer_of(words(config))
-    error = report.get("error")
     if "results" not in report:
-        message, remedy = error["message"], error["remedy"]
+        message, remedy = report["error"]["message"], report["error"]["remedy"]
         raise ValueError(f"{message} {remedy}") if report["exit_code"] == 2 else Missing(message, remedy=remedy)
     counts = {verdict: verdicts(report).count(verdict) for verdict in ("passed", "failed", "not tried")}
     attach(report, counts, began)

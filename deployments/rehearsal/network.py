@@ -286,12 +286,8 @@ class WebhookForged(Fault):
     def post(self, name: str, signed: tuple[str, int] | None) -> int:
         """The status that an event is answered with; `signed` is the key and the time of its signature."""
         event = {"specversion": "1.0", "id": name, "source": "/rehearsal", "type": "headway.dataset.published"}
-        event |= {
-            "subject": f"dataset/{DATASET}",
-            "time": "2026-01-01T00:00:00Z",
-            "data": {"object": f"dataset/{DATASET}@{0:064x}"},
-        }
-        body = json.dumps(event).encode()
+        event |= {"subject": f"dataset/{DATASET}", "time": "2026-01-01T00:00:00Z"}
+        body = json.dumps({**event, "data": {"object": f"dataset/{DATASET}@{0:064x}"}}).encode()
         headers = {"Content-Type": "application/cloudevents+json"}
         if signed:
             key, stamp = signed

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from deployments.cli.options import Json, Set
 from deployments.cli.output import CommandError, aligned, say, visible
 from tasks.common.errors import GateFailed
 from tasks.common.home import home
+
+if TYPE_CHECKING:
+    from deployments.rehearsal.run import Report
 
 
 def rehearse(
@@ -93,10 +96,14 @@ def rehearse(
         hours=hours,
         switch=(switch_off, switch_on),
     )
-    page = folder / "report.html"
-    if report:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(page, report)
+    show_result(result, folder / "report.html", report, as_json=as_json)
+
+
+def show_result(result: Report, page: Path, copy: Path | None, *, as_json: bool) -> None:
+    """Print how the rehearsal ended; `copy` is where its page is wanted, too. Raises CommandError when something did not hold."""
+    if copy:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
     counts = ", ".join(f"{result.count(verdict)} {verdict}" for verdict in ("passed", "failed", "not tried"))
     fields = {
         **result.model_dump(mode="json", by_alias=True, exclude={"schema_"}),
@@ -107,7 +114,7 @@ def rehearse(
     for one in result.results:
         noticed, recovered = ("" if value is None else f"{value:.1f} s" for value in (one.to_notice, one.to_recover))
         table.append((one.name, one.verdict, noticed, recovered, f"{one.seconds:.0f} s"))
-    words = [*aligned(table), "", f"{counts}, in {result.seconds / 60:.0f} min", f"Page: {report or page}"]
+    words = [*aligned(table), "", f"{counts}, in {result.seconds / 60:.0f} min", f"Page: {copy or page}"]
     if result.passed:
         say(fields, words, as_json=as_json)
         return
@@ -119,6 +126,6 @@ def rehearse(
         f"what is promised did not hold: {broken}",
         stage="rehearsal",
         checks=[one.model_dump(mode="json") for one in checks if not one.passed],
-        remedy=f"{report or page} shows what was measured; --only NAME --keep tries one again and keeps its logs.",
+        remedy=f"{copy or page} shows what was measured; --only NAME --keep tries one again and keeps its logs.",
     )
     raise CommandError(error, fields)
