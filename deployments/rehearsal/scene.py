@@ -275,7 +275,8 @@ class Scene:
             raise NotSeen(f"no rank has said in {folder} that it runs")
         pid = f"$(sed -n 's/^PPid:[[:space:]]*//p' /proc/{rank['pid']}/status)" if launcher else rank["pid"]
         node = rank["rank"] // self.cluster.ranks_per_node
-        self.execute(folder, node, f"grep -qz '^HEADWAY_JOB=' /proc/{rank['pid']}/environ && kill -9 {pid}")
+        own = f"grep -qzxF {shlex.quote(f'HEADWAY_JOB={folder}')} /proc/{rank['pid']}/environ"
+        self.execute(folder, node, f"{own} && kill -9 {pid}")
         return f"{'the launcher of ' if launcher else ''}rank {rank['rank']}"
 
     def kill_machine(self, folder: Path, dice: Random) -> str:

@@ -54,7 +54,7 @@ def test_a_process_that_is_no_rank_is_not_killed_as_one(scene):
     folder = scene.home / "jobs" / "train-1"
     with pytest.raises(NotSeen, match="no rank"):
         scene.kill_rank(folder, random.Random(1))
-    bystander = subprocess.Popen(["sleep", "600"], env={})
+    bystander = subprocess.Popen(["sleep", "600"], env={"HEADWAY_JOB": f"{folder}0"})
     rank = subprocess.Popen(["sleep", "600"], env={"HEADWAY_JOB": str(folder)})
     try:
         for number in range(scene.cluster.world_size):
