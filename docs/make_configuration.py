@@ -16,7 +16,7 @@ from typing import Any
 
 from deployments.configuration.platform import PlatformConfig
 from tasks.config.cluster import elasticity_table
-from tasks.config.flows import AuditConfig, BackupConfig, RetrainConfig
+from tasks.config.flows import AuditConfig, BackupConfig, RehearseConfig, RetrainConfig
 
 PAGE, ELASTIC = Path(__file__).parent / "configuration.md", Path(__file__).parent / "elastic.md"
 TYPES = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
@@ -131,6 +131,7 @@ def rendered() -> dict[Path, str]:
     flows = [
         _section("", BackupConfig.model_json_schema(), "## The flow backup"),
         _section("", AuditConfig.model_json_schema(), "## The flow audit"),
+        _section("", RehearseConfig.model_json_schema(), "## The flow rehearse"),
     ]
     parts = [_section(path, found, "## The platform itself") for path, found in sections(platform, platform, path="")]
     pages[_file("platform")] = "\n".join([PLATFORM, WRITTEN, *parts, *flows])

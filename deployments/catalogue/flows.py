@@ -19,6 +19,7 @@ from tasks.config.flows import (
     AuditConfig,
     BackupConfig,
     QualifyConfig,
+    RehearseConfig,
     RetrainConfig,
     RevalidateConfig,
     ValidateConfig,
@@ -36,12 +37,13 @@ FORMS: dict[str, type[Settings]] = {
     "backup": BackupConfig,
     "watch": WatchConfig,
     "audit": AuditConfig,
+    "rehearse": RehearseConfig,
 }
 """The flows, and what each takes as `config`. The flow of a name is flows.NAME.NAME."""
-WITHOUT_DATASET = ("qualify", "backup", "watch", "audit")
+WITHOUT_DATASET = ("qualify", "backup", "watch", "audit", "rehearse")
 REFUSED = ("Deployment concurrency limit reached.", "Deployment concurrency slot lost during provisioning")
 """How Prefect's words begin when it cancels a run because another one of its deployment is at work."""
-APART = ("backup", "watch", "audit")
+APART = ("backup", "watch", "audit", "rehearse")
 """Flows whose settings are no part of a retraining run's: they start from the defaults of their class."""
 PURPOSE = {
     "retrain": "The whole lifecycle: a dataset becomes a served model.",
@@ -51,6 +53,7 @@ PURPOSE = {
     "backup": "Key assets into a store of backups; proved by a drill, where wanted.",
     "watch": "What endpoints answered since the last look, against what is usual; what stands out becomes an event.",
     "audit": "Azure's side and this home, judged by Microsoft's recommendations; what left the templates becomes an event.",
+    "rehearse": "Faults on purpose, in a home of its own: whether what is promised holds, on these machines and settings.",
 }
 
 COLLISIONS = {"queue": "ENQUEUE", "refuse": "CANCEL_NEW"}
@@ -145,7 +148,8 @@ def parameters(
     """What a flow is called with for a configuration: by names or paths, with settings changed as A.B=VALUE."""
     form = FORMS[flow]
     if flow in APART:
-        return {"config": changed(form, overrides).model_dump(mode="json")}
+        own = (f"configuration={source}",) if flow == "rehearse" and source in presets() else ()
+        return {"config": changed(form, (*own, *overrides)).model_dump(mode="json")}
     whole = load(source, list(overrides))
     config = {"config": form.model_validate(part_of(form, whole)).model_dump(mode="json")}
     return config if flow in WITHOUT_DATASET else {"dataset": dataset or whole.dataset, **config}

@@ -21,6 +21,7 @@ from deployments.telemetry.runs import firing
 from tasks.common import process
 from tasks.common.redaction import redact
 from tasks.orchestration.run_log import LoggedRun, logged_runs, read_run, suspended
+from tasks.report.rehearsals import last_rehearsal
 from tasks.security.policy import in_force
 
 READ = 200
@@ -113,19 +114,6 @@ def state(home: Path) -> dict[str, Any]:
         "rehearsal": last_rehearsal(home),
         "broken_sources": bridge.problems(home),
     }
-
-
-def last_rehearsal(home: Path) -> dict[str, Any] | None:
-    """How the newest `headway rehearse` ended; None when there was none that came to its end."""
-    for path in sorted(home.glob("rehearsals/*/report.json"), reverse=True):
-        if report := process.read_json(path):
-            verdicts = [result["verdict"] for result in report["results"]]
-            counts = {
-                verdict.replace(" ", "_"): verdicts.count(verdict) for verdict in ("passed", "failed", "not tried")
-            }
-            broken = [check["name"] for check in report["invariants"] if not check["passed"]]
-            return {"began": report["began"], **counts, "broken": broken, "report": str(path.with_name("report.html"))}
-    return None
 
 
 def addresses(home: Path) -> dict[str, Any]:

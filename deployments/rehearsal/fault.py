@@ -47,10 +47,15 @@ class Fault(ABC):
     """The page of docs/ that promises it."""
     quick: ClassVar[bool] = True
     """Whether `--quick` tries it."""
+    local_only: ClassVar[str] = ""
+    """Why it is tried only where jobs are processes of this machine; empty: it is tried wherever they run."""
 
     def impossible(self, scene: Scene) -> str:
         """Why it cannot be tried on this machine; empty when it can."""
         return ""
+
+    alerts: tuple[str, ...] | None = None
+    """Alerts of the watch that fired at its end; None where the platform did not run."""
 
     @abstractmethod
     def inject(self, scene: Scene) -> None:

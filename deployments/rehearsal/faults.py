@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deployments.rehearsal.data import ArtifactFlipped, DataDrifted, SecretGiven, ShardPoisoned
 from deployments.rehearsal.fault import Fault
+from deployments.rehearsal.network import StoreLost, StoreRefuses, StoreSlow, WebhookForged
 from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PlatformKilled, PrefectKilled, TwoRuns
 from deployments.rehearsal.serving import CanaryFails, CanarySlow, KeyRevoked, ModelTampered, Overload, ServerKilled
 from deployments.rehearsal.training import (
@@ -11,7 +12,10 @@ from deployments.rehearsal.training import (
     CheckpointTorn,
     DiskFull,
     EvictionNotice,
+    GpuFails,
+    LauncherKilled,
     MachineLost,
+    MachineOff,
     RankKilled,
     SlowMachine,
 )
@@ -23,12 +27,19 @@ FAULTS: tuple[type[Fault], ...] = (
     PrefectKilled,
     PlatformKilled,
     RankKilled,
+    LauncherKilled,
     MachineLost,
+    MachineOff,
     CheckpointFlipped,
     CheckpointTorn,
     EvictionNotice,
     DiskFull,
+    GpuFails,
     SlowMachine,
+    StoreRefuses,
+    StoreLost,
+    StoreSlow,
+    WebhookForged,
     ArtifactFlipped,
     ShardPoisoned,
     DataDrifted,

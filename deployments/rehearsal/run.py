@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from deployments.rehearsal.fault import Fault, check
 from deployments.rehearsal.faults import FAULTS
@@ -23,8 +23,11 @@ from deployments.rehearsal.scene import Moment, Scene
 from deployments.rehearsal.training import RandomFaults
 from tasks.artifacts import Check, Value, parse_ref
 from tasks.common.errors import HeadwayError, Unknown
+from tasks.common.home import home
 from tasks.common.process import read_json, write_json
 from tasks.config.flows import RetrainConfig
+from tasks.planning.money import discounts_of, hourly
+from tasks.planning.prices.book import machine_price, open_book
 from tasks.report.data import number
 from tasks.report.pages import render, write_page
 from tasks.storage.store import Store, find
@@ -36,6 +39,8 @@ MOST_BYTES = 100_000_000
 """Of a dataset: a rehearsal is about the chain, not about the data."""
 SHIPPED, PACKAGES = ("tiny", "python-stdlib"), ("json", "email", "logging", "importlib")
 """Datasets of shipped configurations, and what stands for them in a home that has none."""
+ENTRIES = "store/documents/audit/*.json"
+"""The audit log, in a home with its own store."""
 RANDOM = re.compile(r"random-(\d+)")
 Verdict = Literal["passed", "failed", "not tried"]
 
@@ -53,21 +58,34 @@ class Result(Value):
     seconds: float = 0.0
     moments: tuple[Moment, ...] = ()
     checks: tuple[Check, ...] = ()
+    cost: float | None = None
+    """What the machines cost from the fault until all was well again; None where they have no price, or nobody waited."""
+    entries: int = 0
+    """Entries of the audit log that were made meanwhile."""
+    alerts: tuple[str, ...] | None = None
+    """Alerts that fired at its end; None where the platform's watch did not run, which raises them."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def to_notice(self) -> float | None:
         """Seconds from the fault to the first sign that it was noticed."""
         return self._after("noticed")
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def to_recover(self) -> float | None:
         """Seconds from the fault to the moment when all was well again."""
         return self._after("recovered")
 
     def _after(self, kind: str) -> float | None:
-        injected = next((one.seconds for one in self.moments if one.kind == "injected"), None)
-        first = next((one.seconds for one in self.moments if one.kind == kind), None)
-        return None if injected is None or first is None else round(first - injected, 2)
+        return after(self.moments, kind)
+
+
+def after(moments: Sequence[Moment], kind: str) -> float | None:
+    """Seconds from the first injected fault to the first moment of a kind."""
+    injected = next((one.seconds for one in moments if one.kind == "injected"), None)
+    first = next((one.seconds for one in moments if one.kind == kind), None)
+    return None if injected is None or first is None else round(first - injected, 2)
 
 
 class Report(Value):
@@ -82,6 +100,9 @@ class Report(Value):
     dataset: str
     seed: int
     undisturbed_seconds: float = 0.0
+    hour: float | None = None
+    """What an hour of all machines of a training costs; None: they have no price."""
+    currency: str = ""
     results: tuple[Result, ...] = ()
     invariants: tuple[Check, ...] = ()
 
@@ -109,10 +130,15 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[Fault]:
 def require_rehearsable(settings: RetrainConfig) -> None:
     """Raise ValueError where a rehearsal would reach what is in production."""
     cluster = settings.cluster
-    if not cluster.capabilities.this_machine:
+    if not cluster.jobs_see_home:
         raise ValueError(
-            f"cluster.backend is {cluster.backend}: rehearsals run on this machine, and nothing was injected. "
-            "Name a configuration with `backend: local`, or add --set cluster.backend=local"
+            f"machines of cluster.backend {cluster.backend} do not share Headway's home with this one, as it is configured: a "
+            "rehearsal reads and damages the files of its jobs there, and nothing was injected. Name a configuration whose "
+            "machines share the home, or add --set cluster.backend=local"
+        )
+    if cluster.elastic:
+        raise ValueError(
+            "cluster.elastic is set, and a rehearsal compares trainings of one size: add --set cluster.elastic=null"
         )
     if settings.deployment.backend != "local":
         raise ValueError(
@@ -176,8 +202,12 @@ def rehearse(
     progress: Callable[[str], None],
     keep: bool = False,
     hours: float = 0.0,
+    switch: tuple[str, str] = ("", ""),
 ) -> Report:
-    """Run the lifecycle and inject the faults, one after the other. `progress` takes a line of progress."""
+    """Run the lifecycle and inject the faults, one after the other.
+
+    `progress` takes a line of progress, `switch` are commands that switch a machine of the cluster off and on.
+    """
     began = time.monotonic()
     report = Report(
         schema=SCHEMA,
@@ -188,6 +218,8 @@ def rehearse(
         dataset=settings.dataset,
         seed=seed,
     )
+    hour, currency = price_of(settings)
+    report = report.model_copy(update={"hour": hour, "currency": currency})
     steps = settings.training.steps
     interval = max(1, steps // CHECKPOINTS)
     own = {
@@ -199,7 +231,8 @@ def rehearse(
         "deployment.access": "{}",  # on loopback, and without keys until a fault makes some
     }
     every = (*words, *(word for name, value in own.items() for word in ("--set", f"{name}={value}")))
-    scene = Scene(folder / "home", every, "rehearsal", "rehearsal", sources, interval, random.Random(seed), progress)
+    names = ("rehearsal", "rehearsal", sources, interval, random.Random(seed), progress)
+    scene = Scene(folder / "home", every, *names, settings.cluster, *switch)
     scene.home.mkdir(parents=True)
     try:
         progress("the lifecycle without a fault ...")
@@ -210,7 +243,7 @@ def rehearse(
         for at, fault in enumerate(each_fault(faults, seed=seed, hours=hours)):
             of = f" of {len(faults)}" if at < len(faults) else ""
             progress(f"{at + 1}{of}  {fault.name} ...")
-            result = try_fault(fault, scene)
+            result = try_fault(fault, scene, hour)
             report = report.model_copy(update={"results": (*report.results, result)})
             progress(line_of(result))
         progress("the invariants ...")
@@ -221,8 +254,8 @@ def rehearse(
         write_json(folder / "report.json", report.model_dump(mode="json", by_alias=True))
         write_page(folder / "report.html", render("rehearsal", report=report, title="Rehearsal"))
         if not keep:
-            for home in [path for path in folder.iterdir() if path.is_dir()]:
-                shutil.rmtree(home, ignore_errors=True)
+            for made in [path for path in folder.iterdir() if path.is_dir()]:
+                shutil.rmtree(made, ignore_errors=True)
     return report
 
 
@@ -235,12 +268,27 @@ def each_fault(faults: Sequence[Fault], *, seed: int, hours: float) -> Iterator[
         seed += 1
 
 
-def try_fault(fault: Fault, scene: Scene) -> Result:
-    """Inject one fault, and judge it. An error of the fault itself is a failure, with its words."""
+def price_of(settings: RetrainConfig) -> tuple[float | None, str]:
+    """What an hour of all machines of a training costs, by the price lists of this home, and the currency."""
+    paid, cluster = settings.planning.spending, settings.cluster
+    if not cluster.size:
+        return None, ""
+    price = machine_price(open_book(home()), cluster.size, region=paid.region, today=datetime.now(UTC).date())
+    hour = hourly(price, {paid.price: 1.0}, discounts_of(paid))
+    return (None if hour is None else hour * cluster.nodes), price.currency
+
+
+def try_fault(fault: Fault, scene: Scene, hour: float | None = None) -> Result:
+    """Inject one fault, and judge it. An error of the fault itself is a failure, with its words.
+
+    `hour` is what all machines cost an hour.
+    """
     known = {"name": fault.name, "what": fault.what, "promise": fault.promise, "page": fault.page}
-    if why := fault.impossible(scene):
+    alone = "" if scene.cluster.capabilities.this_machine else fault.local_only
+    if why := alone or fault.impossible(scene):
         return Result(**known, verdict="not tried", why=why)
     scene.begin()
+    entries = len(scene.known(ENTRIES))
     checks, why = list[Check](), ""
     try:
         fault.inject(scene)
@@ -253,6 +301,7 @@ def try_fault(fault: Fault, scene: Scene) -> Result:
             fault.undo(scene)
         except Exception as error:  # noqa: BLE001 one that did not come about may have nothing to undo
             why = why or f"what the fault did could not be undone: {error}"
+    waited = after(scene.moments, "recovered")
     good = not why and bool(checks) and all(one.passed for one in checks)
     return Result(
         **known,
@@ -261,6 +310,9 @@ def try_fault(fault: Fault, scene: Scene) -> Result:
         seconds=round(time.monotonic() - scene.began, 1),
         moments=tuple(scene.moments),
         checks=tuple(checks),
+        cost=None if hour is None or waited is None else round(hour * waited / 3600, 4),
+        entries=len(scene.known(ENTRIES)) - entries,
+        alerts=fault.alerts,
     )
 
 

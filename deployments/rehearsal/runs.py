@@ -23,6 +23,7 @@ from deployments.rehearsal.scene import (
     reported,
     stages_begun,
 )
+from deployments.telemetry.runs import firing
 from tasks.artifacts import Check
 from tasks.config.files import presets
 
@@ -174,6 +175,7 @@ class PlatformKilled(Fault):
         self.seconds = scene.mark("noticed", "each part has been started again") - began
         self.status = scene.until("the end of the flow run", lambda: end_of(log), 900.0)["status"]
         scene.mark("recovered", f"the flow run is {self.status}")
+        self.alerts = tuple(alert["alert"] for alert in firing(scene.home))
 
     def pids(self, scene: Scene) -> dict[str, int]:
         """The small parents of the parts: what they have started is the part, and what that has started are flow runs."""

@@ -1,14 +1,14 @@
 """The home of a rehearsal: the `headway` command in it, what its runs and jobs have written, and the time line of a fault.
 
-Nothing is imported from the product but readers of its files: everything else happens by the command line, in processes of its
-own, as it does in production.
+Nothing is imported from the product but readers of its files and what reaches a cluster's machines: everything else happens by
+the command line, in processes of its own, as it does in production.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, TypeVar
 
 import psutil
@@ -23,6 +24,8 @@ import psutil
 from tasks.artifacts import Value
 from tasks.common.errors import HeadwayError
 from tasks.common.process import alive, descendants, process_started, read_json
+from tasks.compute import machines_of
+from tasks.config.cluster import ClusterConfig
 from tasks.serving.client import ready_state
 
 LOOK_SECONDS = 0.01
@@ -33,6 +36,8 @@ DATASET = "rehearsal"
 EXECUTABLE = Path(sys.executable).with_name("headway")
 JOBS = "store/documents/journal/jobs"
 """The journal of submissions, in a home with its own store: TOKEN/NUMBER/intent.json, handle.json and end.json."""
+BELOW = "below() { for one in $(cat /proc/$1/task/*/children 2>/dev/null); do echo $one; below $one; done; }"
+"""A function of sh that prints the processes that one has started, theirs included."""
 Kind = Literal["injected", "noticed", "recovered", "seen"]
 Found = TypeVar("Found")
 
@@ -105,8 +110,9 @@ class Scene:
     """A home with a finished lifecycle, in which one fault after the other is injected.
 
     `words` are the configuration and the settings of every run, `model` and `endpoint` their names there, `sources` the words
-    that publish the dataset, `interval` the steps between two checkpoints. `sound` is the answer of the lifecycle without a
-    fault.
+    that publish the dataset, `interval` the steps between two checkpoints, `cluster` where its jobs run. `switch_off` and
+    `switch_on` are commands that do that to `{machine}`, `environment` has further variables of commands. `sound` is the
+    answer of the lifecycle without a fault.
     """
 
     home: Path
@@ -115,8 +121,12 @@ class Scene:
     endpoint: str
     sources: tuple[str, ...]
     interval: int
-    random: random.Random
+    random: Random
     progress: Callable[[str], None]
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    switch_off: str = ""
+    switch_on: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
     sound: Answer | None = None
     moments: list[Moment] = field(default_factory=list)
     began: float = 0.0
@@ -132,7 +142,7 @@ class Scene:
         with open(log, "wb") as errors, open(log.with_suffix(".json"), "wb") as out:
             process = subprocess.Popen(
                 [*prefix, str(EXECUTABLE), *map(str, words), "--json"],
-                env={**kept, "HEADWAY_HOME": str(self.home)},
+                env={**kept, **self.environment, "HEADWAY_HOME": str(self.home)},
                 cwd=self.home.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -169,14 +179,24 @@ class Scene:
         return answer
 
     def publish(self) -> None:
-        """Publish the dataset; its shards are kept byte for byte, so that each home has the same version."""
-        self.ok("dataset", "publish", DATASET, *self.sources)
+        """Publish the dataset; its shards are kept byte for byte, so that each home of this machine has the same version.
 
-    def twin(self, name: str) -> Scene:
-        """Another home, empty but for the dataset, which is run with the same words."""
+        Where a scheduler knows jobs by the name of their work, an empty shard makes it another version in each home: two homes
+        with the same work would take each other's jobs.
+        """
+        mark = self.home.parent / f"{self.home.parent.name}-{self.home.name}.jsonl"
+        marks = () if self.cluster.capabilities.this_machine else (mark,)
+        for path in marks:
+            path.touch()
+        self.ok("dataset", "publish", DATASET, *self.sources[:1], *marks, *self.sources[1:])
+
+    def twin(self, name: str, *, publish: bool = True, environment: dict[str, str] | None = None) -> Scene:
+        """Another home, empty but for the dataset, which is run with the same words; `environment` is of its commands."""
         names = (self.words, self.model, self.endpoint, self.sources)
-        twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.progress)
-        twin.publish()
+        twin = Scene(self.home.parent / name, *names, self.interval, self.random, self.progress, self.cluster)
+        twin.environment.update(environment or {})
+        if publish:
+            twin.publish()
         return twin
 
     def close(self) -> None:
@@ -245,6 +265,47 @@ class Scene:
         """What became of a stage in the lifecycle without a fault."""
         assert self.sound is not None
         return self.sound.stage(stage)
+
+    # --- processes of jobs, wherever they run ----------------------------------------------------------------------------
+
+    def kill_rank(self, folder: Path, dice: Random, *, launcher: bool = False) -> str:
+        """SIGKILL one of a job's ranks, or what started it; returns which. Raises Missing when it is gone already."""
+        rank = read_json(folder / "ranks" / f"{dice.randrange(self.cluster.world_size)}.json")
+        if not rank:
+            raise NotSeen(f"no rank has said in {folder} that it runs")
+        pid = f"$(sed -n 's/^PPid:[[:space:]]*//p' /proc/{rank['pid']}/status)" if launcher else rank["pid"]
+        node = rank["rank"] // self.cluster.ranks_per_node
+        own = f"grep -qzxF {shlex.quote(f'HEADWAY_JOB={folder}')} /proc/{rank['pid']}/environ"
+        self.execute(folder, node, f"{own} && kill -9 {pid}")
+        return f"{'the launcher of ' if launcher else ''}rank {rank['rank']}"
+
+    def kill_machine(self, folder: Path, dice: Random) -> str:
+        """SIGKILL all that a job runs on one of its machines; returns which. Raises Missing when it is gone already."""
+        node = dice.randrange(self.cluster.nodes)
+        place = folder if self.cluster.capabilities.this_machine else folder / "nodes" / str(node)
+        pid = (read_json(place / "handle.json") or {}).get("pid", 0)
+        own = f"grep -qzxF {shlex.quote(str(place))} /proc/{pid}/cmdline"
+        self.execute(folder, node, f"{BELOW}; {own} && {{ kill -9 {pid} $(below {pid}); true; }}")
+        return self.machine(folder, node)
+
+    def execute(self, folder: Path, node: int, script: str) -> None:
+        """Run a script on one of a job's machines. Raises Missing."""
+        handles = sorted(self.known(f"{JOBS}/{folder.name.rpartition('-')[2]}*/*/handle.json"))
+        handle = read_json(handles[-1]) if handles else {}
+        machines_of(self.cluster).execute(self.machine(folder, node), script, handle=handle)
+
+    def switch(self, command: str, machine: str) -> None:
+        """Switch a machine off or on by the command that was given for it. Raises NotSeen when that fails."""
+        words = command.replace("{machine}", shlex.quote(machine))
+        ran = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=SHOWN_SECONDS)
+        if ran.returncode:
+            raise NotSeen(
+                f"`{words}` ended with exit code {ran.returncode}: {ran.stderr.strip() or ran.stdout.strip()}"
+            )
+
+    def machine(self, folder: Path, node: int) -> str:
+        """The name of one of a job's machines."""
+        return str((read_json(folder / "nodes" / str(node) / "node.json") or {}).get("name", ""))
 
     # --- what the home says -----------------------------------------------------------------------------------------------
 

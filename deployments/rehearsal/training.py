@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,29 +24,27 @@ from deployments.rehearsal.scene import (
     Command,
     NotSeen,
     Scene,
-    below,
     checkpoints_of,
-    kill_all,
     losses,
     newest_step,
-    parent_of,
     rank_pids,
     reported,
 )
 from tasks.artifacts import Check
+from tasks.common.errors import Missing
+from tasks.common.process import read_json
 
 
 class RankKilled(Fault):
     name = "rank-killed"
     what = "A rank of a training is killed with SIGKILL."
+    launcher: ClassVar[bool] = False
     promise = "The job's parent starts the ranks again from the newest checkpoint, in the same submission, with the same numbers."
 
     def inject(self, scene: Scene) -> None:
         command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
-        rank = scene.random.choice(rank_pids(self.folder))
-        kill_all([rank])
-        self.at = newest_step(self.folder)
-        scene.mark("injected", f"killed at step {self.at}")
+        killed = scene.kill_rank(self.folder, scene.random, launcher=self.launcher)
+        scene.mark("injected", f"{killed} is killed at step {newest_step(self.folder)}")
         count = reported(self.folder)
         scene.until("a step after the restart", lambda: reported(self.folder) > count + 1 or command.has_ended())
         scene.mark("recovered", "trains again")
@@ -60,6 +59,13 @@ class RankKilled(Fault):
         yield equal_losses(scene, self.folder)
 
 
+class LauncherKilled(RankKilled):
+    name = "launcher-killed"
+    what = "What has started the ranks of a training on a machine (torchrun) is killed with SIGKILL."
+    launcher = True
+    quick = False
+
+
 def repeated(scene: Scene, folder: Path) -> Check:
     """Steps computed more than once: what was trained since the newest checkpoint, and the one that was being written."""
     count = reported(folder) - len(losses(folder))
@@ -69,7 +75,7 @@ def repeated(scene: Scene, folder: Path) -> Check:
 
 class MachineLost(Fault):
     name = "machine-lost"
-    what = "All processes of a training's job are killed at once, as when its machine is taken without notice."
+    what = "All processes of a training's job on one machine are killed at once, as when it is taken without notice."
     promise = "The run submits the job again, which resumes from the newest checkpoint with the same numbers."
     page = "compute.md"
 
@@ -77,15 +83,25 @@ class MachineLost(Fault):
         command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
         ends = f"{JOBS}/*/*/end.json"
         known, count = scene.known(ends), reported(self.folder)
-        parent = parent_of(self.folder / "handle.json")
-        kill_all([*below(parent), parent])
-        scene.mark("injected", f"everything is killed at step {newest_step(self.folder)}")
+        self.lose(scene)
         self.damage(scene)
         scene.appears(ends, known)
         scene.mark("noticed", "the submission is closed as failed")
+        self.bring_back(scene)
         scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
         scene.mark("recovered", "trains again")
         self.answer = command.answer()
+
+    def lose(self, scene: Scene) -> None:
+        """Take the machine away."""
+        machine = scene.kill_machine(self.folder, scene.random)
+        scene.mark(
+            "injected",
+            f"everything of the job on {machine or 'this machine'} is killed at step {newest_step(self.folder)}",
+        )
+
+    def bring_back(self, scene: Scene) -> None:
+        """What is done once the loss was noticed."""
 
     def damage(self, scene: Scene) -> None:
         """What else happens before the training is resumed."""
@@ -97,6 +113,30 @@ class MachineLost(Fault):
         resumed = job.get("resumed_from_step")
         yield check("resumed from step", str(resumed), "> 0", bool(resumed))
         yield equal_losses(scene, self.folder)
+
+
+class MachineOff(MachineLost):
+    name = "machine-off"
+    what = (
+        "A machine of a training is switched off, by the command of `--switch-off`, and on again once that was noticed."
+    )
+    quick = False
+
+    def impossible(self, scene: Scene) -> str:
+        return (
+            ""
+            if scene.switch_off
+            else "no command was given that switches a machine off and on: --switch-off, --switch-on"
+        )
+
+    def lose(self, scene: Scene) -> None:
+        self.machine = scene.machine(self.folder, scene.cluster.nodes - 1)
+        scene.switch(scene.switch_off, self.machine)
+        scene.mark("injected", f"{self.machine} is switched off at step {newest_step(self.folder)}")
+
+    def bring_back(self, scene: Scene) -> None:
+        scene.switch(scene.switch_on, self.machine)
+        scene.mark("seen", f"{self.machine} is switched on")
 
 
 class CheckpointDamaged(MachineLost):
@@ -149,6 +189,7 @@ class EvictionNotice(Fault):
     name = "eviction-notice"
     what = "Azure's Scheduled Events say that the machine will be taken in 30 seconds (asked of a server of the rehearsal)."
     promise = "Training saves a checkpoint and ends within the notice, and continues from exactly that step."
+    local_only = "the notices come from a server of the rehearsal, which other machines do not reach"
 
     def inject(self, scene: Scene) -> None:
         with scheduled_events() as service:
@@ -230,6 +271,7 @@ class DiskFull(Fault):
         "Training ends and reports it, nothing torn is published, and with room it is trained to the same numbers."
     )
     quick = False
+    local_only = "the disk with the job folders is also others', who would have no room either"
 
     def impossible(self, scene: Scene) -> str:
         tried = ["unshare", "--mount", "--map-root-user", "true"]
@@ -265,6 +307,7 @@ class SlowMachine(Fault):
     promise = "The gate closes and names the rank; nothing is trained on it."
     page = "qualification.md"
     quick = False
+    local_only = "ranks are slowed down by signals, twenty times a second, and these are sent on this machine only"
     tries = (3.0, 3.2, 3.4)
     """Seconds of measurement: on a busy machine the other ranks may be slowed down as much, and it is tried again."""
 
@@ -293,6 +336,46 @@ class SlowMachine(Fault):
         checks = (self.answer.fields.get("error") or {}).get("checks", [])
         named = [one["name"] for one in checks if f"rank {self.rank}" in one["name"]]
         yield check("checks that name the rank", ", ".join(named) or "none", "one at least", bool(named))
+
+
+class GpuFails(Fault):
+    name = "gpu-fails"
+    what = "A GPU falls off the bus while a training runs: the kernel's log has an Xid 79 (a planted `dmesg` on the job's PATH)."
+    promise = "The health check ends the attempt and names machine and Xid; the job is submitted again, with the same numbers."
+    page = "hardware.md"
+    local_only = "the log is planted by a program on the PATH of this machine's jobs"
+    xid = "NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+    def inject(self, scene: Scene) -> None:
+        folder = scene.home.parent / self.name
+        folder.mkdir()
+        log, program = folder / "kernel.log", folder / "dmesg"
+        log.write_text("[    1.000000] Linux\n")
+        program.write_text(f"#!/bin/sh\nexec cat {shlex.quote(str(log))}\n")
+        program.chmod(0o700)
+        scene.environment["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        asks = ("--set", "cluster.watch.probe_seconds=0.5")
+        command, self.folder, _ = scene.training(self.name, after=scene.interval, more=asks)
+        ends = f"{JOBS}/*/*/end.json"
+        known = scene.known(ends)
+        with open(log, "a") as file:
+            file.write(f"[{time.monotonic():.6f}] {self.xid}\n")
+        scene.mark("injected", f"Xid 79 at step {newest_step(self.folder)}")
+        self.end = scene.appears(ends, known)
+        scene.mark("noticed", "the submission is closed as failed")
+        self.answer = command.answer()
+        scene.mark("recovered", "the run has ended")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        words = json.dumps(read_json(self.end))
+        yield check("why the submission ended", words[:300], "it names Xid 79", "Xid 79" in words)
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
+        yield equal_losses(scene, self.folder)
+
+    def undo(self, scene: Scene) -> None:
+        scene.environment.pop("PATH", None)
 
 
 def throttle(pid: int) -> None:
@@ -333,7 +416,10 @@ class RandomFaults(Fault):
             if (self.folder / "result.json").exists():
                 break
             hurt = self.random.choice((self.rank, self.machine, self.orchestrator, self.asked_to_stop, self.second_run))
-            scene.mark("injected", f"{hurt(scene, command)} at step {newest_step(self.folder)}")
+            try:
+                scene.mark("injected", f"{hurt(scene, command)} at step {newest_step(self.folder)}")
+            except (Missing, NotSeen) as error:  # the fault before it has ended what this one would
+                scene.mark("seen", error.message)
         for _ in range(self.most_runs):
             self.answer = command.answer() if not command.has_ended() else scene.run(*words)
             if not self.answer.code:
@@ -344,13 +430,11 @@ class RandomFaults(Fault):
         scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
 
     def rank(self, scene: Scene, command: Command) -> str:
-        kill_all(self.random.sample(pids, 1) if (pids := rank_pids(self.folder)) else [])
-        return "a rank is killed"
+        return f"{scene.kill_rank(self.folder, self.random)} is killed"
 
     def machine(self, scene: Scene, command: Command) -> str:
         """Everything of the job; and now and then its newest checkpoint is damaged before anything reads it again."""
-        parent = parent_of(self.folder / "handle.json")
-        kill_all([*below(parent), parent] if parent else [])
+        scene.kill_machine(self.folder, self.random)
         committed = checkpoints_of(self.folder)
         if len(committed) < 2 or self.random.random() < 0.5:
             return "all processes of the job are killed"

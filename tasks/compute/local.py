@@ -6,13 +6,13 @@ What runs under the parent is tasks/jobs/node/__main__.py, as on every backend. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.common import process
 from tasks.compute.job import Job, JobState, Rendered, write_folder
-from tasks.compute.nodes import AGENT_SECONDS, Finding, Machines, clean_up
+from tasks.compute.nodes import AGENT_SECONDS, Finding, Machines, clean_up, execute_on_this_machine
 from tasks.config.cluster import ClusterConfig
 
 
@@ -37,6 +37,9 @@ class LocalMachines(Machines):
 
     def findings(self) -> Iterator[Finding]:
         yield "backend local", True, f"this machine, {self.config.ranks_per_node} rank(s)", ""
+
+    def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
+        execute_on_this_machine(node, script)
 
 
 class LocalBackend:

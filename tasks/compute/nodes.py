@@ -12,6 +12,7 @@ machine of Azure needs elsewhere is rendered, and never sent: tasks/compute/azur
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.common import process
-from tasks.common.errors import IntegrityError
+from tasks.common.errors import IntegrityError, Missing
 from tasks.common.home import home
 from tasks.compute.job import Job, JobState, write_folder
 from tasks.config.cluster import ClusterConfig
@@ -64,6 +65,16 @@ class Machines:
         """Names of those that may take a job, busy ones too; None where nobody can say. Raises Missing without an answer."""
         return None
 
+    def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
+        """Run a script of sh on a machine, by its name, of the running job of a handle, as the user whose job it is.
+
+        For rehearsals, which make a job's own processes fail. Raises Missing when it cannot be run, or ends with an error.
+        """
+        raise Missing(
+            f"backend {self.config.backend} runs nothing beside a job on its machine {node}",
+            remedy="Rehearse this on another backend.",
+        )
+
     def count(self, only: Collection[str] = ()) -> int | None:
         """How many may take a job, of some only where they are named; None where nobody can say. Raises Missing."""
         existing = self.usable()
@@ -78,6 +89,21 @@ class Machines:
         """Put machines back that Headway drained; without names all of them. Raises ValueError where that cannot be, Missing."""
         why = self.config.capabilities.cannot_drain
         raise ValueError(f"backend {self.config.backend} has no drained machines: {why}")
+
+
+def execute_on_this_machine(node: str, script: str) -> None:
+    """What `Machines.execute` does where the machine is this one."""
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    require_executed(node, ran.returncode, ran.stderr)
+
+
+def require_executed(node: str, code: int, output: str) -> None:
+    """Raise Missing for a script of `Machines.execute` that ended with an error."""
+    if code:
+        raise Missing(
+            f"a script on machine {node} ended with exit code {code}: {output.strip() or 'no output'}",
+            remedy="Check that the machine runs the job, and that commands run on it by hand.",
+        )
 
 
 AGENT_SECONDS = 20.0

@@ -245,6 +245,27 @@ class WatchConfig(Settings):
     """Rows that are shown, the newest ones."""
 
 
+class RehearseConfig(Settings):
+    """A rehearsal, in a home of its own. See docs/rehearsal.md."""
+
+    configuration: Name = "tiny"
+    """Shipped configuration that is rehearsed; the deployment's."""
+    where: str = ""
+    """Shipped configuration that says where jobs run, on top of it; empty: where `configuration` says."""
+    set: tuple[str, ...] = ()
+    """Settings that differ, each as A.B=VALUE, like --set of the command line."""
+    dataset: str = ""
+    """NAME or dataset/NAME@VERSION; empty: the configuration's."""
+    only: tuple[str, ...] = ()
+    """Faults that are injected; empty: all."""
+    quick: bool = False
+    """Whether the faults that take long are left out."""
+    seed: int = 1
+    """Where and when faults come."""
+    hours: float = Field(0.0, ge=0)
+    """Then several faults at once, drawn by seed, for so many hours."""
+
+
 class AuditConfig(Settings):
     """An audit of the Azure estate. See docs/estate.md."""
 

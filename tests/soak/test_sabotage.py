@@ -66,6 +66,27 @@ SABOTAGES = (
         "if generation is None or not generation.end:\n            return self._begin(self.job, generation)",
         "A job that is at work is submitted once more instead of adopted.",
     ),
+    Mutant(
+        "rank-killed",
+        "tasks/compute/local.py",
+        "restarts=job.restarts,",
+        "restarts=0,",
+        "A job's parent starts no rank again.",
+    ),
+    Mutant(
+        "gpu-fails",
+        "tasks/jobs/node/probes.py",
+        'fault = next((finding for finding in findings if finding.level == "fail"), None)',
+        "fault = None",
+        "What is wrong with a machine is written down, and nothing comes of it.",
+    ),
+    Mutant(
+        "webhook-forged",
+        "deployments/bridge/senders.py",
+        "if not any([hmac.compare_digest(one, right) for one in given]):",
+        "if False:",
+        "Any signature is as good as the right one.",
+    ),
 )
 
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from deployments.cli.options import Json, Set
 from deployments.cli.output import CommandError, aligned, say, visible
 from tasks.common.errors import GateFailed
 from tasks.common.home import home
+
+if TYPE_CHECKING:
+    from deployments.rehearsal.run import Report
 
 
 def rehearse(
@@ -37,6 +40,10 @@ def rehearse(
     report: Annotated[
         Path | None, typer.Option(help="Write the page to this file, too.", dir_okay=False, writable=True)
     ] = None,
+    switch_off: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Switches a machine of the cluster off; {machine} is its name in it.")
+    ] = "",
+    switch_on: Annotated[str, typer.Option(metavar="COMMAND", help="Switches it on again.")] = "",
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the homes of the rehearsal, with all logs, under rehearsals/ID.")
     ] = False,
@@ -53,6 +60,7 @@ def rehearse(
     """
     from deployments.rehearsal import run
     from tasks.config.files import load
+    from tasks.security.policy import require
     from tasks.storage import open_store
 
     faults = run.chosen(only or [], quick=quick)
@@ -65,6 +73,10 @@ def rehearse(
     every = run.settings_words(names, set_ or [])
     settings = load(names, every.settings)
     run.require_rehearsable(settings)
+    if not settings.cluster.capabilities.this_machine:
+        require(home(), "run", what=f"a rehearsal on the machines of {settings.cluster.name}")
+    if bool(switch_off) != bool(switch_on):
+        raise ValueError("--switch-off and --switch-on belong together: name both, or none")
     folder = home() / "rehearsals" / time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     sources = run.sources_of(open_store(home()), dataset or settings.dataset, folder / "data")
 
@@ -73,12 +85,25 @@ def rehearse(
 
     progress(f"rehearsal {folder.name}: {len(faults)} fault{'s' * (len(faults) != 1)}, in {folder}")
     result = run.rehearse(
-        folder, every.words, settings, sources, faults, seed=seed, progress=progress, keep=keep, hours=hours
+        folder,
+        every.words,
+        settings,
+        sources,
+        faults,
+        seed=seed,
+        progress=progress,
+        keep=keep,
+        hours=hours,
+        switch=(switch_off, switch_on),
     )
-    page = folder / "report.html"
-    if report:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(page, report)
+    show_result(result, folder / "report.html", report, as_json=as_json)
+
+
+def show_result(result: Report, page: Path, copy: Path | None, *, as_json: bool) -> None:
+    """Print how the rehearsal ended; `copy` is where its page is wanted, too. Raises CommandError when something did not hold."""
+    if copy:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
     counts = ", ".join(f"{result.count(verdict)} {verdict}" for verdict in ("passed", "failed", "not tried"))
     fields = {
         **result.model_dump(mode="json", by_alias=True, exclude={"schema_"}),
@@ -89,7 +114,7 @@ def rehearse(
     for one in result.results:
         noticed, recovered = ("" if value is None else f"{value:.1f} s" for value in (one.to_notice, one.to_recover))
         table.append((one.name, one.verdict, noticed, recovered, f"{one.seconds:.0f} s"))
-    words = [*aligned(table), "", f"{counts}, in {result.seconds / 60:.0f} min", f"Page: {report or page}"]
+    words = [*aligned(table), "", f"{counts}, in {result.seconds / 60:.0f} min", f"Page: {copy or page}"]
     if result.passed:
         say(fields, words, as_json=as_json)
         return
@@ -101,6 +126,6 @@ def rehearse(
         f"what is promised did not hold: {broken}",
         stage="rehearsal",
         checks=[one.model_dump(mode="json") for one in checks if not one.passed],
-        remedy=f"{report or page} shows what was measured; --only NAME --keep tries one again and keeps its logs.",
+        remedy=f"{copy or page} shows what was measured; --only NAME --keep tries one again and keeps its logs.",
     )
     raise CommandError(error, fields)

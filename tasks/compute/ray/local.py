@@ -8,25 +8,30 @@ finds of any Ray cluster is in this module, too. It imports no Ray.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
+import shlex
 import socket
 import stat
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.common import process
 from tasks.common.errors import Missing
-from tasks.compute.nodes import Finding, Machines
+from tasks.compute.nodes import Finding, Machines, execute_on_this_machine, require_executed
 
 START_SECONDS = 180.0
 """Longest time to its first answer: 5 to 7 s on two quiet cores."""
+EXECUTE_SECONDS = 60.0
+"""Longest time of a script beside a job; the driver of a Ray job takes some seconds to start."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least is 75 MB; jobs of ours keep nothing in it, where Ray would take 30 % of the memory."""
 LONGEST_SOCKET_FOLDER = 38
@@ -161,3 +166,39 @@ class RayMachines(Machines):
         except (OSError, ValueError) as error:
             remedy = "Start it, or correct cluster.ray.address."
             yield "ray cluster", False, f"{address} does not answer: {error}", remedy
+
+    def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
+        """As a Ray job that is tied to the machine by Ray's id of it; it takes no CPU of the cluster."""
+        if not self.config.ray.address:
+            execute_on_this_machine(node, script)
+            return
+        nodes = self._ask("/nodes?view=summary")["data"]["summary"]
+        ids = [one["raylet"]["nodeId"] for one in nodes if one["raylet"].get("nodeName") == node]
+        if not ids:
+            raise Missing(f"the Ray cluster has no machine {node}", remedy="`ray status` on its head lists them.")
+        tied = {
+            "entrypoint": shlex.join(("sh", "-c", script)),
+            "entrypoint_label_selector": {"ray.io/node-id": ids[-1]},
+        }
+        job = self._ask("/api/jobs/", tied)["submission_id"]
+        deadline = time.monotonic() + EXECUTE_SECONDS
+        while (state := self._ask(f"/api/jobs/{job}"))["status"] in ("PENDING", "RUNNING"):
+            if time.monotonic() > deadline:
+                raise Missing(
+                    f"Ray did not run {job} on machine {node} within {EXECUTE_SECONDS:.0f} s", remedy="Look at its log."
+                )
+            time.sleep(0.1)
+        require_executed(node, int(state["status"] != "SUCCEEDED"), str(state.get("message", "")))
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the cluster's dashboard answers. Raises Missing."""
+        address = self.config.ray.address.rstrip("/")
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(address + path, json.dumps(body).encode() if body else None, headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=30.0) as answer:
+                return json.load(answer)
+        except OSError as error:
+            raise Missing(
+                f"the Ray cluster at {address} refused {path}: {error}", remedy="Check cluster.ray.address."
+            ) from error

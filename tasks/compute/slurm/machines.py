@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.common.errors import HeadwayError, Missing
-from tasks.compute.nodes import Drained, Finding, Machines, network_finding
+from tasks.compute.nodes import Drained, Finding, Machines, network_finding, require_executed
 from tasks.compute.slurm.commands import Login, Said, open_login, silent
 from tasks.compute.slurm.states import PARTITIONS, parse_partitions
 from tasks.config.cluster import ClusterConfig
@@ -44,6 +45,11 @@ class SlurmMachines(Machines):
         rows = [line.split("|") for line in output.out.split()]
         mine = [row for row in rows if row[0].rstrip("*") in wanted.split(",") or (not wanted and "*" in row[0])]
         return {name for _, name, state in mine if name not in self.config.exclude and not OUT.search(state)}
+
+    def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
+        beside = (f"--jobid={handle['job']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}")
+        ran = open_login(self.config).run(("srun", *beside, "sh", "-c", script))
+        require_executed(node, ran.code, ran.text)
 
     def drain(self, reasons: Mapping[str, str]) -> tuple[Drained, ...]:
         return drain(open_login(self.config), reasons)

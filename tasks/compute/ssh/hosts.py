@@ -3,14 +3,17 @@ tasks/compute/connection.py."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tasks.common.errors import Missing
 from tasks.compute.connection import Connection, parse_address, run_all
 from tasks.compute.job import Job
-from tasks.compute.nodes import Finding, Machines
+from tasks.compute.nodes import Finding, Machines, require_executed
 from tasks.config.backends.ssh import SshConfig
 
 
@@ -41,6 +44,17 @@ class SshMachines(Machines):
                 seen = answer.stdout.strip() or answer.stderr.strip()
                 yield name, answer.code == 0, seen, "Log in there by hand."
             connection.close()
+
+    def execute(self, node: str, script: str, *, handle: Mapping[str, Any]) -> None:
+        address = next((host.address for host in read_hosts(self.config.ssh) if host.name == node), "")
+        if not address:
+            raise Missing(
+                f"cluster.ssh names no machine {node}", remedy="Run this with the settings of the job's cluster."
+            )
+        connection = Connection(address, self.config.ssh)
+        ran = connection.run(shlex.join(("sh", "-c", script)))
+        connection.close()
+        require_executed(node, ran.code, ran.stderr)
 
     def usable(self) -> set[str]:
         return {host.name for host in read_hosts(self.config.ssh)} - set(self.config.exclude)

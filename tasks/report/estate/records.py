@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from tasks.registry.refs import read_ref
 from tasks.registry.revalidations import champions, learnt_from, revalidations
 from tasks.report.estate.record import Record
 from tasks.report.estate.trainings import TRAININGS
+from tasks.report.rehearsals import last_rehearsal
 from tasks.security import audit_chain
 from tasks.security.signatures import require_signed
 from tasks.storage import open_named, open_store
 from tasks.storage.settings import load_stores
 
 DAYS = 30
-"""How old the last revalidation of a champion may be."""
+"""How old the last revalidation of a champion, and the last rehearsal, may be."""
 
 
 def records(home: Path) -> dict[str, Record]:
@@ -147,6 +149,18 @@ def resumed(home: Path) -> Record:
     return Record(None, "no folder of a job shows one")
 
 
+def rehearsed(home: Path) -> Record:
+    """The newest rehearsal; what it could not try has not been shown."""
+    last = last_rehearsal(home)
+    if last is None:
+        return Record(None, "there was no rehearsal in this home")
+    age = datetime.now(UTC) - datetime.fromisoformat(last["began"])
+    words = f"of {last['began'][:10]}: {last['passed']} passed, {last['failed']} failed, {last['not_tried']} not tried"
+    if last["failed"] or last["broken"] or not last["passed"]:
+        return Record(False, "; ".join([words, *last["broken"]]))
+    return Record(True, words) if age.days < DAYS else Record(None, f"the last one is {age.days} days old: {words}")
+
+
 def audit_log(home: Path) -> Record:
     checked = audit_chain.check(open_store(home))
     if checked.broken:
@@ -190,6 +204,7 @@ RECORDS: dict[str, Callable[[Path], Record]] = {
             fallback,
             store,
             resumed,
+            rehearsed,
             audit_log,
             onnx,
         )

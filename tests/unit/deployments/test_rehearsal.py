@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.rehearsal import run, scene
+from deployments.rehearsal import run
+from deployments.rehearsal import scene as scene_module
 from deployments.rehearsal.fault import Fault, check
 from deployments.rehearsal.faults import FAULTS, RankKilled
 from deployments.rehearsal.scene import NotSeen, Scene
@@ -125,8 +126,8 @@ def test_steps_of_two_attempts_are_counted_and_the_last_one_counts(tmp_path):
     figures = {"learning_rate": 0.1, "grad_norm": 1.0}
     lines = [json.dumps({"step": step, "loss": loss, **figures}) for step, loss in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 4, "lo']))
-    assert scene.losses(tmp_path) == {1: [4.0, 0.1, 1.0], 2: [3.4, 0.1, 1.0], 3: [2.9, 0.1, 1.0]}
-    assert scene.reported(tmp_path) == 5 and scene.newest_step(tmp_path) == 3
+    assert scene_module.losses(tmp_path) == {1: [4.0, 0.1, 1.0], 2: [3.4, 0.1, 1.0], 3: [2.9, 0.1, 1.0]}
+    assert scene_module.reported(tmp_path) == 5 and scene_module.newest_step(tmp_path) == 3
 
 
 def test_checkpoints_are_listed_newest_first(tmp_path):
@@ -134,7 +135,7 @@ def test_checkpoints_are_listed_newest_first(tmp_path):
         folder = tmp_path / f"checkpoints/step-{step}/attempt-1"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
-    assert [path.parts[-3] for path in scene.checkpoints_of(tmp_path)] == ["step-100", "step-10", "step-9"]
+    assert [path.parts[-3] for path in scene_module.checkpoints_of(tmp_path)] == ["step-100", "step-10", "step-9"]
 
 
 def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
@@ -142,8 +143,11 @@ def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
     assert list(map(type, run.chosen([], quick=False))) == list(FAULTS)
     assert [fault.name for fault in run.chosen(["random-7", "rank-killed"], quick=True)] == ["rank-killed", "random-7"]
     left_out = [fault.name for fault in FAULTS if fault not in map(type, run.chosen([], quick=True))]
-    slow = ["platform-killed", "checkpoint-torn", "disk-full", "slow-rank", "canary-fails", "canary-slow"]
-    assert left_out == slow
+    slow = {
+        *("platform-killed", "launcher-killed", "machine-off", "checkpoint-torn", "disk-full", "slow-rank"),
+        *("store-refuses", "store-lost", "store-slow", "webhook-forged", "canary-fails", "canary-slow"),
+    }
+    assert set(left_out) == slow
     with pytest.raises(Unknown, match="there is no fault 'rank-kiled'") as raised:
         run.chosen(["rank-kiled"], quick=False)
     assert "rank-killed" in raised.value.remedy
@@ -156,13 +160,42 @@ def test_random_faults_come_after_the_others_until_the_hours_are_over_and_a_seed
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
-    [("cluster.backend=slurm", "cluster.backend is slurm"), ("deployment.port=8080", "port is 8080")],
+    ("settings", "words"),
+    [
+        (["cluster.backend=slurm", "cluster.mirror={}"], "machines of cluster.backend slurm do not share"),
+        (["cluster.backend=slurm", "cluster.nodes=1:2", "training.micro_batch_size=1"], "cluster.elastic is set"),
+        (["deployment.port=8080"], "port is 8080"),
+    ],
 )
-def test_what_would_reach_production_is_refused(setting, words):
+def test_what_cannot_be_rehearsed_is_refused(settings, words):
     with pytest.raises(ValueError, match=words) as raised:
-        run.require_rehearsable(load(["tiny"], [setting]))
+        run.require_rehearsable(load(["tiny"], settings))
     assert "--set" in str(raised.value)
+
+
+def test_what_a_cluster_does_not_allow_is_not_tried_there(home):
+    run.require_rehearsable(load(["tiny"], ["cluster.backend=slurm"]))
+    home.cluster = load(["tiny"], ["cluster.backend=slurm"]).cluster
+    results = {fault.name: run.try_fault(fault(), home) for fault in FAULTS if fault.local_only}
+    assert set(results) == {"eviction-notice", "disk-full", "gpu-fails", "slow-rank"}
+    assert all(one.verdict == "not tried" and one.why for one in results.values())
+
+
+def test_a_fault_costs_what_the_machines_cost_until_all_was_well_again(home):
+    class Slow(Harmless):
+        def inject(self, scene):
+            scene.moments = [
+                scene_module.Moment(seconds=at, kind=kind, text="")
+                for at, kind in ((1.0, "injected"), (37.0, "recovered"))
+            ]
+
+    assert run.try_fault(Slow(), home, hour=100.0).cost == 1.0
+    assert run.try_fault(Slow(), home).cost is None
+    machines = ["cluster.backend=ssh", "cluster.ssh.hosts=[a, b]", "cluster.nodes=2", "cluster.ranks_per_node=1"]
+    size = [*machines, "cluster.ssh.sku=Standard_ND96isr_H100_v5"]
+    hour, currency = run.price_of(load(["tiny"], size))
+    assert hour and hour > 20 and currency == "USD"
+    assert run.price_of(load(["tiny"], [])) == (None, "")
 
 
 def test_a_training_is_long_enough_to_be_interrupted_unless_somebody_says_how_long():

@@ -14,8 +14,8 @@ from ray_stand import RayStand, using
 from waiting import limit, until
 
 from tasks.common import process
-from tasks.common.errors import Cancelled
-from tasks.compute import open_backend
+from tasks.common.errors import Cancelled, Missing
+from tasks.compute import machines_of, open_backend
 from tasks.compute.job import Job
 from tasks.compute.supervisor import Watch, run
 from tasks.config.cluster import ClusterConfig, WatchConfig
@@ -301,3 +301,15 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
     unused(base / "job")
     with pytest.raises(ValueError, match="needs 2 machine.s. of its own each"):
         supervise(base / "again", job(base, "f", nodes=2), backend)
+
+
+def test_a_script_runs_on_the_machine_it_is_for(stand, base):
+    """Each raylet gives what runs below it the folder of its own node."""
+    machines = machines_of(config(stand))
+    for name in ("n1", "n2"):
+        machines.execute(name, f"tr '\\0' '\\n' < /proc/$PPID/environ | grep ^RAY_ > '{base}/of {name}'", handle={})
+    assert (base / "of n1").read_text() != (base / "of n2").read_text()
+    with pytest.raises(Missing, match="ended with exit code"):
+        machines.execute("n2", "exit 3", handle={})
+    with pytest.raises(Missing, match="has no machine n9"):
+        machines.execute("n9", "true", handle={})

@@ -12,7 +12,9 @@ from waiting import limit
 
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.process import read_json
+from tasks.compute import machines_of
 from tasks.compute.slurm.commands import NoAnswer
+from tasks.config.cluster import ClusterConfig
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +299,16 @@ def test_answer_of_sbatch_that_is_no_id_is_an_error(tmp_path, stand, monkeypatch
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(JobFailed, match="answered Submitted, which is no job's id"):
         slurm_backend().submit(small(tmp_path), tmp_path / "job")
+
+
+def test_a_script_runs_beside_the_job_on_the_machine_it_is_for(stand, tmp_path):
+    backend, folder = slurm_backend(), tmp_path / "job"
+    handle = backend.submit(small(tmp_path, 600, nodes=2), folder)
+    until(backend, handle, folder, running)
+    machines = machines_of(ClusterConfig(backend="slurm"))
+    machines.execute("n2", f"echo $SLURMD_NODENAME of $SLURM_JOB_ID > {tmp_path}/where", handle=handle)
+    assert (tmp_path / "where").read_text() == f"n2 of {handle['job']}\n"
+    with pytest.raises(Missing, match="ended with exit code 3"):
+        machines.execute("n1", "exit 3", handle=handle)
+    backend.cancel(handle, folder)
+    until(backend, handle, folder, over)

@@ -21,7 +21,7 @@ from two_machines import TORCHRUN
 from waiting import limit, until
 
 from tasks.common.errors import Missing
-from tasks.compute import open_backend
+from tasks.compute import machines_of, open_backend
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch
 from tasks.compute.ssh.hosts import read_hosts
@@ -415,3 +415,13 @@ def test_training_on_two_machines_outlives_its_orchestrator(stand, tmp_path, tmp
     assert steps == list(range(1, training.steps + 1))
     ranks = [json.loads(path.read_text()) for path in sorted((folder / "ranks").glob("*.json"))]
     assert len(ranks) == 2
+
+
+def test_a_script_runs_on_the_machine_it_is_for(stand, tmp_path):
+    machines, second = machines_of(cluster(stand)), stand.machines[1]
+    machines.execute(second.address, f"ip -4 -o address > '{tmp_path}/a file'", handle={})
+    assert f" {second.address}/" in (tmp_path / "a file").read_text()
+    with pytest.raises(Missing, match="ended with exit code 3: no such rank"):
+        machines.execute(second.address, "echo no such rank >&2; exit 3", handle={})
+    with pytest.raises(Missing, match="names no machine nowhere"):
+        machines.execute("nowhere", "true", handle={})
