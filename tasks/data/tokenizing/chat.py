@@ -50,7 +50,7 @@ class ChatEncoder:
 
     def encode(self, conversation: str) -> Chat:
         """The tokens of a conversation, given as JSON. Raises ValueError for one that the template refuses or cannot mask."""
-        with _time_limit(RENDER_SECONDS):
+        with time_limit(RENDER_SECONDS):
             text, spans = answers_of(self.template, **json.loads(conversation))
         spans = [self._without_space_behind_the_end(text, *span) for span in spans]
         encoding = load(self._tokenizer.rules).encode(text, add_special_tokens=False)
@@ -131,14 +131,14 @@ def turn_ends(prefix: Path, rules: str) -> list[int]:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise ValueError when a template takes longer. A process's main thread alone can be told of time: workers are such."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError when what is done inside takes longer. A process's main thread alone can be told of time: workers are such."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def over(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {seconds:g} seconds for one conversation")
+        raise TimeoutError(f"it takes more than {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)
