@@ -54,6 +54,8 @@ class ChatEncoder:
 
     def encode(self, conversation: str) -> Chat:
         """The tokens of a conversation, given as JSON. Raises ValueError for one that the template refuses or cannot mask."""
+        if "\\u" in conversation:  # a special token, and what stands for one, are looked for as they are
+            conversation = json.dumps(json.loads(conversation), ensure_ascii=False)
         given = self._disguised(conversation)
         with time_limit(RENDER_SECONDS):
             text, spans = answers_of(self.template, **json.loads(given))
