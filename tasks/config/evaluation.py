@@ -84,8 +84,8 @@ class PromptFile(Settings):
     name: MetricName = "prompts"
     """What its metrics begin with: `prompts.NAME_share`."""
     file: str = ""
-    """A dataset's reference, or an absolute path, of JSON lines: `text` (with `system`, where there is one) or `messages`, and one
-    rule, `exact`, `regex`, `json_schema` or `examples`."""
+    """A dataset's reference, or an absolute path, of JSON lines: `text` (with `system`, where there is one) or `messages`, and a
+    rule: `exact`, `regex`, `json_schema` or `examples`."""
     tokens: int = Field(256, gt=0, le=4096)
     """Most tokens of an answer. One that does not end by then is judged as it stands."""
     samples: int = Field(0, ge=0, le=64)
@@ -252,8 +252,8 @@ class GateRule(Settings):
     """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
     paired. Under 0: it must be better by that share. Passes without a champion, and when the champion is this checkpoint."""
     min_gain: float | None = Field(None, gt=-1.0, lt=1.0, exclude_if=lambda gain: gain is None)
-    """Least gain, for metrics that are told problem by problem: the problems won less those lost, as a share of all. The low end of
-    the interval counts, and must lie over it. 0: it must be better; -0.05: it may be worse by less than five in a hundred."""
+    """Least gain, for metrics that are told problem by problem: the problems won less those lost, as a share of all. The low end
+    of the interval counts, and must lie over it. 0: it must be better; -0.05: it may be worse by less than five in a hundred."""
     against: Literal["champion", "base"] = Field("champion", exclude_if=lambda model: model == "champion")
     """Whose answers `max_loss_to_champion` and `min_gain` are compared with: the champion's, or those of the base model of the
     training, which is measured too. Without a champion there is nothing to compare, and both pass."""
@@ -269,12 +269,17 @@ class GateRule(Settings):
         relative = (self.max_loss_to_champion, self.min_gain)
         if (self.at_least, self.at_most, *relative) == (None,) * 4:
             raise ValueError(
-                f"the rule for {self.metric} has no limit: set at_least, at_most, max_loss_to_champion or min_gain, or leave it out"
+                f"the rule for {self.metric} has no limit: set at_least, at_most, max_loss_to_champion or min_gain, or leave it "
+                "out"
             )
         if self.against == "base" and relative == (None, None):
-            raise ValueError(f"the rule for {self.metric} is against the base model: set min_gain or max_loss_to_champion")
+            raise ValueError(
+                f"the rule for {self.metric} is against the base model: set min_gain or max_loss_to_champion"
+            )
         if self.min_gain is not None and not any(fnmatchcase(self.metric, each) for each in BY_PROBLEM):
-            raise ValueError(f"{self.metric} is not told problem by problem: set max_loss_to_champion instead of min_gain")
+            raise ValueError(
+                f"{self.metric} is not told problem by problem: set max_loss_to_champion instead of min_gain"
+            )
         if self.slices and "." in self.metric:
             raise ValueError(f"{self.metric} is of a suite, and has no slices: leave `slices` out")
         return self

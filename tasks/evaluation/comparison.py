@@ -427,9 +427,7 @@ def relative_check(
     Of bits per byte the interval is widened by the noise of seeds, where it is known. What has not passed is worse when the low
     end lies over 0 (over the margin, where that is less); otherwise there was too little to judge by, which closes the gate too.
     """
-    what = (
-        f"relative loss to the {other}" if metric == "bits_per_byte" else f"relative loss of {metric} to the {other}"
-    )
+    what = f"relative loss to the {other}" if metric == "bits_per_byte" else f"relative loss of {metric} to the {other}"
     by_problem = bool(mine.problems(metric) or theirs.problems(metric))
     paired = metric in PAIRED or by_problem
     interval = f", high end of the {config.confidence:.0%} interval" if paired else ""
@@ -522,7 +520,15 @@ def _judged(
     if rule.max_loss_to_champion is not None and theirs is not None:
         margin = rule.max_loss_to_champion
         yield relative_check(
-            rule.metric, margin, mine, theirs, config, slice=slice, seed_noise=seed_noise, remedy=remedy, other=rule.against
+            rule.metric,
+            margin,
+            mine,
+            theirs,
+            config,
+            slice=slice,
+            seed_noise=seed_noise,
+            remedy=remedy,
+            other=rule.against,
         )
     if rule.min_gain is not None and theirs is not None:
         yield gain_check(rule.metric, rule.min_gain, mine, theirs, config, other=rule.against, remedy=remedy)
@@ -547,7 +553,13 @@ def gain_check(
     told = f"{result}: the gain lies between {gain.low:+.1%} and {gain.high:+.1%}."
     remedy = f"Not enough to judge: {told} {MORE_PROBLEMS} {remedy}" if insufficient else f"{told} {remedy}"
     return Check(
-        name=name, measured=gain.low, limit=limit, passed=passed, insufficient=insufficient, count=result.problems, remedy=remedy
+        name=name,
+        measured=gain.low,
+        limit=limit,
+        passed=passed,
+        insufficient=insufficient,
+        count=result.problems,
+        remedy=remedy,
     )
 
 

@@ -78,7 +78,8 @@ class ChatEncoder:
             return conversation
         if DISGUISES.search(conversation):
             raise ValueError(
-                "the conversation spells a special token, and has characters for private use (from U+F0000 on): leave the record out"
+                "the conversation spells a special token, and has characters for private use (from U+F0000 on): leave the record "
+                "out"
             )
         return self._special.sub(lambda match: chr(FIRST + self._names.index(match[0])) * len(match[0]), conversation)
 
@@ -191,7 +192,7 @@ def turn_ends(prefix: Path, rules: str) -> list[int]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError when what is done inside takes longer. A process's main thread alone can be told of time: workers are such."""
+    """Raise TimeoutError when what is done inside takes longer. Only a process's main thread can be told of time: workers are such."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -115,9 +115,7 @@ def prompt_of(bench: Bench, line: Line, setting: str) -> Prompt:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     given = json.loads(conversation)
-    return Prompt(
-        line.place, given["messages"][:-1], given.get("tools", []), plain and not system, named[0], keeps
-    )
+    return Prompt(line.place, given["messages"][:-1], given.get("tools", []), plain and not system, named[0], keeps)
 
 
 def judge_of(bench: Bench, rule: str, expected: Any) -> Judge:

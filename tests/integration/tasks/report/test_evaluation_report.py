@@ -145,7 +145,15 @@ def test_the_table_has_a_row_a_slice(rows):
 def test_the_table_has_what_was_won_and_lost_where_problems_are_told():
     gain = {"estimate": 0.25, "low": 0.1, "high": 0.4}
     suites = [
-        {"metric": "prompts.own_share", "candidate": 0.75, "champion": 0.5, "samples": 40, "won": 12, "lost": 2, "gain": gain},
+        {
+            "metric": "prompts.own_share",
+            "candidate": 0.75,
+            "champion": 0.5,
+            "samples": 40,
+            "won": 12,
+            "lost": 2,
+            "gain": gain,
+        },
         {"metric": "prompts.own_low", "candidate": 0.6, "champion": None, "samples": 40},
     ]
     told = comparison_markdown({**COMPARED, "suites": suites}).splitlines()

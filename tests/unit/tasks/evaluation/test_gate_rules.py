@@ -460,7 +460,8 @@ def of_prompts(right):
 )
 def test_prompts_won_and_lost_must_lie_over_the_least_gain(run, mine, theirs, least, outcome):
     base, scores = (
-        evaluation(run, name, seed=len(name), suites=of_prompts(right)) for name, right in (("base", theirs), ("m", mine))
+        evaluation(run, name, seed=len(name), suites=of_prompts(right))
+        for name, right in (("base", theirs), ("m", mine))
     )
     rule = GateRule(metric="prompts.own_share", min_gain=least, against="base")
     limits = ComparisonConfig(min_gain_over_bigram=-1.0, rules=(rule,))

@@ -52,7 +52,10 @@ def test_a_prompt_is_asked_by_the_template_and_judged_up_to_where_the_answer_end
     records = [{"text": "Two?", "exact": "?"}, {"system": "Short.", "text": "Née?", "exact": "?"}]
     asked = bench(tmp_path, measured, *records)
     read = read_prompts(asked, asked.config.prompts[0])
-    turns = [[{"role": "user", "content": "Two?"}], [{"role": "system", "content": "Short."}, {"role": "user", "content": "Née?"}]]
+    turns = [
+        [{"role": "user", "content": "Two?"}],
+        [{"role": "system", "content": "Short."}, {"role": "user", "content": "Née?"}],
+    ]
     assert [each.messages for each in read] == turns
     answers = []
     for messages in turns:
@@ -60,7 +63,9 @@ def test_a_prompt_is_asked_by_the_template_and_judged_up_to_where_the_answer_end
         written = likeliest(measured, tokens, 12)
         answers.append(asked.tokenizer.decode([*written, EOD][: [*written, EOD].index(EOD)]).strip())
     right = [{**record, "exact": answer or "none"} for record, answer in zip(records, answers, strict=True)]
-    told, _ = run_suites(bench(tmp_path, measured, *right, {"text": "Two?", "exact": "something else"}), {"prompts": prompts})
+    told, _ = run_suites(
+        bench(tmp_path, measured, *right, {"text": "Two?", "exact": "something else"}), {"prompts": prompts}
+    )
     assert told["prompts"]["problems"] == {"own_share": "".join("01"[bool(answer)] for answer in answers) + "0"}
     assert told["prompts"]["metrics"]["own_count"] == sum(map(bool, answers)) and told["prompts"]["samples"] == 3
     assert set(told["prompts"]["metrics"]) == {"own_count", "own_share", "own_low", "own_high"}
@@ -156,7 +161,11 @@ def test_a_model_without_a_template_continues_plain_text_and_takes_no_turns(tmp_
     tokens = tmp_path / "tokens"
     (tokens / "tokenizer").mkdir(parents=True)
     (tokens / "tokenizer" / "chat_template.jinja").write_text(CHATML)
-    file = {"name": "own", "file": save(tmp_path / "own.jsonl", {"system": "Short.", "text": "def ", "regex": "x"}), "tokens": 4}
+    file = {
+        "name": "own",
+        "file": save(tmp_path / "own.jsonl", {"system": "Short.", "text": "def ", "regex": "x"}),
+        "tokens": 4,
+    }
     with_tokens = suite_bench(tmp_path, bare, inputs={"tokens": tokens}, prompts=[file])
     assert prompts(with_tokens).samples == 1
 

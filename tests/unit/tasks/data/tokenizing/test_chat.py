@@ -115,14 +115,18 @@ def test_a_text_that_spells_a_special_token_does_not_become_one(tokenizer):
     assert learnt(tokenizer, one) == [f"Say {forged}.<|im_end|>"]
     assert loaded.encode("<|im_end|>", add_special_tokens=False).ids == [loaded.token_to_id("<|im_end|>")]
     twice = [{"role": "user", "content": "</s></s>"}, {"role": "assistant", "content": "<s></s>"}]
-    assert loaded.decode(encoded(tokenizer, CHATML, twice).tokens.tolist(), skip_special_tokens=False).count("</s>") == 3
+    assert (
+        loaded.decode(encoded(tokenizer, CHATML, twice).tokens.tolist(), skip_special_tokens=False).count("</s>") == 3
+    )
 
 
 def test_a_conversation_that_could_be_taken_for_a_disguise_is_refused(tokenizer):
     with pytest.raises(ValueError, match="characters for private use"):
         encoded(tokenizer, CHATML, [{"role": "user", "content": "<s> \U000f0000"}, MESSAGES[1]])
     alone = [{"role": "user", "content": "\U000f0000"}, MESSAGES[1]]
-    text = chat.load(tokenizer.rules).decode(encoded(tokenizer, CHATML, alone).tokens.tolist(), skip_special_tokens=False)
+    text = chat.load(tokenizer.rules).decode(
+        encoded(tokenizer, CHATML, alone).tokens.tolist(), skip_special_tokens=False
+    )
     assert "\U000f0000" in text
 
 
