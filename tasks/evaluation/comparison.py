@@ -246,7 +246,7 @@ def wins(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Wins:
 def _told_apart(more: int, fewer: int, confidence: float) -> bool:
     """Whether so many one way and so few the other come about by chance rarely enough (McNemar's test, one side of it)."""
     differ = more + fewer
-    chance = sum(math.comb(differ, count) for count in range(more, differ + 1)) / 2**differ
+    chance: float = sum(math.comb(differ, count) for count in range(more, differ + 1)) / 2**differ
     return chance <= (1 - confidence) / 2
 
 
@@ -362,7 +362,7 @@ def _bits_per_byte(side: Side, name: str) -> float | None:
 
 
 def _suites(mine: Side, theirs: Side, config: EvaluationConfig) -> list[dict[str, Any]]:
-    """Every metric of a suite that this model has, beside the champion's; with wins and losses where problems are told."""
+    """Every metric of a suite that this model has, beside the champion's; with wins and losses where problems have verdicts."""
     return [
         {
             "metric": f"{suite}.{name}",
@@ -550,8 +550,8 @@ def gain_check(
         return Check(name=name, measured=str(why), limit=limit, passed=False, remedy=again)
     gain, passed = result.gain, result.gain.low > least
     insufficient = not passed and gain.high >= least
-    told = f"{result}: the gain lies between {gain.low:+.1%} and {gain.high:+.1%}."
-    remedy = f"Not enough to judge: {told} {MORE_PROBLEMS} {remedy}" if insufficient else f"{told} {remedy}"
+    figures = f"{result}: the gain lies between {gain.low:+.1%} and {gain.high:+.1%}."
+    remedy = f"Not enough to judge: {figures} {MORE_PROBLEMS} {remedy}" if insufficient else f"{figures} {remedy}"
     return Check(
         name=name,
         measured=gain.low,

@@ -192,7 +192,7 @@ def turn_ends(prefix: Path, rules: str) -> list[int]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError when what is done inside takes longer. Only a process's main thread can be told of time: workers are such."""
+    """Raise TimeoutError when what is done inside takes longer. Only a main thread can be told of time: workers are such."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

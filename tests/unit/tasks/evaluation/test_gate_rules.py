@@ -504,8 +504,8 @@ def test_rules_about_gains_are_refused_with_the_configuration_where_they_cannot_
     rule = {"metric": "prompts.own_share", "min_gain": 0.0, "against": "base"}
     RetrainConfig(evaluation=prompts, comparison={"rules": [rule]}, training={"base": "checkpoint/b"})
     for damage, said in (
-        ({"metric": "prompts.own_low"}, "not told problem by problem"),
-        ({"metric": "bits_per_byte"}, "not told problem by problem"),
+        ({"metric": "prompts.own_low"}, "has no verdict on each problem"),
+        ({"metric": "bits_per_byte"}, "has no verdict on each problem"),
         ({"metric": "prompts.other_share"}, "which nothing measures"),
         ({"min_gain": None}, "no limit"),
         ({"min_gain": None, "at_least": 0.1}, "against the base model"),
