@@ -46,7 +46,6 @@ class DeepspeedEngine(Engine):
             "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
             "execution.compile": (execution.compile, execution.compile),
             "execution.local_every_steps": (execution.local_every_steps, execution.local_every_steps is not None),
-            "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
         }
         for name, (value, refused) in asked.items():
             if refused:

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.engines.registry import ENGINES
-from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, TrainingConfig
 
 TRAINING = TrainingConfig(engine="deepspeed", global_batch_size=32, micro_batch_size=2, gradient_clip=0.5)
 
@@ -62,7 +62,6 @@ def test_nvme_needs_a_folder_and_stage_3(zero):
         ({}, {"parallel": "fsdp"}, "execution.parallel fsdp"),
         ({}, {"compile": True}, "execution.compile True"),
         ({}, {"local_every_steps": 5}, "execution.local_every_steps 5"),
-        ({"base": "checkpoint/base", "lora": LoraConfig(rank=4)}, {}, "training.lora.rank 4"),
     ],
 )
 def test_what_zero_does_not_do_here_is_refused(training, execution, named):

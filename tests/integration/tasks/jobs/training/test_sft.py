@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conversation_material import make_chat_base, write_chat_tokens
+from safetensors.torch import load_file
 from training_runs import Forks, error, last_lines, numbers, result, said_by
 
 from tasks.config.engines.deepspeed import ds_config
@@ -148,6 +149,32 @@ def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
     finally:
         forks.close()
     assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(launch, tokens, base, tmp_path, stage):
+    changed = {"lora": LoraConfig(rank=2, alpha=4.0), "learning_rate": 2e-2}
+    one, job = tmp_path / "one", tmp_path / "job"
+    assert run(launch, one, tokens, base, CONFIG.model_copy(update=changed)) == [0], said_by(one)
+    config = CONFIG.model_copy(update={**changed, "engine": "deepspeed", "micro_batch_size": 2})
+    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=stage))
+    more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
+    forks = Forks('import os\nos.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed, peft\n')
+    try:
+        assert run(forks, job, tokens, base, config, ranks=2, more=more, fault=KILLED_AFTER_4) == [9, 9]
+        assert run(forks, job, tokens, base, config, ranks=2, attempt=2) == [0, 0], said_by(job)
+    finally:
+        forks.close()
+    assert result(job)["resumed_from_step"] == 3
+    assert losses(job) == pytest.approx(losses(one), rel=1e-4)
+    written = [load_file(each / "out" / "model.safetensors") for each in (one, job)]
+    assert written[0].keys() == written[1].keys()
+    for name, tensor in written[0].items():
+        torch.testing.assert_close(written[1][name], tensor, rtol=1e-3, atol=1e-4)
+    states = list((job / "checkpoints").rglob("*model_states.pt"))
+    kept = [torch.load(file, map_location="cpu", weights_only=False)["module"] for file in states]
+    assert kept and all(".lora_" in name for module in kept for name in module)  # the base's weights are in no checkpoint
 
 
 def test_a_kill_changes_nothing(launch, alone, tokens, base, tmp_path):
