@@ -108,7 +108,7 @@ SETTINGS = {
         {"name": "triage", "file": "dataset/triage-prompts", "tokens": 24},
         {"name": "capitals", "file": "dataset/capitals", "tokens": 16},
     ],
-    "comparison.min_gain_over_bigram": -1.0,
+    "comparison.min_gain_over_bigram": -1000.0,  # answers of one form are what a bigram knows best
     "export.golden_prompts": ["The capital of France is"],
     "export.golden_tokens": 8,
     "export.heldout_bytes": 2000,

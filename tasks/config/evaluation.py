@@ -288,8 +288,9 @@ class GateRule(Settings):
 class ComparisonConfig(Settings):
     """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit causes no new measurement."""
 
-    min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
-    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
+    min_gain_over_bigram: float = Field(0.10, ge=-1000.0, lt=1.0)
+    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's. Of answers that are all of one form a
+    bigram knows nearly all: there a low number, as -1000, leaves the verdict to other rules."""
     max_loss_to_champion: float = Field(0.02, ge=0.0)
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
     seed_noise: float | None = Field(None, ge=0.0, lt=1.0, exclude_if=lambda noise: noise is None)
