@@ -33,7 +33,6 @@ def test_a_published_model_learns_a_task_keeps_its_abilities_and_is_served_by_a_
     assert told["answers after the rollback"] != told["tuned answers"]
 
 
-@pytest.mark.unit
 def test_no_prompt_of_the_task_is_a_message_that_is_taught(tmp_path):
     folder = tuning.write_data(tmp_path / "data")
     taught, asked = (
