@@ -51,6 +51,11 @@ class DeepspeedEngine(Engine):
             if refused:
                 raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")
         zero = execution.deepspeed
+        if training.lora.rank and zero.zero_stage == 3:
+            raise ValueError(
+                f"training.lora.rank {training.lora.rank} under execution.deepspeed.zero_stage 3, which divides the frozen weights "
+                "too, is not proven: set zero_stage to 2, or use the engine torch with execution.parallel fsdp"
+            )
         if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
             raise ValueError(
                 "execution.deepspeed.zero_stage 1 with training.precision bf16 is an optimizer of DeepSpeed's that has no "

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.engines.registry import ENGINES
-from tasks.config.training import DeepspeedConfig, ExecutionConfig, TrainingConfig
+from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 
 TRAINING = TrainingConfig(engine="deepspeed", global_batch_size=32, micro_batch_size=2, gradient_clip=0.5)
 
@@ -53,6 +53,13 @@ def test_what_lies_elsewhere(zero, expected):
 def test_nvme_needs_a_folder_and_stage_3(zero):
     with pytest.raises(ValidationError, match=r"needs deepspeed\.(nvme_path|zero_stage 3, not 2)"):
         ExecutionConfig(deepspeed=DeepspeedConfig(**zero))
+
+
+def test_adapters_are_refused_where_frozen_weights_are_divided():
+    adapters = TRAINING.model_copy(update={"base": "checkpoint/base", "lora": LoraConfig(rank=4)})
+    ENGINES["deepspeed"].require_fits(adapters, ExecutionConfig())
+    with pytest.raises(ValueError, match=r"training\.lora\.rank 4 under .*zero_stage 3.*set zero_stage to 2"):
+        ENGINES["deepspeed"].require_fits(adapters, ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=3)))
 
 
 @pytest.mark.parametrize(

@@ -152,13 +152,12 @@ def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", [2, 3])
-def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(launch, tokens, base, tmp_path, stage):
+def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(launch, tokens, base, tmp_path):
     changed = {"lora": LoraConfig(rank=2, alpha=4.0), "learning_rate": 2e-2}
     one, job = tmp_path / "one", tmp_path / "job"
     assert run(launch, one, tokens, base, CONFIG.model_copy(update=changed)) == [0], said_by(one)
     config = CONFIG.model_copy(update={**changed, "engine": "deepspeed", "micro_batch_size": 2})
-    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=stage))
+    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=2))
     more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
     forks = Forks('import os\nos.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed, peft\n')
     try:
@@ -174,7 +173,9 @@ def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(
         torch.testing.assert_close(written[1][name], tensor, rtol=1e-3, atol=1e-4)
     states = list((job / "checkpoints").rglob("*model_states.pt"))
     kept = [torch.load(file, map_location="cpu", weights_only=False)["module"] for file in states]
-    assert kept and all(".lora_" in name for module in kept for name in module)  # the base's weights are in no checkpoint
+    assert kept and all(
+        ".lora_" in name for module in kept for name in module
+    )  # the base's weights are in no checkpoint
 
 
 def test_a_kill_changes_nothing(launch, alone, tokens, base, tmp_path):
