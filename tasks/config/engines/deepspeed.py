@@ -53,7 +53,7 @@ class DeepspeedEngine(Engine):
         zero = execution.deepspeed
         if training.lora.rank and zero.zero_stage == 3:
             raise ValueError(
-                f"training.lora.rank {training.lora.rank} under execution.deepspeed.zero_stage 3, which divides the frozen weights "
+                f"training.lora.rank {training.lora.rank} under execution.deepspeed.zero_stage 3, which divides frozen weights "
                 "too, is not proven: set zero_stage to 2, or use the engine torch with execution.parallel fsdp"
             )
         if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
