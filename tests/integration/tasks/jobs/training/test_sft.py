@@ -168,7 +168,9 @@ def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(
     assert result(job)["resumed_from_step"] == 3
     assert losses(job) == pytest.approx(losses(one), rel=1e-4)
     written = [load_file(each / "out" / "model.safetensors") for each in (one, job)]
-    assert written[0].keys() == written[1].keys()
+    before = load_file(base / "model.safetensors")
+    assert written[0].keys() == written[1].keys() == before.keys()
+    assert any(not torch.equal(before[name], written[1][name]) for name in before)
     for name, tensor in written[0].items():
         torch.testing.assert_close(written[1][name], tensor, rtol=1e-3, atol=1e-4)
     states = list((job / "checkpoints").rglob("*model_states.pt"))
