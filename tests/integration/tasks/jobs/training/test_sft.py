@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 from training_runs import Forks, error, last_lines, numbers, result, said_by
 
 from tasks.config.engines.deepspeed import ds_config
+from tasks.config.evaluation import EvaluationConfig
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.mmididx import open_split
 from tasks.jobs.data.samples import NOT_LEARNED, batch_of, open_conversations
+from tasks.jobs.evaluation.heldout import encode_for, read_heldout
 
 CONFIG = TrainingConfig(
     model="chat",
@@ -134,6 +136,18 @@ def test_fsdp_and_adapters_give_the_same_losses_on_any_number_of_ranks(launch, t
     assert run(launch, two, tokens, base, config, ranks=2, parallel="fsdp") == [0, 0], said_by(two)
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
     assert losses(one)[-1] < losses(one)[0]
+
+
+def test_held_out_answers_are_those_of_a_base_whose_tokenizer_is_written_otherwise(tokens, base, tmp_path):
+    heldout = read_heldout(tokens, EvaluationConfig(min_documents=1))
+    rules = json.loads((base / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules, indent=4))
+    assert (tmp_path / "tokenizer.json").read_bytes() != (tokens / "tokenizer" / "tokenizer.json").read_bytes()
+    assert encode_for(tmp_path, tokens, heldout) is heldout.encoded
+    rules["model"]["vocab"] |= {"another word": len(rules["model"]["vocab"]) + 9}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(ValueError, match="has another tokenizer than the held-out conversations"):
+        encode_for(tmp_path, tokens, heldout)
 
 
 @pytest.mark.long
