@@ -134,7 +134,11 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     )
     scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster)
     champion = champion_scores(scores, tokens, config.evaluation, given, on=cluster)
-    proven = compare(scores, champion, config.evaluation, config.comparison)
+    base = given.base if config.comparison.against_base else None
+    before = (
+        evaluate(base, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster) if base else None
+    )
+    proven = compare(scores, champion, config.evaluation, config.comparison, before)
     model = export(proven, tokens, config.exported, under=scores, on=cluster)
     challenge(model)
     return deploy(model, config.served)

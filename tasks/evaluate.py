@@ -145,13 +145,19 @@ def champion_checkpoint(model: str) -> Checkpoint | None:
 
 
 def compare(
-    scores: Evaluation, champion: Evaluation | None, config: EvaluationConfig, limits: ComparisonConfig
+    scores: Evaluation,
+    champion: Evaluation | None,
+    config: EvaluationConfig,
+    limits: ComparisonConfig,
+    base: Evaluation | None = None,
 ) -> Checkpoint:
     """Give up the checkpoint when it beats the bigram, is not worse than the champion, and keeps to every rule.
 
+    `base` is the model that training started from, for rules that compare with it.
+
     Raises GateFailed; IntegrityError when the champion was measured on other documents.
     """
-    if isinstance(scores, Pending) or isinstance(champion, Pending):
+    if any(isinstance(each, Pending) for each in (scores, champion, base)):
         return Pending(stage="evaluate")  # type: ignore[return-value]
     run = current()
     if champion and "bits_per_byte" in champion.metrics:
@@ -167,7 +173,7 @@ def compare(
                 f"the evaluations of {mine.ref} and {theirs.ref} were not made on the same documents",
                 remedy="Measure both again: `headway retrain --from evaluate`.",
             )
-    checks = _checks(scores, champion, mine, theirs, config, limits)
+    checks = _checks(scores, champion, mine, theirs, config, limits, base=_side(base) if base else None)
     run.outcomes["evaluate"].checks = [check.model_dump() for check in checks]
     if theirs:
         payload = against(mine, theirs, config)
@@ -184,6 +190,8 @@ def _checks(
     theirs: Side | None,
     config: EvaluationConfig,
     limits: ComparisonConfig,
+    *,
+    base: Side | None,
 ) -> tuple[Check, ...]:
     results = list(bigram_checks(scores.metrics, config, limits))
     if theirs and champion:
@@ -196,7 +204,8 @@ def _checks(
         noise = limits.seed_noise
         results.append(relative_check("bits_per_byte", margin, mine, theirs, config, seed_noise=noise, remedy=remedy))
     for rule in limits.rules:
-        results += rule_checks(rule, mine, theirs, config, seed_noise=limits.seed_noise)
+        other = base if rule.against == "base" else theirs
+        results += rule_checks(rule, mine, other, config, seed_noise=limits.seed_noise)
     return tuple(results)
 
 

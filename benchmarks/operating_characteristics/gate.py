@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.operating_characteristics import Line
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig
-from tasks.evaluation.comparison import Side, relative_check
+from tasks.evaluation.comparison import Side, gain_check, relative_check
 from tasks.report.scaling import noise as estimated
 
 SEED = 20
@@ -26,6 +26,15 @@ SEEDS = (2, 3, 5, 10)
 """Trainings from which the noise of seeds is estimated."""
 SUITE_METRIC, SUITE_MARGIN = "code.pass_share", 0.1
 PROBLEMS = (20, 200, 1000)
+PROMPTS = (20, 60, 200)
+GAINS = (
+    (0.0, 0.0, "passed: <= 2.5 %, failed: <= 2.5 %"),
+    (-0.1, 0.0, "passed: <= 2.5 %"),
+    (0.2, 0.0, "failed: <= 2.5 %"),
+    (-0.1, -0.1, "passed: <= 2.5 %, failed: <= 2.5 %"),
+    (0.0, -0.1, "failed: <= 2.5 %"),
+)
+"""True gains, what a rule asks for, and how often it may be wrong."""
 OF_DOCUMENTS = 0.01
 """Relative standard deviation of the bits of a document, beside its truth, of either model."""
 
@@ -74,6 +83,23 @@ def suite_verdicts(problems: int, loss: float, trials: int) -> Counter[str]:
     return found
 
 
+def gain_verdicts(problems: int, gain: float, least: float, trials: int) -> Counter[str]:
+    """How often a rule's `min_gain` says what, of a model that has `gain` more of the problems right than one with half.
+
+    Problems differ in how hard they are, as above; what a model gains are chances among those that it would have wrong, what it
+    loses among those that it would have right.
+    """
+    chance = np.random.default_rng([SEED, problems, round(1e4 + gain * 1e4), round(1e4 + least * 1e4)])
+    found: Counter[str] = Counter()
+    for _ in range(trials):
+        easy = chance.beta(1.0, 1.0, problems)
+        theirs, mine, drawn = (chance.random(problems) for _ in range(3))
+        right = (mine < easy) | (drawn < 2 * gain) if gain >= 0 else (mine < easy) & (drawn >= -2 * gain)
+        sides = _suite("candidate", right), _suite("champion", theirs < easy)
+        found[gain_check(SUITE_METRIC, least, *sides, CONFIG, other="champion").outcome] += 1
+    return found
+
+
 def _suite(name: str, right: np.ndarray) -> Side:
     told = {
         "metrics": {"pass_share": float(right.mean())},
@@ -97,6 +123,12 @@ def rows(quick: bool) -> Iterator[Line]:
             said = ", ".join(f"{name} {_share(found[name], trials)}" for name in ("passed", "failed", "insufficient"))
             stated = "called worse: <= 2.5 %" if not loss else "passed: <= 2.5 % where the margin is under the loss"
             yield Line("gate, suite", stated, said, f"{truth}, {problems} problems, half right", SEED, trials)
+    for problems in PROMPTS:
+        for gain, least, stated in GAINS:
+            found = gain_verdicts(problems, gain, least, trials)
+            said = ", ".join(f"{name} {_share(found[name], trials)}" for name in ("passed", "failed", "insufficient"))
+            truth = f"gains {gain:+.0%}, min_gain {least:+.0%}, {problems} prompts, half right"
+            yield Line("gate, prompts", stated, said, truth, SEED, trials)
 
 
 def _pair(documents: int, noise: float, *, known: bool, trials: int, seeds: int | None = None) -> Iterator[Line]:

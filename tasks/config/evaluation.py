@@ -78,6 +78,29 @@ class LmEvalConfig(Settings):
         return self
 
 
+class PromptFile(Settings):
+    """Prompts with a rule each, which the model's answer must keep; asked by its chat template, as clients ask it by chat."""
+
+    name: MetricName = "prompts"
+    """What its metrics begin with: `prompts.NAME_share`."""
+    file: str = ""
+    """A dataset's reference, or an absolute path, of JSON lines: `text` (with `system`, where there is one) or `messages`, and a
+    rule: `exact`, `regex`, `json_schema` or `examples`."""
+    tokens: int = Field(256, gt=0, le=4096)
+    """Most tokens of an answer. One that does not end by then is judged as it stands."""
+    samples: int = Field(0, ge=0, le=64)
+    """Answers to each prompt that are drawn from the whole distribution, beside the most likely one: `NAME_pass_at_K` is
+    the share of prompts of which one of the K keeps the rule, `NAME_mean_at_K` that of all answers. 0: none are drawn."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> PromptFile:
+        if not self.file:
+            raise ValueError(
+                f"the prompts {self.name} have no file: set evaluation.prompts[].file to a dataset or a path"
+            )
+        return self
+
+
 class EvaluationConfig(Settings):
     """What the model is measured on."""
 
@@ -115,14 +138,17 @@ class EvaluationConfig(Settings):
     """Texts with labels."""
     lm_eval: LmEvalConfig = LmEvalConfig()
     """Tasks of lm-evaluation-harness."""
+    prompts: tuple[PromptFile, ...] = Field((), exclude_if=lambda files: not files)
+    """Prompts of your own, with rules."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvaluationConfig:
-        names = [each.name for each in self.labelled]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"evaluation.labelled has two files of one name ({', '.join(sorted(names))}): name each another way"
-            )
+        for setting, files in (("labelled", self.labelled), ("prompts", self.prompts)):
+            names = sorted(each.name for each in files)
+            if len(set(names)) < len(names):
+                raise ValueError(
+                    f"evaluation.{setting} has two files of one name ({', '.join(names)}): name each another way"
+                )
         return self
 
     @property
@@ -137,12 +163,19 @@ class EvaluationConfig(Settings):
 
     @property
     def _named(self) -> tuple[str, ...]:
-        named = (self.toxic_words, self.code.problems, self.lm_eval.data, *(each.file for each in self.labelled))
+        files = (*(each.file for each in self.labelled), *(each.file for each in self.prompts))
+        named = (self.toxic_words, self.code.problems, self.lm_eval.data, *files)
         return tuple(dict.fromkeys(name for name in named if name and name != SHIPPED))
 
 
 HELDOUT_METRICS = ("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram")
 """What every evaluation measures on held-out text."""
+
+
+def prompt_metrics(samples: int) -> tuple[str, ...]:
+    """What is measured of each file of prompts, of which so many further answers are drawn."""
+    drawn = (f"pass_at_{samples}", f"mean_at_{samples}") if samples else ()
+    return ("count", "share", "low", "high", *drawn)
 
 
 def suite_metrics(config: EvaluationConfig) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -161,6 +194,7 @@ def suite_metrics(config: EvaluationConfig) -> dict[str, tuple[str, tuple[str, .
         "code": "" if config.code.problems else "evaluation.code.problems",
         "labelled": "" if config.labelled else "evaluation.labelled",
         "lm_eval": "" if config.lm_eval.tasks else "evaluation.lm_eval.tasks",
+        "prompts": "" if config.prompts else "evaluation.prompts",
     }
     patterns = {
         suite: tuple(f"{name}_{part}" for name in names for part in ("count", "share", "low", "high"))
@@ -168,6 +202,9 @@ def suite_metrics(config: EvaluationConfig) -> dict[str, tuple[str, tuple[str, .
     }
     patterns["memorisation"] += ("excess",)
     patterns["labelled"] = tuple(f"{file.name}_*" for file in config.labelled)
+    patterns["prompts"] = tuple(
+        f"{file.name}_{part}" for file in config.prompts for part in prompt_metrics(file.samples)
+    )
     patterns["lm_eval"] = ("*",)  # a group of tasks has metrics of tasks that only the harness knows
     return {suite: (missing[suite], patterns[suite]) for suite in missing}
 
@@ -198,6 +235,10 @@ def require_measured(rules: tuple[GateRule, ...], config: EvaluationConfig) -> N
             )
 
 
+BY_PROBLEM = ("code.parse_share", "code.pass_share", "labelled.*_accuracy", "prompts.*_share", "prompts.*_pass_at_*")
+"""Metrics with a verdict on each problem."""
+
+
 class GateRule(Settings):
     """What a metric must reach. A rule closes the gate as well when its metric is missing, no number, or of too few documents."""
 
@@ -210,6 +251,12 @@ class GateRule(Settings):
     max_loss_to_champion: float | None = Field(None, gt=-1.0)
     """Largest share by which it may be worse than the champion's; the upper end of the interval counts where documents are
     paired. Under 0: it must be better by that share. Passes without a champion, and when the champion is this checkpoint."""
+    min_gain: float | None = Field(None, gt=-1.0, lt=1.0, exclude_if=lambda gain: gain is None)
+    """Least gain, for metrics with a verdict on each problem: the problems won less those lost, as a share of all. The low end
+    of the interval counts, and must lie over it. 0: it must be better; -0.05: it may be worse by less than five in a hundred."""
+    against: Literal["champion", "base"] = Field("champion", exclude_if=lambda model: model == "champion")
+    """Whose answers `max_loss_to_champion` and `min_gain` are compared with: the champion's, or those of the base model of the
+    training, which is measured too. Without a champion there is nothing to compare, and both pass."""
     slices: tuple[str, ...] = ()
     """Slices that the rule is about, each by itself: names, or patterns such as `script *`. Empty: all documents together."""
     min_documents: int = Field(0, ge=0)
@@ -219,9 +266,19 @@ class GateRule(Settings):
     def _asks_something(self) -> GateRule:
         if not self.metric:
             raise ValueError("a rule needs a metric: set comparison.rules[].metric, for example bits_per_byte")
-        if (self.at_least, self.at_most, self.max_loss_to_champion) == (None, None, None):
+        relative = (self.max_loss_to_champion, self.min_gain)
+        if (self.at_least, self.at_most, *relative) == (None,) * 4:
             raise ValueError(
-                f"the rule for {self.metric} has no limit: set at_least, at_most or max_loss_to_champion, or leave it out"
+                f"the rule for {self.metric} has no limit: set at_least, at_most, max_loss_to_champion or min_gain, or leave it "
+                "out"
+            )
+        if self.against == "base" and relative == (None, None):
+            raise ValueError(
+                f"the rule for {self.metric} is against the base model: set min_gain or max_loss_to_champion"
+            )
+        if self.min_gain is not None and not any(fnmatchcase(self.metric, each) for each in BY_PROBLEM):
+            raise ValueError(
+                f"{self.metric} has no verdict on each problem: set max_loss_to_champion instead of min_gain"
             )
         if self.slices and "." in self.metric:
             raise ValueError(f"{self.metric} is of a suite, and has no slices: leave `slices` out")
@@ -231,8 +288,9 @@ class GateRule(Settings):
 class ComparisonConfig(Settings):
     """What a model must reach to be exported, and to stay. Not in any stage's key: a new limit causes no new measurement."""
 
-    min_gain_over_bigram: float = Field(0.10, ge=-1.0, lt=1.0)
-    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's."""
+    min_gain_over_bigram: float = Field(0.10, ge=-1000.0, lt=1.0)
+    """Share by which the model's bits per byte must lie under the Kneser-Ney bigram's. Of answers that are all of one form a
+    bigram knows nearly all: there a low number, as -1000, leaves the verdict to other rules."""
     max_loss_to_champion: float = Field(0.02, ge=0.0)
     """Non-inferiority margin: the upper end of the interval of the relative loss to the champion must stay under it."""
     seed_noise: float | None = Field(None, ge=0.0, lt=1.0, exclude_if=lambda noise: noise is None)
@@ -242,3 +300,8 @@ class ComparisonConfig(Settings):
     """Share by which a champion's bits per byte on the newest data may lie over those at its promotion; for revalidate."""
     rules: tuple[GateRule, ...] = ()
     """What else a model must reach. All must hold; revalidate does not look at them."""
+
+    @property
+    def against_base(self) -> bool:
+        """Whether a rule asks for the base model's figures."""
+        return any(rule.against == "base" for rule in self.rules)

@@ -143,6 +143,8 @@ class RetrainConfig(Settings):
     @model_validator(mode="after")
     def _rules_are_measured(self) -> RetrainConfig:
         require_measured(self.comparison.rules, self.evaluation)
+        if self.comparison.against_base and not self.training.base:
+            raise ValueError("comparison.rules has one against the base model, and there is none: set training.base")
         return self
 
     @model_validator(mode="after")

@@ -135,7 +135,7 @@ class Side:
         """The documents or samples that a metric rests on; 0 where there is nothing."""
         suite, _, _ = metric.rpartition(".")
         if suite:
-            return int(self._suite(suite).get("samples", 0))
+            return len(self.problems(metric)) or int(self._suite(suite).get("samples", 0))
         return int((self.told if slice == ALL else self.rows.get(slice, {})).get("documents", 0))
 
     def lower_is_better(self, metric: str) -> bool:
@@ -211,26 +211,53 @@ def _paired(metric: str, mine: Sums, theirs: Sums, drawn: Mapping[str, Any]) -> 
     return Estimate(*(2.0**value - 1 for value in (more.estimate, more.low, more.high)))
 
 
-def _by_problem(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Estimate:
-    """On the same problems, as a share of the champion's right ones; the low end is over 0 only where McNemar's test says so.
+@dataclass(frozen=True)
+class Wins:
+    """Of the problems that two models were given, those that one alone has right; and the share won less the share lost."""
 
-    That is the exact test, by the binomial distribution: at 95 % it takes six problems that one side alone has right.
+    won: int
+    lost: int
+    problems: int
+    gain: Estimate
+    """One end lies on the other side of 0 than the estimate, or at it, unless McNemar's exact test tells the models apart."""
+
+    def __str__(self) -> str:
+        return f"{self.won} won and {self.lost} lost of {self.problems}"
+
+
+def wins(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Wins:
+    """The same problems by two models: Tango's score interval, and the exact test by the binomial distribution.
+
+    At 95 % it takes six problems that one side alone has right. Raises Incomparable.
     """
     first, second = mine.problems(metric), theirs.problems(metric)
     if not (first and second):
         raise Incomparable("not told problem by problem on one side")
     if mine.given(metric) != theirs.given(metric) or len(first) != len(second):
         raise Incomparable("not measured on the same files")
-    if "1" not in second:
-        raise Incomparable("the champion has 0: a share of it says nothing")
     pairs = list(zip(first, second, strict=True))
     lost, won = pairs.count(("0", "1")), pairs.count(("1", "0"))
-    result = paired_difference(lost, won, len(pairs), confidence=confidence)
-    differ = lost + won
-    chance = sum(math.comb(differ, count) for count in range(lost, differ + 1)) / 2**differ
-    low = result.low if chance <= (1 - confidence) / 2 else min(result.low, 0.0)
-    share = second.count("1") / len(pairs)
-    return Estimate(result.estimate / share, low / share, result.high / share)
+    result = paired_difference(won, lost, len(pairs), confidence=confidence)
+    low = result.low if _told_apart(won, lost, confidence) else min(result.low, 0.0)
+    high = result.high if _told_apart(lost, won, confidence) else max(result.high, 0.0)
+    return Wins(won, lost, len(pairs), Estimate(result.estimate, low, high))
+
+
+def _told_apart(more: int, fewer: int, confidence: float) -> bool:
+    """Whether so many one way and so few the other come about by chance rarely enough (McNemar's test, one side of it)."""
+    differ = more + fewer
+    chance: float = sum(math.comb(differ, count) for count in range(more, differ + 1)) / 2**differ
+    return chance <= (1 - confidence) / 2
+
+
+def _by_problem(metric: str, mine: Side, theirs: Side, *, confidence: float) -> Estimate:
+    """On the same problems, as a share of the champion's right ones."""
+    gain = wins(metric, mine, theirs, confidence=confidence).gain
+    right = theirs.problems(metric)
+    if "1" not in right:
+        raise Incomparable("the champion has 0: a share of it says nothing")
+    share = right.count("1") / len(right)
+    return Estimate(-gain.estimate / share, -gain.high / share, -gain.low / share)
 
 
 def _unpaired(metric: str, mine: Side, theirs: Side, slice: str) -> Estimate:
@@ -278,7 +305,7 @@ def against(mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any
         "champion": theirs.ref,
         "confidence": config.confidence,
         "rows": rows,
-        "suites": _suites(mine, theirs),
+        "suites": _suites(mine, theirs, config),
     }
 
 
@@ -290,6 +317,9 @@ def in_words(payload: Mapping[str, Any]) -> str:
     if judged:
         worst = max(judged, key=lambda row: float(row["loss"]["estimate"]))
         text += f"; worst slice {worst['slice']} {_loss(worst, payload)}"
+    for row in payload["suites"]:
+        if row["metric"].startswith("prompts.") and "gain" in row:
+            text += f"; {row['metric']} {row['won']} won and {row['lost']} lost of {row['samples']}"
     return text
 
 
@@ -331,18 +361,27 @@ def _bits_per_byte(side: Side, name: str) -> float | None:
         return None
 
 
-def _suites(mine: Side, theirs: Side) -> list[dict[str, Any]]:
-    """Every metric of a suite that this model has, beside the champion's."""
+def _suites(mine: Side, theirs: Side, config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Every metric of a suite that this model has, beside the champion's; with wins and losses where problems have verdicts."""
     return [
         {
             "metric": f"{suite}.{name}",
             "candidate": value,
             "champion": theirs.value(f"{suite}.{name}"),
-            "samples": entry["samples"],
+            "samples": mine.count(f"{suite}.{name}"),
+            **_wins(f"{suite}.{name}", mine, theirs, config),
         }
         for suite, entry in mine.told.get("suites", {}).items()
         for name, value in entry["metrics"].items()
     ]
+
+
+def _wins(metric: str, mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any]:
+    try:
+        result = wins(metric, mine, theirs, confidence=config.confidence)
+    except Incomparable:
+        return {}
+    return {"won": result.won, "lost": result.lost, "gain": plain(result.gain)}
 
 
 WILD = frozenset("*?[")
@@ -381,15 +420,14 @@ def relative_check(
     slice: str = ALL,
     seed_noise: float | None = None,
     remedy: str = "",
+    other: str = "champion",
 ) -> Check:
     """The non-inferiority of a model: the high end of the interval of its relative loss must not lie over the margin.
 
     Of bits per byte the interval is widened by the noise of seeds, where it is known. What has not passed is worse when the low
     end lies over 0 (over the margin, where that is less); otherwise there was too little to judge by, which closes the gate too.
     """
-    what = (
-        "relative loss to the champion" if metric == "bits_per_byte" else f"relative loss of {metric} to the champion"
-    )
+    what = f"relative loss to the {other}" if metric == "bits_per_byte" else f"relative loss of {metric} to the {other}"
     by_problem = bool(mine.problems(metric) or theirs.problems(metric))
     paired = metric in PAIRED or by_problem
     interval = f", high end of the {config.confidence:.0%} interval" if paired else ""
@@ -398,7 +436,7 @@ def relative_check(
     try:
         result = loss(metric, mine, theirs, slice, drawn=sampling(config))
     except Incomparable as why:
-        again = f"{metric} cannot be compared with the champion's ({why}). Measure both again: `headway retrain --from evaluate`."
+        again = f"{metric} cannot be compared with the {other}'s ({why}). Measure both again: `headway retrain --from evaluate`."
         return Check(name=f"{what}{of}{interval}", measured=str(why), limit=limit, passed=False, remedy=again)
     if metric == "bits_per_byte":
         remedy = f"{remedy} {_of_seeds(seed_noise, config)}".strip()
@@ -482,20 +520,60 @@ def _judged(
     if rule.max_loss_to_champion is not None and theirs is not None:
         margin = rule.max_loss_to_champion
         yield relative_check(
-            rule.metric, margin, mine, theirs, config, slice=slice, seed_noise=seed_noise, remedy=remedy
+            rule.metric,
+            margin,
+            mine,
+            theirs,
+            config,
+            slice=slice,
+            seed_noise=seed_noise,
+            remedy=remedy,
+            other=rule.against,
         )
+    if rule.min_gain is not None and theirs is not None:
+        yield gain_check(rule.metric, rule.min_gain, mine, theirs, config, other=rule.against, remedy=remedy)
+
+
+def gain_check(
+    metric: str, least: float, mine: Side, theirs: Side, config: EvaluationConfig, *, other: str, remedy: str = ""
+) -> Check:
+    """The gain over another model: the low end of the interval of problems won less problems lost must lie over `least`.
+
+    What has not passed is too small a gain when the high end lies under `least` too; otherwise there was too little to judge by.
+    """
+    name = f"gain of {metric} over the {other}, low end of the {config.confidence:.0%} interval"
+    limit = f"> {least:.4g}"
+    try:
+        result = wins(metric, mine, theirs, confidence=config.confidence)
+    except Incomparable as why:
+        again = f"{metric} cannot be compared with the {other}'s ({why}). Measure both again: `headway retrain --from evaluate`."
+        return Check(name=name, measured=str(why), limit=limit, passed=False, remedy=again)
+    gain, passed = result.gain, result.gain.low > least
+    insufficient = not passed and gain.high >= least
+    figures = f"{result}: the gain lies between {gain.low:+.1%} and {gain.high:+.1%}."
+    remedy = f"Not enough to judge: {figures} {MORE_PROBLEMS} {remedy}" if insufficient else f"{figures} {remedy}"
+    return Check(
+        name=name,
+        measured=gain.low,
+        limit=limit,
+        passed=passed,
+        insufficient=insufficient,
+        count=result.problems,
+        remedy=remedy,
+    )
 
 
 def _too_few(rule: GateRule, slice: str, count: int, fewest: int, *, passed: bool) -> Check:
     what, more = "documents", "give more held-out text"
     if "." in rule.metric:
-        what, more = "samples", "raise evaluation.probe_samples, or give the suite more tasks"
+        what, more = "samples", "raise evaluation.probe_samples, or give the suite more tasks or prompts"
     return Check(
         name=_name(rule, slice),
         measured=f"{count} {what}",
         limit=f">= {fewest} {what}",
         passed=passed,
         warned=passed,
+        insufficient=not passed,
         count=count,
         remedy=f"Too few {what} to judge by: {more}, or lower min_documents of the rule.",
     )

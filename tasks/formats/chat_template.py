@@ -31,7 +31,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """`special` are the texts of special tokens by name, as `bos_token`. Raises ValueError for what is no template."""
-        from jinja2 import TemplateError, nodes
+        from jinja2 import TemplateError, meta, nodes
         from jinja2.ext import Extension, loopcontrols
         from jinja2.parser import Parser
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -64,6 +64,8 @@ class ChatTemplate:
         self._length, self._marked = 0, list[tuple[int, int]]()
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether the template reads the tools of a conversation."""
         except TemplateError as error:
             raise ValueError(f"the chat template cannot be read: {error}") from error
 

@@ -37,6 +37,7 @@ from tasks.jobs.evaluation.heldout import HELDOUT, Encoded, Heldout, encode_for,
 from tasks.jobs.evaluation.labelled import labelled
 from tasks.jobs.evaluation.lm_eval_suite import lm_eval
 from tasks.jobs.evaluation.probes import leakage, memorisation, toxicity
+from tasks.jobs.evaluation.prompts import prompts
 from tasks.jobs.evaluation.scoring import (
     Scored,
     add_up,
@@ -63,6 +64,7 @@ SUITES: dict[str, Measure] = {
     "code": code,
     "labelled": labelled,
     "lm_eval": lm_eval,
+    "prompts": prompts,
 }
 """The suites that there are, by the names that rules and metrics use, in the order in which they run."""
 

@@ -341,7 +341,7 @@ class EvaluationReport(Published):
 
 
 class Loss(Published):
-    """The share by which this model is worse, with its interval."""
+    """The share by which this model is worse, or what it gained, with its interval."""
 
     estimate: float
     low: float
@@ -361,6 +361,19 @@ class ComparedSlice(Published):
     champion_accuracy: float | None = None
 
 
+class ComparedMetric(Published):
+    """A suite's metric of both models; problems won and lost where both tell what became of each."""
+
+    metric: str
+    candidate: float
+    champion: float | None = None
+    samples: int = 0
+    won: int = 0
+    lost: int = 0
+    gain: Loss | None = None
+    """The share won less the share lost: over 0 this model is better."""
+
+
 class ComparisonReport(Published):
     """Champion against challenger."""
 
@@ -368,6 +381,7 @@ class ComparisonReport(Published):
     champion: str
     confidence: float = 0.95
     rows: tuple[ComparedSlice, ...] = ()
+    suites: tuple[ComparedMetric, ...] = ()
 
 
 class Variant(Published):

@@ -38,6 +38,7 @@ from tasks.report.published import (
     Calibration,
     Champion,
     ColumnDrift,
+    ComparedMetric,
     ComparedSlice,
     ComparisonReport,
     EvaluationReport,
@@ -65,7 +66,20 @@ def comparison_markdown(payload: Mapping[str, Any]) -> str:
         f"`{short(result.candidate)}` against the champion `{short(result.champion)}`, in bits per byte of the same documents. "
         "A loss over 0 is worse."
     )
-    return "\n".join(["# Champion against challenger", "", about, "", head, "| --- | --- | --- | --- | --- |", *rows])
+    lines = ["# Champion against challenger", "", about, "", head, "| --- | --- | --- | --- | --- |", *rows]
+    if decided := [gained(row) for row in result.suites if row.gain]:
+        heads = ("problems", "this model", "champion", "won", "lost", "of", f"gain, {result.confidence:.0%} interval")
+        lines += ["", *(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *decided))]
+    return "\n".join(lines)
+
+
+def gained(row: ComparedMetric) -> tuple[str, ...]:
+    """Problems won and lost against the champion, and the gain with its interval, for people."""
+    assert row.gain
+    shares = (f"{value:.1%}" if value is not None else "" for value in (row.candidate, row.champion))
+    counts = (str(number) for number in (row.won, row.lost, row.samples))
+    ends = f"{signed(row.gain.low)} to {signed(row.gain.high)}"
+    return row.metric, *shares, *counts, f"{signed(row.gain.estimate)} ({ends})"
 
 
 def figures(row: ComparedSlice) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ '[' + message['role'] + ']\n' + message['content'] + eos_token + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]\n' }}{% endif %}"
 )
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG = PreprocessingConfig(text_field="messages", heldout_fraction=0.2)
 
 
@@ -70,7 +72,14 @@ def start_preprocessing(job, dataset, tokenizer, config=CONFIG):
 
 
 def write_chat_tokens(job, base, count=60):
-    """The tokens of a small set, as preprocessing makes them."""
-    dataset = write_conversations(job.parent / f"{job.name}-dataset", count)
-    assert start_preprocessing(job, dataset, base) == 0
+    """The tokens of a small set, as preprocessing makes them of the base's tokenizer alone.
+
+    A trained network is written with all files of that folder: with the base's weights among them it would be the base again.
+    """
+    dataset, tokenizer = (job.parent / f"{job.name}-{kind}" for kind in ("dataset", "tokenizer"))
+    write_conversations(dataset, count)
+    tokenizer.mkdir()
+    for name in TOKENIZER:
+        shutil.copyfile(base / name, tokenizer / name)
+    assert start_preprocessing(job, dataset, tokenizer) == 0
     return job / "out" / "tokens"

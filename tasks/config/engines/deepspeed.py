@@ -46,12 +46,16 @@ class DeepspeedEngine(Engine):
             "execution.parallel": (execution.parallel, execution.parallel != "ddp"),
             "execution.compile": (execution.compile, execution.compile),
             "execution.local_every_steps": (execution.local_every_steps, execution.local_every_steps is not None),
-            "training.lora.rank": (training.lora.rank, training.lora.rank is not None),
         }
         for name, (value, refused) in asked.items():
             if refused:
                 raise ValueError(f"the engine deepspeed has no {name} {value}: use the engine torch, or leave it out")
         zero = execution.deepspeed
+        if training.lora.rank and zero.zero_stage == 3:
+            raise ValueError(
+                f"training.lora.rank {training.lora.rank} under execution.deepspeed.zero_stage 3, which divides frozen weights "
+                "too, is not proven: set zero_stage to 2, or use the engine torch with execution.parallel fsdp"
+            )
         if zero.zero_stage == 1 and training.precision == "bf16" and zero.offload == "none":
             raise ValueError(
                 "execution.deepspeed.zero_stage 1 with training.precision bf16 is an optimizer of DeepSpeed's that has no "

@@ -30,6 +30,10 @@ RENDER_SECONDS = 10.0
 LOOKED_AT = 1 << 20
 """Tokens of a file in which ends of answers are looked for."""
 
+FIRST = 0xF0000
+DISGUISES = re.compile(r"([\U000F0000-\U000FFFFD])\1*")
+"""Characters for private use, each of which stands for one special token while a template is rendered."""
+
 Spans = Sequence[tuple[int, int]]
 """First character, and the one behind the last."""
 
@@ -50,17 +54,65 @@ class ChatEncoder:
 
     def encode(self, conversation: str) -> Chat:
         """The tokens of a conversation, given as JSON. Raises ValueError for one that the template refuses or cannot mask."""
-        with _time_limit(RENDER_SECONDS):
-            text, spans = answers_of(self.template, **json.loads(conversation))
+        if "\\u" in conversation:  # a special token, and what stands for one, are looked for as they are
+            conversation = json.dumps(json.loads(conversation), ensure_ascii=False)
+        given = self._disguised(conversation)
+        with time_limit(RENDER_SECONDS):
+            text, spans = answers_of(self.template, **json.loads(given))
         spans = [self._without_space_behind_the_end(text, *span) for span in spans]
-        encoding = load(self._tokenizer.rules).encode(text, add_special_tokens=False)
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        ids, places = self._encoded(text, disguised=given != conversation)
+        offsets = np.array(places, np.int64).reshape(-1, 2)
         answers = np.zeros(len(offsets), np.bool_)
         for begin, end in spans:
             answers |= (offsets[:, 0] < end) & (offsets[:, 1] > begin)
         if not answers[1:].any():  # nothing stands before the first token to predict it from
             raise ValueError("no token of the conversation is of an answer: leave the record out")
-        return Chat(np.array(encoding.ids, np.uint32), answers.astype(np.uint8))
+        return Chat(np.array(ids, np.uint32), answers.astype(np.uint8))
+
+    # A text that spells a special token is not that token: only the template writes those. Until the template has written its
+    # own, each stands for itself as characters for private use, as many of them as it has, so that every place in the text holds.
+
+    def _disguised(self, conversation: str) -> str:
+        """The conversation, as JSON, with other characters where its texts spell special tokens."""
+        if self._special is None or not self._special.search(conversation):
+            return conversation
+        if DISGUISES.search(conversation):
+            raise ValueError(
+                "the conversation spells a special token, and has characters for private use (from U+F0000 on): leave the record "
+                "out"
+            )
+        return self._special.sub(lambda match: chr(FIRST + self._names.index(match[0])) * len(match[0]), conversation)
+
+    def _encoded(self, text: str, *, disguised: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens, and where each stands; a stretch between special tokens that spells others is encoded as plain text."""
+        tokenizer, ids, places = load(self._tokenizer.rules), list[int](), list[tuple[int, int]]()
+
+        def add(begin: int, end: int, *, plain: bool) -> None:
+            part = DISGUISES.sub(self._spelled, text[begin:end]) if plain else text[begin:end]
+            tokenizer.encode_special_tokens = plain
+            try:
+                encoding = tokenizer.encode(part, add_special_tokens=False)
+            finally:
+                tokenizer.encode_special_tokens = False
+            ids.extend(encoding.ids)
+            places.extend((begin + first, begin + last) for first, last in encoding.offsets)
+
+        done = 0
+        while disguised and self._special and (match := DISGUISES.search(text, done)):
+            begin = max((one.end() for one in self._special.finditer(text, done, match.start())), default=done)
+            following = self._special.search(text, match.end())
+            end = following.start() if following else len(text)
+            add(done, begin, plain=False)
+            add(begin, end, plain=True)
+            done = end
+        if done < len(text) or not done:
+            add(done, len(text), plain=False)
+        return ids, places
+
+    def _spelled(self, run: re.Match[str]) -> str:
+        """What a run of one character stands for: a special token, once or several times."""
+        name = self._names[ord(run[1]) - FIRST]
+        return name * (len(run[0]) // len(name))
 
     def _without_space_behind_the_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """An answer ends with its end-of-turn token: a line feed that a template writes behind that is not learned."""
@@ -71,9 +123,17 @@ class ChatEncoder:
     @cached_property
     def _ends(self) -> re.Pattern[str] | None:
         """Space at the end of a text, behind a special token."""
+        return re.compile(rf"(?:{self._special.pattern})(\s+)\Z") if self._special else None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The special tokens, the longest first."""
         added = json.loads(self._tokenizer.rules).get("added_tokens", ())
-        special = [re.escape(token["content"]) for token in added if token.get("special")]
-        return re.compile(rf"(?:{'|'.join(special)})(\s+)\Z") if special else None
+        return sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        return re.compile("|".join(map(re.escape, self._names))) if self._names else None
 
 
 def said(tokens: NDArray[np.integer[Any]], rules: str) -> str:
@@ -131,14 +191,14 @@ def turn_ends(prefix: Path, rules: str) -> list[int]:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise ValueError when a template takes longer. A process's main thread alone can be told of time: workers are such."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError when what is done inside takes longer. Only a main thread can be told of time: workers are such."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def over(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {seconds:g} seconds for one conversation")
+        raise TimeoutError(f"it takes more than {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -101,9 +101,18 @@ def continued(
 
 
 def begin(
-    name: str, bench: Bench, prompts: Sequence[Sequence[int]], tokens: int, *, seed: int | None = None
+    name: str,
+    bench: Bench,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    seed: int | None = None,
+    stops: Sequence[int] = (),
 ) -> Callable[[], list[list[int]]]:
-    """Do this rank's share of the same; what is returned waits for the other ranks' and says it, or raises OnRankZero."""
+    """Do this rank's share of the same; what is returned waits for the other ranks' and says it, or raises OnRankZero.
+
+    Of the likeliest tokens no more are written once each prompt that is continued together has written one of `stops`.
+    """
     rooms = [min(tokens, bench.context - len(prompt)) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), number))
     groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
@@ -112,7 +121,7 @@ def begin(
 
     def compute(unit: int) -> Arrays:
         generator = chance.behind([(len(groups[other]), most[other]) for other in range(unit)]) if chance else None
-        return {"tokens": np.array(_continue(bench, [prompts[n] for n in groups[unit]], most[unit], generator))}
+        return {"tokens": np.array(_continue(bench, [prompts[n] for n in groups[unit]], most[unit], generator, stops))}
 
     parts = bench.division.share(name, range(len(groups)), compute)
 
@@ -147,7 +156,11 @@ class Chance:
 
 @torch.inference_mode()
 def _continue(
-    bench: Bench, prompts: Sequence[Sequence[int]], tokens: int, chance: torch.Generator | None
+    bench: Bench,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    chance: torch.Generator | None,
+    stops: Sequence[int] = (),
 ) -> list[list[int]]:
     """Shorter prompts are padded on the left and masked there, so that all go on at the same place.
 
@@ -159,6 +172,7 @@ def _continue(
     seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     places, kept = (seen.cumsum(-1) - 1).clamp(min=0), None
     rows: list[Any] = [read[:, :0]]
+    ended, ends = torch.zeros_like(read[:, 0], dtype=torch.bool), torch.tensor(stops, dtype=read.dtype, device=device)
     for _ in range(tokens):
         bench.check_time()
         logits, kept = next_logits(bench.model, read, attention_mask=seen, position_ids=places, past_key_values=kept)
@@ -171,6 +185,9 @@ def _continue(
         seen = torch.cat((seen, torch.ones_like(read)), dim=1)
         places = (places[:, -1:] + 1).clamp(max=bench.context - 1)
         rows.append(read)
+        ended |= torch.isin(read[:, 0], ends)
+        if chance is None and ended.all():
+            break
     written: list[list[int]] = torch.cat(rows, dim=1).tolist()
     return written
 

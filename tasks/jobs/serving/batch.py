@@ -97,7 +97,7 @@ class Batch:
         if ask.tokens and len(ask.tokens) + (ask.max_tokens > 0) > context:
             raise Unfit(f"the prompt has {len(ask.tokens)} tokens; prompt and answer may have {context}: shorten it")
         if ask.messages:
-            return self._generation.encode_conversation(json.loads(ask.messages))
+            return self._generation.encode_conversation(json.loads(ask.messages), json.loads(ask.tools or "[]"))
         return list(ask.tokens) or self._generation.encode(ask.prompt)
 
     def _ends_of(self, ask: Ask) -> list[int]:

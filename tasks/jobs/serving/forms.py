@@ -38,8 +38,7 @@ NEUTRAL_IN_CHAT: dict[str, tuple[Any, ...]] = {
         name: NEUTRAL[name]
         for name in ("skip_special_tokens", "include_stop_str_in_output", "use_beam_search", "length_penalty")
     },
-    "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
@@ -194,33 +193,87 @@ class TextPart(_Body):
     text: str
 
 
+class Tool(_Body):
+    """What the assistant may call. Its function is the template's to read: name, description, parameters."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class CalledFunction(_Body):
+    """A function with its arguments, which OpenAI writes as JSON in a text."""
+
+    name: str
+    arguments: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+
+    def plain(self) -> dict[str, Any]:
+        """As templates read it: the arguments as an object."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except ValueError as error:
+            raise ValueError(f"the arguments of {self.name} are no JSON: {error}") from None
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(_Body):
+    """One call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(_Body):
     """One message. Which roles may follow each other says the model's chat template."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, Field(max_length=MOST_CHARACTERS)] | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] = []
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """As templates read it: one text."""
+    @model_validator(mode="before")
+    @classmethod
+    def _calls(cls, body: Any) -> Any:
+        """A message that calls tools may have no content; null is the same as nothing."""
+        if not isinstance(body, dict):
+            return body
+        kept = {name: value for name, value in body.items() if value is not None}
+        return {"content": "", **kept} if kept.get("tool_calls") else kept
+
+    @model_validator(mode="after")
+    def _of_its_role(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"`tool_calls` are the assistant's, and this message is of the role {self.role}")
+        for call in self.tool_calls:
+            call.function.plain()
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As templates read it: one text, and calls with their arguments as objects."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": self.role, "content": text, **({"name": self.name} if self.name else {})}
+        calls = [{"id": call.id, "type": call.type, "function": call.function.plain()} for call in self.tool_calls]
+        beside = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": text, **{name: value for name, value in beside.items() if value}}
 
 
 class ChatRequest(_Drawn):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
 
     @model_validator(mode="before")
     @classmethod
     def _plain(cls, body: Any) -> Any:
-        """`max_completion_tokens` is the newer name of `max_tokens`."""
+        """`max_completion_tokens` is the newer name of `max_tokens`; with `tool_choice` none there are no tools."""
         if not isinstance(body, dict):
             return body
         kept = _without_neutral(body, NEUTRAL_IN_CHAT)
+        if body.get("tool_choice") == "none":
+            kept.pop("tools", None)
         if "max_completion_tokens" in kept:
             kept["max_tokens"] = kept.pop("max_completion_tokens")
         return kept
@@ -236,8 +289,9 @@ class ChatRequest(_Drawn):
     def asks(self) -> list[Ask]:
         """An answer each, in the order of their choices."""
         messages = json.dumps([message.plain() for message in self.messages], ensure_ascii=False)
-        likely = self.top_logprobs if self.logprobs else None
-        return [self._ask(number, prompt="", messages=messages, logprobs=likely) for number in range(self.n)]
+        tools = json.dumps([tool.model_dump() for tool in self.tools], ensure_ascii=False) if self.tools else ""
+        asked = {"messages": messages, "tools": tools, "logprobs": self.top_logprobs if self.logprobs else None}
+        return [self._ask(number, prompt="", **asked) for number in range(self.n)]
 
     def choices(self) -> list[ChatChoice]:
         """Of all answers, before anything is told of them."""

@@ -159,12 +159,14 @@ class Generation:
             tokens = [*self.opening, *tokens]
         return self._fitting(tokens)
 
-    def encode_conversation(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode_conversation(self, messages: list[dict[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
         """Tokens of a conversation, by the model's chat template, which also writes what opens a document. Raises Unfit."""
         if self._template is None:
             raise Unfit("this model has no chat template: ask POST /v1/completions")
+        if tools and not self._template.takes_tools:
+            raise Unfit("`tools`: the chat template of this model has no place for them: leave them out")
         try:
-            text = self._template.render(messages).text
+            text = self._template.render(messages, tools=tools).text
         except ValueError as error:
             raise Unfit(str(error)) from error
         return self._fitting(self._inside(text))

@@ -58,6 +58,8 @@ class Ask:
     """Whether the answer begins with the prompt."""
     messages: str = ""
     """A conversation instead of a prompt: OpenAI's messages, as JSON."""
+    tools: str = ""
+    """What the conversation's assistant may call: OpenAI's tools, as JSON; empty without any."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Ask:

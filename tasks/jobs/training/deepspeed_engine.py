@@ -36,7 +36,7 @@ from tasks.jobs.training.engine import Saving, Setting
 from tasks.jobs.training.metrics_logger import Meter
 from tasks.jobs.training.network import adamw, answers_a_rank, next_token_loss, parameter_count
 from tasks.jobs.training.parallel import own_device, recompute
-from tasks.jobs.training.starting import starting_network, write_network
+from tasks.jobs.training.starting import BASE_LAYER, load_base, starting_network, write_network
 
 # DeepSpeed's own checkpoint files: written by DeepSpeed, read only as they were hashed, and never unpickled freely.
 #
@@ -68,7 +68,8 @@ def reshard(engine: Any, folder: Path, read: Callable[[Path], Any], *, ranks: in
     _begin(engine.optimizer, step=base["state"][0]["step"])
     take = _take_part if _at_stage_3(engine.optimizer) else _take
     for name, parameter in engine.module.named_parameters():
-        take(parameter, whole[name])
+        if parameter.requires_grad:
+            take(parameter, whole[name])
     _refresh(engine.optimizer)
 
 
@@ -212,11 +213,11 @@ class HashedFiles(TorchCheckpointEngine):
 
 
 def saver(engine: Any, rank: int, writing: Mapping[str, Any]) -> FolderSaver:
-    """What writes a rank's checkpoints of DeepSpeed's engine, and its generator's state beside them."""
+    """What writes a rank's checkpoints of DeepSpeed's engine, and its generator's state beside them; no frozen weights."""
 
     def write(folder: Path) -> None:
         files = engine.checkpoint_engine = HashedFiles({})
-        engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
         if files.failed:
             raise OSError(files.failed)
         save_file({name: piece.tensor for name, piece in generators().items()}, _generator(folder, rank))
@@ -234,7 +235,8 @@ def restore(engine: Any, root: Path, result: Manifest, *, rank: int, world_size:
     own = folder / OWN
     files = engine.checkpoint_engine = HashedFiles({folder / entry["path"]: entry["sha256"] for entry in result.files})
     if result.world_size == world_size and _is_laid_out_for(engine.zero_optimization_stage(), result):
-        engine.load_checkpoint(str(own), tag=TAG, load_lr_scheduler_states=False)
+        frozen = any(not parameter.requires_grad for parameter in engine.module.parameters())
+        engine.load_checkpoint(str(own), tag=TAG, load_module_strict=not frozen, load_lr_scheduler_states=False)
     else:
         reshard(engine, own / TAG, lambda path: files.load(str(path), "cpu"), ranks=result.world_size)
     if rank < result.world_size:
@@ -343,14 +345,19 @@ class DeepspeedEngine:
         return saver(self.engine, self.setting.rank.rank, writing)
 
     def write(self, folder: Path, tokenizer: Path) -> None:
-        """One weight at a time is gathered, in float32 as the optimizer has it; rank 0 keeps them all."""
+        """One weight at a time is gathered, in float32 as the optimizer has it; rank 0 keeps all, frozen ones as the base's."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for name, parameter in self.network.named_parameters():
-            value = safe_get_full_fp32_param(parameter)
-            if self.setting.rank.rank == 0:
+            value = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            if value is not None and self.setting.rank.rank == 0:
                 weights[name] = value.detach().cpu().clone()
+        if weights and self.setting.training.lora.rank:
+            assert self.setting.base
+            base = load_base(self.setting.base).state_dict()
+            named = (name for name, parameter in self.network.named_parameters() if not parameter.requires_grad)
+            weights |= {name: base[name.replace(BASE_LAYER, ".")] for name in named}
         if weights:
             write_network(self.network, self.setting.training, folder, tokenizer=tokenizer, weights=weights)
 

@@ -170,4 +170,7 @@ def adamw(network: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     matrices = [parameter for parameter in trained if parameter.dim() >= 2]
     vectors = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        group for group in groups if group["params"]
+    ]  # adapters are matrices, and DeepSpeed takes no group of nothing
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)

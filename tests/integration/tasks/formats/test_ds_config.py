@@ -55,6 +55,13 @@ def test_nvme_needs_a_folder_and_stage_3(zero):
         ExecutionConfig(deepspeed=DeepspeedConfig(**zero))
 
 
+def test_adapters_are_refused_where_frozen_weights_are_divided():
+    adapters = TRAINING.model_copy(update={"base": "checkpoint/base", "lora": LoraConfig(rank=4)})
+    ENGINES["deepspeed"].require_fits(adapters, ExecutionConfig())
+    with pytest.raises(ValueError, match=r"training\.lora\.rank 4 under .*zero_stage 3.*set zero_stage to 2"):
+        ENGINES["deepspeed"].require_fits(adapters, ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=3)))
+
+
 @pytest.mark.parametrize(
     ("training", "execution", "named"),
     [
@@ -62,7 +69,6 @@ def test_nvme_needs_a_folder_and_stage_3(zero):
         ({}, {"parallel": "fsdp"}, "execution.parallel fsdp"),
         ({}, {"compile": True}, "execution.compile True"),
         ({}, {"local_every_steps": 5}, "execution.local_every_steps 5"),
-        ({"base": "checkpoint/base", "lora": LoraConfig(rank=4)}, {}, "training.lora.rank 4"),
     ],
 )
 def test_what_zero_does_not_do_here_is_refused(training, execution, named):

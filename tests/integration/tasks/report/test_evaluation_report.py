@@ -140,3 +140,22 @@ def test_the_table_has_a_row_a_slice(rows):
     assert told.count("\n| ") == len(rows) + 2
     assert "checkpoint/code@aaaaaaaa" in told
     assert ("too few documents" in told) == (len(rows) > 1) and ("not comparable" in told) == (len(rows) == 1)
+
+
+def test_the_table_has_what_was_won_and_lost_where_problems_are_told():
+    gain = {"estimate": 0.25, "low": 0.1, "high": 0.4}
+    suites = [
+        {
+            "metric": "prompts.own_share",
+            "candidate": 0.75,
+            "champion": 0.5,
+            "samples": 40,
+            "won": 12,
+            "lost": 2,
+            "gain": gain,
+        },
+        {"metric": "prompts.own_low", "candidate": 0.6, "champion": None, "samples": 40},
+    ]
+    told = comparison_markdown({**COMPARED, "suites": suites}).splitlines()
+    assert told[-1] == "| prompts.own_share | 75.0% | 50.0% | 12 | 2 | 40 | +25.0% (+10.0% to +40.0%) |"
+    assert told[-3].endswith("gain, 95% interval |")

@@ -439,6 +439,97 @@ def test_a_champion_that_does_not_tell_its_problems_is_measured_again(run):
     assert said == "not told problem by problem on one side"
 
 
+def of_prompts(right):
+    """The suite `prompts` with one file, `own`."""
+    share = right.count("1") / len(right)
+    return {"prompts": {**suite(len(right), own_share=share, own_low=share), "problems": {"own_share": right}}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "least", "outcome"),
+    [
+        ("1" * 20 + "0" * 10, "0" * 30, 0.0, "passed"),  # the base has none right, of which there is no share
+        ("1" * 6 + "0" * 24, "0" * 30, 0.0, "passed"),  # six won and none lost are the fewest that tell models apart
+        ("1" * 5 + "0" * 25, "0" * 30, 0.0, "insufficient"),
+        ("0" * 30, "0" * 30, 0.0, "insufficient"),  # a tie of nothing has gained nothing
+        ("1" * 5 + "0" * 25, "1" * 20 + "0" * 10, 0.0, "failed"),
+        ("10" * 40, "10" * 40, -0.1, "passed"),  # equal on eighty, and a loss of a tenth is ruled out
+        ("10" * 10, "10" * 10, -0.1, "insufficient"),  # on twenty it is not
+        ("0" * 30 + "1" * 50, "1" * 80, -0.1, "failed"),
+    ],
+)
+def test_prompts_won_and_lost_must_lie_over_the_least_gain(run, mine, theirs, least, outcome):
+    base, scores = (
+        evaluation(run, name, seed=len(name), suites=of_prompts(right))
+        for name, right in (("base", theirs), ("m", mine))
+    )
+    rule = GateRule(metric="prompts.own_share", min_gain=least, against="base")
+    limits = ComparisonConfig(min_gain_over_bigram=-1.0, rules=(rule,))
+    try:
+        assert compare(scores, None, CONFIG, limits, base) == scores.subject
+    except GateFailed as closed:
+        assert re.search(r"\d+ won and \d+ lost of \d+: the gain lies between", closed.remedy)
+    check = run.outcomes["evaluate"].checks[-1]
+    assert check["name"] == "gain of prompts.own_share over the base, low end of the 95% interval"
+    outcomes = {(True, False): "passed", (False, True): "insufficient", (False, False): "failed"}
+    assert outcomes[check["passed"], check["insufficient"]] == outcome
+
+
+def test_too_few_prompts_are_not_enough_to_judge_and_close_the_gate(run):
+    scores = evaluation(run, "m", suites=of_prompts("1" * 12))
+    base = evaluation(run, "base", seed=2, suites=of_prompts("0" * 12))
+    rule = {"metric": "prompts.own_share", "min_gain": 0.0, "min_documents": 20}
+    assert failed(scores, rule, champion=base) == [("prompts.own_share", "12 samples")]
+    check = run.outcomes["evaluate"].checks[-1]
+    assert check["insufficient"] and not check["passed"]
+    other = evaluation(run, "other", seed=3, suites=of_prompts("0" * 13))
+    assert failed(scores, rule | {"min_documents": 0}, champion=other)[0][1] == "not measured on the same files"
+
+
+def test_what_became_of_prompts_is_told_beside_the_champion(run):
+    champion, scores = (
+        evaluation(run, name, seed=len(name), suites=of_prompts(right))
+        for name, right in (("champion", "1100" * 5), ("m", "1010" * 5))
+    )
+    assert failed(scores, champion=champion) == []
+    told = {row["metric"]: row for row in run.result.comparison["suites"]}
+    assert (told["prompts.own_share"]["won"], told["prompts.own_share"]["lost"]) == (5, 5)
+    assert told["prompts.own_share"]["gain"]["estimate"] == 0 and "won" not in told["prompts.own_low"]
+    low, high = (told["prompts.own_share"]["gain"][end] for end in ("low", "high"))
+    assert low == pytest.approx(-high) and high > 0.1
+
+
+def test_rules_about_gains_are_refused_with_the_configuration_where_they_cannot_hold():
+    prompts = {"prompts": [{"name": "own", "file": "/p.jsonl"}]}
+    rule = {"metric": "prompts.own_share", "min_gain": 0.0, "against": "base"}
+    RetrainConfig(evaluation=prompts, comparison={"rules": [rule]}, training={"base": "checkpoint/b"})
+    for damage, said in (
+        ({"metric": "prompts.own_low"}, "has no verdict on each problem"),
+        ({"metric": "bits_per_byte"}, "has no verdict on each problem"),
+        ({"metric": "prompts.other_share"}, "which nothing measures"),
+        ({"min_gain": None}, "no limit"),
+        ({"min_gain": None, "at_least": 0.1}, "against the base model"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RetrainConfig(
+                evaluation=prompts, comparison={"rules": [{**rule, **damage}]}, training={"base": "checkpoint/b"}
+            )
+    with pytest.raises(ValueError, match=r"set training\.base"):
+        RetrainConfig(evaluation=prompts, comparison={"rules": [rule]})
+    with pytest.raises(ValueError, match="two files of one name"):
+        EvaluationConfig(prompts=[{"file": "/a"}, {"file": "/b"}])
+    assert "prompts" not in EvaluationConfig().model_dump()
+    assert set(GateRule(metric="accuracy", at_least=0.1).model_dump()).isdisjoint({"min_gain", "against"})
+
+
+def test_a_rule_about_gains_is_wrong_no_more_often_than_stated():
+    """2.5 % and three standard errors of 400 trials."""
+    for gain, least in ((0.0, 0.0), (-0.1, -0.1)):
+        found = gate.gain_verdicts(60, gain, least, 400)
+        assert max(found["passed"], found["failed"]) <= 19, (gain, least, found)
+    assert gate.gain_verdicts(60, 0.3, 0.0, 100)["passed"] > 80
+
+
 def test_an_evaluation_of_before_is_reused_only_where_no_suite_is_told_otherwise_since():
     """Else a candidate with problems would meet a reused champion without them, and the gate would close for ever."""
 

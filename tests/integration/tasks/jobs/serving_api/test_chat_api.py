@@ -16,6 +16,16 @@ from tiny_model import make_tokenizer
 from tasks.formats.chat_template import ChatTemplate
 from tasks.jobs.serving.generation import Generation
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALLING = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+}
+CALLED = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{% for call in message.tool_calls %}{{ call.function.arguments.a }}{% endfor %}{% endfor %}"
+) + CHATML
 CONVERSATIONS = [
     [{"role": "user", "content": "What is <b>this</b>?"}],
     [
@@ -67,7 +77,7 @@ def test_what_is_no_template_is_refused_when_the_model_is_loaded():
 def spoken(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat") / "model"
     shutil.copytree(model, folder)
-    (folder / "chat_template.jinja").write_text(CHATML)
+    (folder / "chat_template.jinja").write_text(CALLED)
     return folder
 
 
@@ -117,13 +127,36 @@ def test_a_conversation_is_streamed(client):
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
 
 
+def test_tools_their_calls_and_answers_reach_the_template(client, spoken):
+    generation, turns = Generation(spoken, 1), CONVERSATIONS[0]
+    asked = {"model": "tiny", "max_tokens": 2}
+    with_tools = client.chat.completions.create(messages=turns, tools=TOOLS, tool_choice="auto", **asked)
+    assert with_tools.usage.prompt_tokens == len(generation.encode_conversation(turns, TOOLS))
+    assert not with_tools.choices[0].message.tool_calls
+    without = client.chat.completions.create(messages=turns, tools=TOOLS, tool_choice="none", **asked)
+    assert without.usage.prompt_tokens == len(generation.encode_conversation(turns)) < with_tools.usage.prompt_tokens
+    said = [*turns, CALLING, {"role": "tool", "tool_call_id": "1", "content": "2"}]
+    answer = client.chat.completions.create(messages=said, **asked)
+    calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    plain = [*turns, {"role": "assistant", "content": "", "tool_calls": calls}, said[-1]]
+    assert answer.usage.prompt_tokens == len(generation.encode_conversation(plain))
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_whether_a_template_takes_tools_is_read_out_of_it(takes):
+    template = ChatTemplate(TEMPLATES["with tools, as Qwen 2.5"] if takes else CHATML, {})
+    assert template.takes_tools is takes
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": CONVERSATIONS[0], "tools": [{"type": "function"}]}, "`tools` is not supported"),
+        ({"messages": CONVERSATIONS[0], "tools": [{"type": "function"}]}, "tools.0.function: "),
+        ({"messages": CONVERSATIONS[0], "tool_choice": "required"}, "`tool_choice` is not supported"),
+        ({"messages": [{**CALLING, "role": "user"}]}, "`tool_calls` are the assistant's"),
         ({"messages": CONVERSATIONS[0], "max_tokens": 0}, "`max_tokens` 0 must be above 0"),
         ({"messages": [{"role": "user", "content": "x = 1\n" * 300}]}, "shorten it"),
         ({"messages": CONVERSATIONS[0], "prompt": "a"}, "prompt: "),
@@ -173,7 +206,7 @@ VALUES = {
     "stream_options": {"include_usage": True},
     "suffix": "s",
     "temperature": 0.5,
-    "tool_choice": "auto",
+    "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "top_logprobs": 2,
     "top_p": 0.5,

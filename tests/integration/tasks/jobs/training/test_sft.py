@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 from conversation_material import make_chat_base, write_chat_tokens
+from safetensors.torch import load_file
 from training_runs import Forks, error, last_lines, numbers, result, said_by
 
 from tasks.config.engines.deepspeed import ds_config
+from tasks.config.evaluation import EvaluationConfig
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
 from tasks.formats.mmididx import open_split
 from tasks.jobs.data.samples import NOT_LEARNED, batch_of, open_conversations
+from tasks.jobs.evaluation.heldout import encode_for, read_heldout
 
 CONFIG = TrainingConfig(
     model="chat",
@@ -135,6 +138,18 @@ def test_fsdp_and_adapters_give_the_same_losses_on_any_number_of_ranks(launch, t
     assert losses(one)[-1] < losses(one)[0]
 
 
+def test_held_out_answers_are_those_of_a_base_whose_tokenizer_is_written_otherwise(tokens, base, tmp_path):
+    heldout = read_heldout(tokens, EvaluationConfig(min_documents=1))
+    rules = json.loads((base / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules, indent=4))
+    assert (tmp_path / "tokenizer.json").read_bytes() != (tokens / "tokenizer" / "tokenizer.json").read_bytes()
+    assert encode_for(tmp_path, tokens, heldout) is heldout.encoded
+    rules["model"]["vocab"] |= {"another word": len(rules["model"]["vocab"]) + 9}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(ValueError, match="has another tokenizer than the held-out conversations"):
+        encode_for(tmp_path, tokens, heldout)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
@@ -148,6 +163,35 @@ def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
     finally:
         forks.close()
     assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.long
+def test_adapters_under_deepspeed_give_the_losses_of_one_rank_also_after_a_kill(launch, tokens, base, tmp_path):
+    changed = {"lora": LoraConfig(rank=2, alpha=4.0), "learning_rate": 2e-2}
+    one, job = tmp_path / "one", tmp_path / "job"
+    assert run(launch, one, tokens, base, CONFIG.model_copy(update=changed)) == [0], said_by(one)
+    config = CONFIG.model_copy(update={**changed, "engine": "deepspeed", "micro_batch_size": 2})
+    execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=2))
+    more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
+    forks = Forks('import os\nos.environ["DS_ACCELERATOR"] = "cpu"\nimport deepspeed, peft\n')
+    try:
+        assert run(forks, job, tokens, base, config, ranks=2, more=more, fault=KILLED_AFTER_4) == [9, 9]
+        assert run(forks, job, tokens, base, config, ranks=2, attempt=2) == [0, 0], said_by(job)
+    finally:
+        forks.close()
+    assert result(job)["resumed_from_step"] == 3
+    assert losses(job) == pytest.approx(losses(one), rel=1e-4)
+    written = [load_file(each / "out" / "model.safetensors") for each in (one, job)]
+    before = load_file(base / "model.safetensors")
+    assert written[0].keys() == written[1].keys() == before.keys()
+    assert any(not torch.equal(before[name], written[1][name]) for name in before)
+    for name, tensor in written[0].items():
+        torch.testing.assert_close(written[1][name], tensor, rtol=1e-3, atol=1e-4)
+    states = list((job / "checkpoints").rglob("*model_states.pt"))
+    kept = [torch.load(file, map_location="cpu", weights_only=False)["module"] for file in states]
+    assert kept and all(
+        ".lora_" in name for module in kept for name in module
+    )  # the base's weights are in no checkpoint
 
 
 def test_a_kill_changes_nothing(launch, alone, tokens, base, tmp_path):
