@@ -79,7 +79,12 @@ def report(config: AuditConfig) -> dict[str, Any]:
         export.notes.append(f"there are no exports in {config.exports}: this home's records alone were judged")
     drift = read_what_if(what_if) if config.what_if or what_if.exists() else None
     rows = _judged(config, export)
-    payload = fields(rows, subscription=_subscription(export), notes=export.notes, drift=drift)
+    payload = fields(
+        rows,
+        subscription=", ".join(sorted(export.subscriptions)) or "not named by the export",
+        notes=export.notes,
+        drift=drift,
+    )
     ref = _publish(rows, payload, export, drift, config)
     if drift and drift.verdict == "drifted":
         _send_drifted(drift, ref, payload["subscription"])
@@ -87,7 +92,16 @@ def report(config: AuditConfig) -> dict[str, Any]:
     drifted = drift is not None and (drift.verdict == "drifted" or (config.strict and drift.verdict == "unknown"))
     words = [f"not met: {', '.join(row.recommendation.id for row in bad)}"] if bad else []
     words += [f"against its templates: {drift.verdict}"] if drift and drifted else []
-    _write_note(rows, payload, ref, "; ".join(words))
+    # The note on the run's page in Prefect: how many rows have which verdict, and those that are not met
+    failed_as = "; ".join(words)
+    wrong = [
+        [row.recommendation.id, row.verdict, row.recommendation.impact] for row in rows if row.verdict == "not met"
+    ]
+    cells = [[verdict, str(number)] for verdict, number in payload["counts"].items()]
+    parts = [f"# Audit of the estate: {failed_as or 'met'}", f"`{ref}`", table(["verdict", "rows"], cells)]
+    parts += [table(["not met", "verdict", "impact"], wrong)] if wrong else []
+    parts += [f"- {note}" for note in payload["notes"]]
+    hand_in(new_artifact("markdown", "audit", "\n\n".join(parts), f"audit of the estate: {failed_as or 'met'}"))
     return {"ref": ref, "counts": counts(rows), "failed": "; ".join(words), "checks": checks_of(bad)}
 
 
@@ -107,10 +121,6 @@ def _judged(config: AuditConfig, export: Export) -> list[Row]:
     ]
     counting = [one for one in waivers if one not in new]
     return judge(export, records(home()), counting, now=datetime.now(UTC))
-
-
-def _subscription(export: Export) -> str:
-    return ", ".join(sorted(export.subscriptions)) or "not named by the export"
 
 
 def _publish(
@@ -164,15 +174,3 @@ def _send_drifted(drift: WhatIf, ref: str, subscription: str) -> None:
         data={"audit": ref, "resources": [one.resource for one in drift.left][:10], "changed": len(drift.left)},
     )
     Ledger(home()).receive(event)
-
-
-def _write_note(rows: list[Row], payload: dict[str, Any], ref: str, failed_as: str) -> None:
-    """The note on the run's page in Prefect: how many rows have which verdict, and those that are not met."""
-    wrong = [
-        [row.recommendation.id, row.verdict, row.recommendation.impact] for row in rows if row.verdict == "not met"
-    ]
-    cells = [[verdict, str(number)] for verdict, number in payload["counts"].items()]
-    parts = [f"# Audit of the estate: {failed_as or 'met'}", f"`{ref}`", table(["verdict", "rows"], cells)]
-    parts += [table(["not met", "verdict", "impact"], wrong)] if wrong else []
-    parts += [f"- {note}" for note in payload["notes"]]
-    hand_in(new_artifact("markdown", "audit", "\n\n".join(parts), f"audit of the estate: {failed_as or 'met'}"))

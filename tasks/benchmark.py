@@ -293,11 +293,20 @@ def _conclude(
     with scratch() as folder:
         (folder / PAGE).write_text(json.dumps(page, indent=1))
         write_qualification(folder, page)
+        counts = {
+            f"machines_{name}": float(len(verdict.named(name))) for name in ("healthy", "degraded", "failed", "unknown")
+        }
+        metrics = {
+            "matmul_gflops_per_rank": subject.matmul_gflops_per_rank,
+            "allreduce_gigabytes_per_second": subject.allreduce_gigabytes_per_second,
+            "machines_usable": float(len(usable(verdict, left))),
+            **counts,
+        }
         return publish(
             folder,
             Qualification,
             name=cluster.name,
-            metrics=_metrics(subject, verdict, left),
+            metrics=metrics,
             checks=checks,
             subject=subject,
             hosts=tuple(sorted({report.host for report in measured.ranks})),
@@ -307,18 +316,6 @@ def _conclude(
             expires=expires,
             machines={node.name: node.verdict for node in verdict.nodes},
         )
-
-
-def _metrics(subject: Cluster, verdict: ClusterVerdict, left: Remaining) -> dict[str, float]:
-    counts = {
-        f"machines_{name}": float(len(verdict.named(name))) for name in ("healthy", "degraded", "failed", "unknown")
-    }
-    return {
-        "matmul_gflops_per_rank": subject.matmul_gflops_per_rank,
-        "allreduce_gigabytes_per_second": subject.allreduce_gigabytes_per_second,
-        "machines_usable": float(len(usable(verdict, left))),
-        **counts,
-    }
 
 
 def _rates(measured: Measurement, left: Remaining) -> dict[str, Any]:

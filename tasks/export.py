@@ -104,9 +104,33 @@ def lineage_of(checkpoint: Checkpoint, tokens: Tokens) -> tuple[str, ...]:
 
 def export_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
     """The gate of the export: what was measured against what the settings allow."""
+    parity = parity_checks(metrics, config)
     if config.format == "safetensors":
-        return (*parity_checks(metrics, config), *_weights_checks(metrics))
-    return (*parity_checks(metrics, config), *_loss_checks(metrics), *_speed_checks(metrics, config))
+        equal, total = metrics["weights_equal"], metrics["weights_total"]
+        weights = Check(
+            name="files of weights equal to the checkpoint's, byte for byte",
+            measured=equal,
+            limit=f"= {total:.0f}",
+            passed=total > 0 and equal == total,
+            remedy="Look at the disk: a file was not copied as it is.",
+        )
+        return (*parity, weights)
+    loss = Check(
+        name="bits per byte on held-out text, share beyond the checkpoint's",
+        measured=metrics["loss"],
+        limit=f"-{MOST_LOSS:g} to {MOST_LOSS:g}",
+        passed=abs(metrics["loss"]) <= MOST_LOSS,
+        remedy="Look at the exporter's log; a model that is another one is not published.",
+    )
+    # Slower for sure: the low end of the interval of the median. A busy machine gives a wide one, and closes no gate.
+    speed = Check(
+        name="time a token, as a multiple of PyTorch's, low end of the interval",
+        measured=metrics["slowdown_low"],
+        limit="any" if config.allow_slower else f"<= {config.max_slowdown:g}",
+        passed=config.allow_slower or metrics["slowdown_low"] <= config.max_slowdown,
+        remedy="Export on the machine that will serve it; export.allow_slower exports it all the same.",
+    )
+    return (*parity, loss, speed)
 
 
 def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
@@ -129,43 +153,5 @@ def parity_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Chec
             limit=f"= {total:.0f}",
             passed=total > 0 and equal == total,
             remedy=remedy,
-        ),
-    )
-
-
-def _weights_checks(metrics: dict[str, float]) -> tuple[Check, ...]:
-    equal, total = metrics["weights_equal"], metrics["weights_total"]
-    return (
-        Check(
-            name="files of weights equal to the checkpoint's, byte for byte",
-            measured=equal,
-            limit=f"= {total:.0f}",
-            passed=total > 0 and equal == total,
-            remedy="Look at the disk: a file was not copied as it is.",
-        ),
-    )
-
-
-def _loss_checks(metrics: dict[str, float]) -> tuple[Check, ...]:
-    return (
-        Check(
-            name="bits per byte on held-out text, share beyond the checkpoint's",
-            measured=metrics["loss"],
-            limit=f"-{MOST_LOSS:g} to {MOST_LOSS:g}",
-            passed=abs(metrics["loss"]) <= MOST_LOSS,
-            remedy="Look at the exporter's log; a model that is another one is not published.",
-        ),
-    )
-
-
-def _speed_checks(metrics: dict[str, float], config: ExportConfig) -> tuple[Check, ...]:
-    """Slower for sure: the low end of the interval of the median. A busy machine gives a wide one, and closes no gate."""
-    return (
-        Check(
-            name="time a token, as a multiple of PyTorch's, low end of the interval",
-            measured=metrics["slowdown_low"],
-            limit="any" if config.allow_slower else f"<= {config.max_slowdown:g}",
-            passed=config.allow_slower or metrics["slowdown_low"] <= config.max_slowdown,
-            remedy="Export on the machine that will serve it; export.allow_slower exports it all the same.",
         ),
     )

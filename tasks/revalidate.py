@@ -252,21 +252,6 @@ def service_part(payload: Mapping[str, Any] | None, *, looked_at: bool = True) -
     return Part(name="service", status=status, said=text, checks=() if status == "insufficient" else (check,))
 
 
-def _metrics(payload: Mapping[str, Any], scores: Evaluation | None) -> dict[str, float]:
-    """What runs are compared by; what was not measured is left out."""
-    drift, performance = payload["drift"] or {}, payload["performance"]
-    result = {
-        "drift_p_value": drift.get("p_value"),
-        "domain_auc": (drift.get("classifier") or {}).get("auc"),
-        "loss_since_promotion": performance["loss"]["estimate"] if performance else None,
-        "loss_low": performance["loss"]["low"] if performance else None,
-        "loss_high": performance["loss"]["high"] if performance else None,
-        "bits_per_byte": scores.metrics["bits_per_byte"] if scores else None,
-        "window": float(payload["window"]["number"]),
-    }
-    return {name: value for name, value in result.items() if value is not None}
-
-
 def _evaluated(scores: Evaluation) -> dict[str, Any]:
     folder = fetch(scores)
     return {name: _json(folder / f"{name}.json") for name in ("evaluation", "documents")}
@@ -282,11 +267,23 @@ def _published(payload: dict[str, Any], parts: Sequence[Part], model: Model, sco
         (folder / PAYLOAD).write_text(json.dumps(payload, indent=1))
         write_evidence(folder, payload)
         figures(folder, payload)
+        # What runs are compared by; what was not measured is left out
+        drift, performance = payload["drift"] or {}, payload["performance"]
+        result = {
+            "drift_p_value": drift.get("p_value"),
+            "domain_auc": (drift.get("classifier") or {}).get("auc"),
+            "loss_since_promotion": performance["loss"]["estimate"] if performance else None,
+            "loss_low": performance["loss"]["low"] if performance else None,
+            "loss_high": performance["loss"]["high"] if performance else None,
+            "bits_per_byte": scores.metrics["bits_per_byte"] if scores else None,
+            "window": float(payload["window"]["number"]),
+        }
+        metrics = {name: value for name, value in result.items() if value is not None}
         return publish(
             folder,
             Revalidation,
             name=model.name,
-            metrics=_metrics(payload, scores),
+            metrics=metrics,
             checks=tuple(check for part in parts for check in part.checks),
             subject=model,
             verdict=payload["verdict"],

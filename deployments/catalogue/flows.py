@@ -183,21 +183,18 @@ def as_prefect_yaml(config: PlatformConfig, *, image: str = "") -> str:
 
 
 def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
+    # Little enough to be read: the run looks its preset up. Raises ValueError for a preset that does not hold.
+    whole = parameters(flow, preset)
+    named = {key: value for key, value in whole.items() if key == "dataset"}
+    of_deployment = whole if flow in APART else {**named, "preset": preset}
     return Deployment(
         flow=flow,
         name=preset,
         description=PURPOSE[flow],
-        parameters=_of_deployment(flow, preset),
+        parameters=of_deployment,
         overlap=config.overlap,
         schedules=tuple(_schedules(flow, preset, config)),
     )
-
-
-def _of_deployment(flow: str, preset: str) -> dict[str, Any]:
-    """Little enough to be read: the run looks its preset up. Raises ValueError for a preset that does not hold."""
-    whole = parameters(flow, preset)
-    named = {key: value for key, value in whole.items() if key == "dataset"}
-    return whole if flow in APART else {**named, "preset": preset}
 
 
 def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Schedule]:

@@ -56,27 +56,24 @@ def _automation(client: SyncPrefectClient, route: Route) -> AutomationCore:
         deployment = client.read_deployment_by_name(trigger.start)
     except ObjectNotFound as error:
         raise ValueError(f"events: a trigger starts {trigger.start!r}, which the server does not have") from error
-    made = AutomationCore(
-        name=f"{OURS}{route.name}",
-        description=f"{trigger.event} of {trigger.subject} starts {trigger.start}. Made from Headway's settings.",
-        trigger=EventTrigger(
-            expect={DUE}, match={"prefect.resource.id": f"{OURS}{route.name}"}, for_each={"headway.batch"}
-        ),
-        actions=[RunDeployment(deployment_id=deployment.id, parameters=_parameters(route))],
-    )
-    # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
-    return AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
-
-
-def _parameters(route: Route) -> dict[str, Any]:
-    """What the flow is called with. Values come out of the event; settings are handed over as they are, never as templates."""
+    # What the flow is called with. Values come out of the event; settings are handed over as they are, never as
+    # templates.
     payload: dict[str, Any] = {
         name: {"__prefect_kind": "jinja", "template": f"{{{{ event.payload.{name} }}}}"}
         for name in ("cause", "dataset")
     }
     if route.trigger.set:
         payload["overrides"] = {"__prefect_kind": "json", "value": json.dumps(route.trigger.set)}
-    return payload
+    made = AutomationCore(
+        name=f"{OURS}{route.name}",
+        description=f"{trigger.event} of {trigger.subject} starts {trigger.start}. Made from Headway's settings.",
+        trigger=EventTrigger(
+            expect={DUE}, match={"prefect.resource.id": f"{OURS}{route.name}"}, for_each={"headway.batch"}
+        ),
+        actions=[RunDeployment(deployment_id=deployment.id, parameters=payload)],
+    )
+    # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
+    return AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
 
 
 def _compared(automation: Any) -> Any:

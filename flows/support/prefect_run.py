@@ -97,15 +97,12 @@ def named(subject: str) -> str:
     if given and not MADE_UP.fullmatch(given):
         return given
     planned: datetime = runtime.get_scheduled_start_time()
-    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M} {given if _by_form() else ''}".strip()
-
-
-def _by_form() -> bool:
-    """Whether the running flow run may come from the form of Prefect's page: of a deployment, by no schedule or automation, and
-    without the key that `headway run` gives."""
+    # Whether the running flow run may come from the form of Prefect's page: of a deployment, by no schedule or
+    # automation, and without the key that `headway run` gives
     context = FlowRunContext.get()
     run = context.flow_run if context else None
-    return bool(run and run.deployment_id and not run.created_by and not run.idempotency_key)
+    by_form = bool(run and run.deployment_id and not run.created_by and not run.idempotency_key)
+    return f"{subject} {planned.astimezone():%Y-%m-%d %H:%M} {given if by_form else ''}".strip()
 
 
 def setting(*path: str) -> str:

@@ -65,7 +65,19 @@ class Entra:
             issuer, key = self._published[version].key(key_id)
             claims = self._claims(token, issuer, key)
         except jwt.PyJWTError as error:
-            raise NotBelieved(401, f"the token is not believed: {_words(error)}") from error
+            # What is wrong, by the kind of error: its text may quote the token
+            words = {
+                "ExpiredSignatureError": "it has expired",
+                "ImmatureSignatureError": "it is not valid yet",
+                "InvalidAudienceError": "it is made out to somebody else",
+                "InvalidIssuerError": "it is of another issuer",
+                "InvalidSignatureError": "its signature is not right",
+                "InvalidAlgorithmError": "it is not signed with RS256",
+                "InvalidKeyError": "its key is too short",
+                "MissingRequiredClaimError": "a claim is missing",
+                "DecodeError": "it is no token",
+            }.get(type(error).__name__, type(error).__name__)
+            raise NotBelieved(401, f"the token is not believed: {words}") from error
         client = claims.get(FORMS[version][1])
         if client not in self._config.applications:
             raise NotBelieved(403, "the token is of an application that is not listed")
@@ -186,18 +198,3 @@ def _get(client: httpx.Client, url: str) -> dict[str, Any]:
     answer.raise_for_status()
     output: dict[str, Any] = answer.json()
     return output
-
-
-def _words(error: jwt.PyJWTError) -> str:
-    """What is wrong, by the kind of error: its text may quote the token."""
-    return {
-        "ExpiredSignatureError": "it has expired",
-        "ImmatureSignatureError": "it is not valid yet",
-        "InvalidAudienceError": "it is made out to somebody else",
-        "InvalidIssuerError": "it is of another issuer",
-        "InvalidSignatureError": "its signature is not right",
-        "InvalidAlgorithmError": "it is not signed with RS256",
-        "InvalidKeyError": "its key is too short",
-        "MissingRequiredClaimError": "a claim is missing",
-        "DecodeError": "it is no token",
-    }.get(type(error).__name__, type(error).__name__)

@@ -122,21 +122,8 @@ def optional_rights(uses: Uses) -> Iterator[Right]:
 def script(uses: Uses) -> str:
     """A shell script that gives them all, for somebody who may give roles: these first, then what needs another right."""
     of_jobs = [one for one in rights(uses) if one.scope.startswith("$JOBS/")]
-    lines = [*_beginning(uses), *_registries(uses), *_principals(uses)]
-    for one in rights(uses):
-        lines += [] if one in of_jobs else ["", f"# {one.why}", one.command]
-    lines += _for_others(list(dict.fromkeys(optional_rights(uses))))
-    if uses.compute:
-        lines += ["", *_account_of_jobs(uses)]
-        for one in of_jobs:
-            lines += ["", f"# {one.why}", one.command]
-        lines += ["", *_end_of_folders(uses)]
-    return "\n".join(lines) + "\n"
-
-
-def _beginning(uses: Uses) -> list[str]:
     account = shlex.quote(_parts(uses.store)[0])
-    return [
+    beginning = [
         "#!/usr/bin/env bash",
         "# The rights that Headway needs in Azure. Whoever runs this may give roles: Owner, User Access Administrator or RBAC",
         "# Administrator (Role Based Access Control Administrator).",
@@ -148,6 +135,16 @@ def _beginning(uses: Uses) -> list[str]:
         'TYPE="${TYPE:-User}"',
         f"STORAGE=$(az storage account show --name {account} --query id --output tsv)",
     ]
+    lines = [*beginning, *_registries(uses), *_principals(uses)]
+    for one in rights(uses):
+        lines += [] if one in of_jobs else ["", f"# {one.why}", one.command]
+    lines += _for_others(list(dict.fromkeys(optional_rights(uses))))
+    if uses.compute:
+        lines += ["", *_account_of_jobs(uses)]
+        for one in of_jobs:
+            lines += ["", f"# {one.why}", one.command]
+        lines += ["", *_end_of_folders(uses)]
+    return "\n".join(lines) + "\n"
 
 
 def _registries(uses: Uses) -> Iterator[str]:

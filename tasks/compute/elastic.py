@@ -84,7 +84,9 @@ class Part:
         return count
 
     def _begun(self) -> list[dict[str, Any]]:
-        paths = sorted(self.submissions.glob(f"{self.number}-*.json"), key=_number)
+        paths = sorted(
+            self.submissions.glob(f"{self.number}-*.json"), key=lambda path: int(path.stem.partition("-")[2])
+        )
         return [_read(path) for path in paths]
 
     def _marker(self) -> str:
@@ -177,10 +179,6 @@ def bad_machines(folder: Path) -> Iterator[str]:
         report = read_json(path) or {}
         if report.get("class") == "node" and report.get("type") not in ("NodeLost", "NodeMissing"):
             yield from report.get("nodes", [])
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -286,14 +286,11 @@ def _signed(
             match = re.search(signature.pattern, text)
             if match:
                 named = match.groupdict().get("node") or _machine_of(folder, path)
-                return [(signature, _line(text, match), (named,) if named else ())]
+                # The whole line that a match stands in
+                begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+                line = text[begin : end if end >= 0 else len(text)].strip()[:400]
+                return [(signature, line, (named,) if named else ())]
     return []
-
-
-def _line(text: str, result: re.Match[str]) -> str:
-    """The whole line that a match stands in."""
-    begin, end = text.rfind("\n", 0, result.start()) + 1, text.find("\n", result.end())
-    return text[begin : end if end >= 0 else len(text)].strip()[:400]
 
 
 def _machine_of(folder: Path, log: Path | None) -> str:

@@ -294,14 +294,33 @@ def _reconciled(home: Path, folder: Path, journal: Journal, opener: Opener | Non
             mark_settled(folder, generation)
             return None
         state = _open_state(folder, journal, opener)
-        verdict = _verdict(folder, state)
+        if state is None:
+            verdict: Verdict = "not_submitted"
+        elif state.over:
+            verdict = "waits" if (folder / "result.json").exists() and state.code in (0, None) else "failed"
+        else:
+            verdict = "unknown" if state.state == "unknown" else "orphan"
         if verdict == "failed" and state:
             cluster = cluster_of(folder)
             is_local = cluster is not None and cluster.capabilities.this_machine
             job = Job.model_validate(generation.intent.get("job") or process.read_json(folder / "job.json"))
             close_failed(generation, job, state, folder, journal, one_machine=is_local)
     entry = find_job(home, folder.name, journal)
-    return Reconciled(entry=entry, verdict=verdict, text=_words(entry, verdict, state, asked=opener is not None))
+    asked = opener is not None
+    again = "run the same command again"
+    if asked:
+        why = f"its scheduler gave no answer ({state.reason if state else ''}). When it answers: headway reconcile"
+    else:
+        why = "its scheduler was not asked. To ask it: headway reconcile"
+    words = {
+        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To continue, {again}.",
+        "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
+        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To continue with it, {again}; "
+        f"to end it: headway job cancel {entry.id}",
+        "unknown": f"{entry.id} is open and nobody supervises it; {why}",
+        "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",
+    }[verdict]
+    return Reconciled(entry=entry, verdict=verdict, text=words)
 
 
 def _open_state(folder: Path, journal: Journal, opener: Opener | None) -> JobState | None:
@@ -322,27 +341,3 @@ def _open_state(folder: Path, journal: Journal, opener: Opener | None) -> JobSta
     except Missing as away:
         return JobState(state="unknown", reason=f"{away.message}. {away.remedy}".rstrip())
     return backend.states([(handle, folder)])[0] if handle else None
-
-
-def _verdict(folder: Path, state: JobState | None) -> Verdict:
-    if state is None:
-        return "not_submitted"
-    if state.over:
-        return "waits" if (folder / "result.json").exists() and state.code in (0, None) else "failed"
-    return "unknown" if state.state == "unknown" else "orphan"
-
-
-def _words(entry: JobEntry, verdict: Verdict, state: JobState | None, *, asked: bool) -> str:
-    again = "run the same command again"
-    if asked:
-        why = f"its scheduler gave no answer ({state.reason if state else ''}). When it answers: headway reconcile"
-    else:
-        why = "its scheduler was not asked. To ask it: headway reconcile"
-    return {
-        "failed": f"{entry.id} ended without a result ({entry.failure}: {entry.reason}); settled. To continue, {again}.",
-        "waits": f"{entry.id} ended with a result that nobody took; to take it, {again}.",
-        "orphan": f"{entry.id} is {entry.state} and nobody supervises it. To continue with it, {again}; "
-        f"to end it: headway job cancel {entry.id}",
-        "unknown": f"{entry.id} is open and nobody supervises it; {why}",
-        "not_submitted": f"{entry.id} was about to be submitted, and its scheduler does not have it; to submit it, {again}.",
-    }[verdict]

@@ -101,6 +101,7 @@ def newest(token: str, journal: Journal) -> Generation | None:
 
 def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: ClusterConfig | None) -> Generation | None:
     """Write down that a job is about to be submitted; None when somebody else did."""
+    home = folder.parents[1]
     intent = {
         "job": job.model_dump(mode="json"),
         "spec": job.spec_digest,
@@ -111,11 +112,7 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
         "home": home_of(folder),
         "host": socket.gethostname(),
         **({"folder_key": _fingerprint(folder)} if cluster and not cluster.shares_folder else {}),
-        **(
-            {"host_claim": host_claim(platform, socket.gethostname())}
-            if (platform := platform_of(_home(folder)))
-            else {}
-        ),
+        **({"host_claim": host_claim(platform, socket.gethostname())} if (platform := platform_of(home)) else {}),
     }
     if not journal.put(f"{key_of(job.token, job.submission)}/intent", intent):
         return None
@@ -132,11 +129,6 @@ def home_of(folder: Path) -> str:
             os.link(draft, path)
         draft.unlink()
     return path.read_text(encoding="utf-8")
-
-
-def _home(folder: Path) -> Path:
-    """The home that a job's folder lies in."""
-    return folder.parents[1]
 
 
 def require_reachable(

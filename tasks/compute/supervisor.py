@@ -339,17 +339,7 @@ class _Supervision:
                 # themselves: so this one is over, and the next one is submitted.
                 return self._instead(generation, "its supervisor was lost before its scheduler had it")
             return self.submitter.submit(job, generation)
-        return self._adopt(result)
-
-    def _instead(self, generation: Generation, why: str) -> Submitted:
-        """Close what another host's supervisor left, and begin the next submission."""
-        settle(self.job.token, self.journal, "failed", folder=self.folder, failure="infrastructure", message=why)
-        text = f"The job of {self.job.name} is submitted again: {why} ({generation.intent.get('host')})."
-        self.watch.event(Event("retrying", text, generation.number))
-        return self._begin(with_lessons(self.job, generation.intent.get("job")), generation, stuck=generation.stuck)
-
-    def _adopt(self, result: Submitted) -> Submitted:
-        """Take over a submission; one that ended without a result while nobody looked is closed, and the next one begins."""
+        # Take over a submission; one that ended without a result while nobody looked is closed, and the next one begins
         self.submitter.note_cluster()
         text = f"The job of {self.job.name} is there already ({result.job.submission_id})."
         self.watch.event(Event("adopted", text, result.job.submission))
@@ -363,6 +353,13 @@ class _Supervision:
             return self._begin(with_lessons(self.job, again), result.generation, stuck=decision.stuck)
         self._require_same(result.generation)
         return result
+
+    def _instead(self, generation: Generation, why: str) -> Submitted:
+        """Close what another host's supervisor left, and begin the next submission."""
+        settle(self.job.token, self.journal, "failed", folder=self.folder, failure="infrastructure", message=why)
+        text = f"The job of {self.job.name} is submitted again: {why} ({generation.intent.get('host')})."
+        self.watch.event(Event("retrying", text, generation.number))
+        return self._begin(with_lessons(self.job, generation.intent.get("job")), generation, stuck=generation.stuck)
 
     def _require_same(self, generation: Generation) -> None:
         differs = differences(self.job, generation.intent)

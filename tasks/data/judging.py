@@ -76,9 +76,12 @@ def judge(
     drift = drifts(profile.columns, before, fewest=fewest) if before else []
     apart = outliers(profile.shards, fewest=fewest)
     left = profile.documents - int(gone.sum())
+    first = islice(profile.unreadable(), SAMPLES)
+    samples = tuple(f"{profile.names[item['shard']]}:{item['line']}: {item['reason']}" for item in first)
+    unreadable = expectations.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
     figures = [
         *expectations.of_size(config, documents=profile.documents, left=left, tokens=profile.columns["tokens"]),
-        _unreadable(profile, config),
+        unreadable,
         *_documents(profile, rules, bits),
         *([_border(profile, gone)] if profile.split else []),
         *expectations.of_classes(config, shares(profile.columns["classes"])),
@@ -168,12 +171,6 @@ def _documents(profile: Profile, rules: Sequence[DocumentRule], bits: Bits) -> l
     broken = {rule.name: np.flatnonzero(bits >> number & 1) for number, rule in enumerate(rules)}
     payload = samples_of(profile, {name: rows[:SAMPLES].tolist() for name, rows in broken.items()})
     return [expectations.of_rule(r, len(broken[r.name]), profile.documents, payload[r.name]) for r in rules]
-
-
-def _unreadable(profile: Profile, config: ValidationConfig) -> Figure:
-    first = islice(profile.unreadable(), SAMPLES)
-    samples = tuple(f"{profile.names[item['shard']]}:{item['line']}: {item['reason']}" for item in first)
-    return expectations.of_unreadable(config, int(profile.columns["unreadable"]), profile.documents, samples)
 
 
 def _border(profile: Profile, gone: NDArray[np.bool_]) -> Figure:

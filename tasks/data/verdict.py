@@ -89,11 +89,17 @@ def verdict(judged: Judged, refs: Mapping[str, str | None]) -> dict[str, Any]:
     """The content of `validation.json`; `refs` name the artifacts that it speaks of."""
     profile = judged.profile
     columns = profile.columns
+    # A histogram without the empty bins at both ends
+    histogram = columns["histograms"]["characters"]
+    edges, counts = histogram["edges"], histogram["counts"]
+    met = [index for index, count in enumerate(counts) if count] or [0]
+    first, last = met[0], met[-1]
+    shown = {"edges": list(edges[first : last + 2]), "counts": list(counts[first : last + 1])}
     return {
         **{key: columns[key] for key in (*TOTALS, *TYPES)},
         "duplicates": columns["exact"],
         **({"known": columns["known"]} if "known" in columns else {}),
-        "lengths": _shown(columns["histograms"]["characters"]),
+        "lengths": shown,
         "classes": shares(columns["classes"]),
         "passed": judged.passed,
         "checks": [check.model_dump(mode="json") for check in judged.checks],
@@ -123,11 +129,3 @@ def _shard(shard: Columns, judged: Judged) -> dict[str, Any]:
         "farthest": far.column if far else None,
         "refused": judged.strange.get(shard["name"]),
     }
-
-
-def _shown(histogram: Columns) -> dict[str, list[float]]:
-    """A histogram without the empty bins at both ends."""
-    edges, counts = histogram["edges"], histogram["counts"]
-    met = [index for index, count in enumerate(counts) if count] or [0]
-    first, last = met[0], met[-1]
-    return {"edges": list(edges[first : last + 2]), "counts": list(counts[first : last + 1])}

@@ -71,18 +71,14 @@ def route(ledger: Ledger, wanted_by: Callable[[str, str], Collection[str]], trig
             pairs = [(trigger, row["number"]) for trigger in wanted_by(row["name"], row["subject"])]
             db.executemany("INSERT OR IGNORE INTO wanted (trigger, event) VALUES (?, ?)", pairs)
         for gone in _orphans(db, triggers):
-            _hand_on(db, gone, wanted_by)
+            # Have what waits for one trigger wait for all others that want it and have not covered it
+            waits = "SELECT e.number, e.name, e.subject FROM wanted w JOIN events e ON e.number = w.event WHERE w.trigger = ?"
+            uncovered = "SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM covered WHERE trigger = ?1 AND event = ?2)"
+            for row in db.execute(waits, (gone,)).fetchall():
+                pairs = [(trigger, row["number"]) for trigger in wanted_by(row["name"], row["subject"])]
+                db.executemany(f"INSERT OR IGNORE INTO wanted (trigger, event) {uncovered}", pairs)
             db.execute("DELETE FROM wanted WHERE trigger = ?", (gone,))
         set_mark(db, ROUTED, newest)
-
-
-def _hand_on(db: sqlite3.Connection, gone: str, wanted_by: Callable[[str, str], Collection[str]]) -> None:
-    """Have what waits for one trigger wait for all others that want it and have not covered it."""
-    waits = "SELECT e.number, e.name, e.subject FROM wanted w JOIN events e ON e.number = w.event WHERE w.trigger = ?"
-    uncovered = "SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM covered WHERE trigger = ?1 AND event = ?2)"
-    for row in db.execute(waits, (gone,)).fetchall():
-        pairs = [(trigger, row["number"]) for trigger in wanted_by(row["name"], row["subject"])]
-        db.executemany(f"INSERT OR IGNORE INTO wanted (trigger, event) {uncovered}", pairs)
 
 
 def waiting(ledger: Ledger) -> list[tuple[str, str]]:

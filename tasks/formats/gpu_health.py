@@ -198,7 +198,11 @@ def gpu_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
         results.append(Finding("ecc", "warn", f"{name}: {uncorrected} uncorrected errors of its memory"))
     if _yes(gpu.get("retired_pages.pending")):
         results.append(Finding("rows", "warn", f"{name}: pages wait to be retired", "Reset the GPU."))
-    return [*filter(None, results), *_throttled(name, gpu, rules)]
+    text = gpu.get("clocks_event_reasons.active", "")
+    active = int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", text) else 0
+    reasons = [word for bit, word in rules.throttle.items() if active & int(bit, 16)]
+    throttled = [Finding("throttle", "warn", f"{name} is throttled: {', '.join(reasons)}")] if reasons else []
+    return [*filter(None, results), *throttled]
 
 
 def _ecc(name: str, gpu: Mapping[str, str], kind: str, limit: int) -> Finding | None:
@@ -206,13 +210,6 @@ def _ecc(name: str, gpu: Mapping[str, str], kind: str, limit: int) -> Finding | 
     count = _number(gpu.get(f"ecc.errors.{what}.volatile.{memory}"))
     message = f"{name}: {count} {what} errors of its {memory.upper()}, the limit is {limit}"
     return Finding("ecc", "fail", message, "Drain the machine and reset the GPU.") if count and count > limit else None
-
-
-def _throttled(name: str, gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
-    text = gpu.get("clocks_event_reasons.active", "")
-    active = int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", text) else 0
-    reasons = [word for bit, word in rules.throttle.items() if active & int(bit, 16)]
-    return [Finding("throttle", "warn", f"{name} is throttled: {', '.join(reasons)}")] if reasons else []
 
 
 def row_findings(gpu: Mapping[str, str]) -> list[Finding]:

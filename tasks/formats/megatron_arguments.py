@@ -52,9 +52,18 @@ def megatron_arguments(
     """The arguments, in one order; what the user adds is last, so that it has the last word."""
     deepspeed = execution.megatron.flavour == "megatron-deepspeed"
     of_flavour = _of_megatron_deepspeed if deepspeed else _of_megatron_lm
+    optimizer = {
+        "lr": training.learning_rate,
+        "min-lr": training.learning_rate * training.min_learning_rate_ratio,
+        "weight-decay": training.weight_decay,
+        "adam-beta1": training.beta1,
+        "adam-beta2": training.beta2,
+        "clip-grad": training.gradient_clip,
+        "seed": training.seed,
+    }
     output: dict[str, Any] = {
         **_network(training),
-        **_optimizer(training),
+        **optimizer,
         "micro-batch-size": micro_batch,
         "global-batch-size": training.global_batch_size,
         "train-iters": training.steps,
@@ -64,7 +73,12 @@ def megatron_arguments(
         "sequence-parallel": execution.megatron.sequence_parallel,
         "bf16": training.precision == "bf16",
         **of_flavour(training, execution, places),
-        **_data(training, places),
+        **{
+            "data-path": places.tokens,
+            "split": "1,0,0",
+            "data-cache-path": places.cache,
+            "tokenizer-model": places.tokenizer,
+        },
         "save": places.save,
         "save-interval": save_every,
         "load": places.load,
@@ -101,18 +115,6 @@ def _network(training: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def _optimizer(training: TrainingConfig) -> dict[str, Any]:
-    return {
-        "lr": training.learning_rate,
-        "min-lr": training.learning_rate * training.min_learning_rate_ratio,
-        "weight-decay": training.weight_decay,
-        "adam-beta1": training.beta1,
-        "adam-beta2": training.beta2,
-        "clip-grad": training.gradient_clip,
-        "seed": training.seed,
-    }
-
-
 def _schedule(training: TrainingConfig) -> dict[str, Any]:
     """Our own learning rates (tasks/jobs/training/network.py): Megatron's step s has the rate that its rule gives to s - 1.
 
@@ -125,15 +127,6 @@ def _schedule(training: TrainingConfig) -> dict[str, Any]:
         "lr-warmup-iters": max(training.warmup_steps - 1, 0),
         "lr-decay-iters": max(training.steps - 1, 1),
         "override-opt_param-scheduler": True,
-    }
-
-
-def _data(training: TrainingConfig, places: Places) -> dict[str, Any]:
-    return {
-        "data-path": places.tokens,
-        "split": "1,0,0",
-        "data-cache-path": places.cache,
-        "tokenizer-model": places.tokenizer,
     }
 
 

@@ -132,9 +132,12 @@ def read_megatron(text: str) -> MegatronRun | None:
         return None
     others = [(number, line) for number, line in enumerate(lines, 1) if "consumed samples" not in line]
     saving, saved = _checkpoints([line for _, line in others])
+    # Each iteration once, the last that was told of it: a run that was resumed does some again
+    once = tuple(value for _, value in sorted({one.number: one for one in iterations}.items()))
+    is_deepspeed = "samples per second:" in text or "DeepSpeed" in text or "[deepspeed]" in text
     return MegatronRun(
-        tool="megatron-deepspeed" if _is_deepspeed(text) else "megatron",
-        iterations=_once(iterations),
+        tool="megatron-deepspeed" if is_deepspeed else "megatron",
+        iterations=once,
         hosts=tuple(dict.fromkeys(result[1] for line in lines if (result := _host(line)))),
         world=_world(text),
         done=bool(_DONE.search(text)),
@@ -177,11 +180,6 @@ def _positive(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
-def _once(iterations: tuple[Iteration, ...]) -> tuple[Iteration, ...]:
-    """Each iteration once, the last that was told of it: a run that was resumed does some again."""
-    return tuple(value for _, value in sorted({one.number: one for one in iterations}.items()))
-
-
 def _checkpoints(lines: list[str]) -> tuple[bool, bool]:
     """Whether a checkpoint is still being written at the end, and whether one was written."""
     saving = saved = False
@@ -191,10 +189,6 @@ def _checkpoints(lines: list[str]) -> tuple[bool, bool]:
         elif _SAVING.search(line):
             saving = True
     return saving, saved
-
-
-def _is_deepspeed(text: str) -> bool:
-    return "samples per second:" in text or "DeepSpeed" in text or "[deepspeed]" in text
 
 
 def _host(line: str) -> re.Match[str] | None:

@@ -34,10 +34,12 @@ def read_nccl_json(text: str, name: str = "") -> NcclRun | None:
     config, results = _dict(output.get("config")), _list(output.get("results"))
     rows = [_row(_dict(result)) for result in results]
     unread = [*problems, *(f"result {n} has no size" for n, row in enumerate(rows) if row is None)]
+    args = _list(output.get("args"))
+    collective = (collective_of(str(args[0])) if args else "") or collective_of(name)
     run = NcclRun(
         tool="nccl-tests",
         library=_version(output.get("nccl_version")),
-        collective=_collective(output, name),
+        collective=collective,
         ranks=tuple(_rank(_dict(device)) for device in _list(config.get("devices"))),
         rows=tuple(row for row in rows if row),
         header="results" in output,
@@ -94,11 +96,6 @@ def _closed(text: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return None
-
-
-def _collective(output: dict[str, Any], name: str) -> str:
-    args = _list(output.get("args"))
-    return (collective_of(str(args[0])) if args else "") or collective_of(name)
 
 
 def _rank(device: dict[str, Any]) -> Rank:

@@ -366,18 +366,16 @@ class _Reader:
         run = self.open.get(line.tag)
         if run and run.cut and _NUMBERS.match(text):
             number, begun = run.cut
-            return self._keep(run, number, self._whole(run, begun, text))
+            # A row of two lines; the cut may go through a number
+            apart = row_of(f"{begun} {text.strip()}", run.columns)
+            whole = apart if isinstance(apart, TestRow | Cut) else row_of(begun + text.strip(), run.columns)
+            return self._keep(run, number, whole)
         row = row_of(text, run.columns if run else None)
         if row is None or (run is None and not isinstance(row, TestRow)):
             return False
         run = self._run(line)
         run.close_row()
         return self._keep(run, line.number, row)
-
-    def _whole(self, run: _Run, begun: str, rest: str) -> TestRow | Cut | Unread | None:
-        """A row of two lines; the cut may go through a number."""
-        apart = row_of(f"{begun} {rest.strip()}", run.columns)
-        return apart if isinstance(apart, TestRow | Cut) else row_of(begun + rest.strip(), run.columns)
 
     def _keep(self, run: _Run, number: int, row: TestRow | Cut | Unread | None) -> bool:
         run.cut = (number, row.text) if isinstance(row, Cut) else None

@@ -41,18 +41,15 @@ def run_page(home: Path, spool: Path, run: str) -> str | None:
 
 def _server(home: Path, tracking_uri: str) -> str | None:
     if tracking_uri.startswith(("http://", "https://")):
-        return _without_login(tracking_uri).rstrip("/")
+        parts = urlsplit(tracking_uri)
+        without_login = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return without_login.rstrip("/")
     if tracking_uri not in (f"{SCHEME}{home / 'mlflow' / 'mlflow.db'}", mlflow_uri(home)):
         return None
     folder = home / "platform" / "mlflow"
     server = process.read_json(folder / "server.json")
     runs = server and process.alive(process.read_json(folder / "handle.json"))
     return str(server["url"]) if runs else None
-
-
-def _without_login(address: str) -> str:
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 RUN_PAGE = "headway:run"

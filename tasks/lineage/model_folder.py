@@ -55,6 +55,11 @@ def write_model_folder(folder: Path, data: Path, *, weights: Path | None, model:
         code
     }:
         (package / "__init__.py").touch()
+    # Headway's own bounds of what the program runs on
+    blob = "az://" in (data / "places.json").read_text()
+    known = [text.partition(";")[0].strip() for text in metadata.requires("headway") or []]
+    wanted = RUNS_ON + (BLOB if blob else ())
+    requirements = [next((text for text in known if re.match(rf"{name}\b(?!-)", text)), name) for name in wanted]
     mlflow.pyfunc.save_model(
         folder,
         loader_module=PROGRAM.replace("tasks.", f"{PACKAGE}.", 1),
@@ -63,10 +68,7 @@ def write_model_folder(folder: Path, data: Path, *, weights: Path | None, model:
         mlflow_model=model,
         signature=SIGNATURE,
         model_config=SETTINGS,
-        pip_requirements=[
-            f"mlflow=={mlflow.__version__}",
-            *_requirements(blob="az://" in (data / "places.json").read_text()),
-        ],
+        pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
     )
 
 
@@ -88,10 +90,3 @@ def _imported(path: Path) -> Iterator[str]:
                 yield from (f"{node.module}.{name.name}" for name in node.names)
             else:
                 yield str(node.module)
-
-
-def _requirements(*, blob: bool) -> list[str]:
-    """Headway's own bounds of what the program runs on."""
-    known = [text.partition(";")[0].strip() for text in metadata.requires("headway") or []]
-    wanted = RUNS_ON + (BLOB if blob else ())
-    return [next((text for text in known if re.match(rf"{name}\b(?!-)", text)), name) for name in wanted]

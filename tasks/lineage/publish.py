@@ -207,11 +207,18 @@ class Publisher:
         with process.locked(self.folder.parent.with_name("lineage.lock")):
             version = self._version(event)
             self._point(name, event, str(version.version))
-            self._point_awaited(name, event["tags"].get("headway.ref"), str(version.version))
+            # The version before the champion may be told after it, by a spool of its own: then its alias waits for it
+            ref = event["tags"].get("headway.ref")
+            if ref and self.client.get_registered_model(name).tags.get(AWAITED) == ref:
+                self.client.set_registered_model_alias(name, "previous", str(version.version))
+                self.client.set_registered_model_tag(name, AWAITED, "")
 
     def _version(self, event: dict[str, Any]) -> Any:
         """The version of an event's model, made where there is none. One that MLflow can load comes before one that it cannot."""
-        place, ref = self._source(event), event["tags"].get("headway.ref")
+        # A server refuses local paths outside of its own files: there, the source is our reference
+        foreign = event["uri"].startswith("file:") and not self.tracking_uri.startswith(SCHEME)
+        place = f"headway:///{event['tags']['headway.ref']}" if foreign else str(event["uri"])
+        ref = event["tags"].get("headway.ref")
         versions = self.client.search_model_versions(f"name='{event['name']}'")
         known = [each for each in versions if each.source == place or (ref and each.tags.get("headway.ref") == ref)]
         known.sort(key=lambda each: not each.source.startswith(LOADABLE))
@@ -325,17 +332,6 @@ class Publisher:
         elif "previous" in event:
             self.client.delete_registered_model_alias(name, "previous")
         self.client.set_registered_model_tag(name, AWAITED, event.get("previous") or "" if not wanted else "")
-
-    def _point_awaited(self, name: str, ref: str | None, version: str) -> None:
-        """The version before the champion may be told after it, by a spool of its own: then its alias waits for it."""
-        if ref and self.client.get_registered_model(name).tags.get(AWAITED) == ref:
-            self.client.set_registered_model_alias(name, "previous", version)
-            self.client.set_registered_model_tag(name, AWAITED, "")
-
-    def _source(self, event: dict[str, Any]) -> str:
-        """A server refuses local paths outside of its own files: there, the source is our reference."""
-        foreign = event["uri"].startswith("file:") and not self.tracking_uri.startswith(SCHEME)
-        return f"headway:///{event['tags']['headway.ref']}" if foreign else str(event["uri"])
 
     def _on_end_run(self, event: dict[str, Any]) -> None:
         self.client.log_batch(self._id(event), tags=self._tags(event))

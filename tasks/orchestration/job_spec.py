@@ -37,7 +37,15 @@ class Program:
 
 def job_of(name: str, key: str, program: Program, *, on: Cluster, folders: dict[str, str]) -> Job:
     """The job of a stage: `key` is the stage's, `folders` are its inputs as they lie there, by name."""
-    machines = _machines(on, program)
+    # How many machines and ranks; a program with its own number of ranks runs on one
+    alone = program.ranks is not None
+    machines: dict[str, Any] = {
+        "nodes": 1 if alone else on.nodes,
+        "ranks_per_node": program.ranks or on.ranks_per_node,
+        "threads_per_rank": program.threads or on.threads_per_rank,
+        "launcher": "torchrun" if alone else on.config.launcher,
+        "elastic": None if alone else on.config.elastic,
+    }
     admission = Admission(proven=on.proven, settings=on.admission) if machines["elastic"] and on.admission else None
     return Job(
         name=name,
@@ -93,15 +101,3 @@ def _size(config: ClusterConfig) -> str:
             raise
         return ""
     return size
-
-
-def _machines(on: Cluster, program: Program) -> dict[str, Any]:
-    """How many machines and ranks; a program with its own number of ranks runs on one."""
-    alone = program.ranks is not None
-    return {
-        "nodes": 1 if alone else on.nodes,
-        "ranks_per_node": program.ranks or on.ranks_per_node,
-        "threads_per_rank": program.threads or on.threads_per_rank,
-        "launcher": "torchrun" if alone else on.config.launcher,
-        "elastic": None if alone else on.config.elastic,
-    }

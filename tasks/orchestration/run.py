@@ -313,7 +313,17 @@ def _close(run: Lifecycle, at_end: Callable[[Lifecycle], None]) -> None:
         if run.run:
             status = "FINISHED" if run.error is None else "KILLED" if interrupted(run.error) else "FAILED"
             run.spool.log_metrics(run.run, messages.headlines(run.outcomes.values(), run.seconds))
-            run.spool.end_run(run.run, status, tags=_end_tags(run))
+            why, report = messages.why(run.error, run.stopped_at), Path(run.result.report or "").name
+            result = {
+                **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
+                "headway.status": run.status,
+                "headway.dataset": run.result.dataset or "",
+                **run.result.tags,
+                "mlflow.note.content": messages.run_note(
+                    run.flow_run, run.status, why=why, report=report, facts=_facts(run)
+                ),
+            }
+            run.spool.end_run(run.run, status, tags={key: value for key, value in result.items() if value})
         run.spool.close()
 
 
@@ -344,18 +354,6 @@ def _facts(run: Lifecycle) -> dict[str, str]:
         "Code": code_version()[0] or "",
         "Configuration": run.config_digest,
     }
-
-
-def _end_tags(run: Lifecycle) -> dict[str, str]:
-    why, report = messages.why(run.error, run.stopped_at), Path(run.result.report or "").name
-    result = {
-        **{f"headway.{o.name}": o.status for o in run.outcomes.values()},
-        "headway.status": run.status,
-        "headway.dataset": run.result.dataset or "",
-        **run.result.tags,
-        "mlflow.note.content": messages.run_note(run.flow_run, run.status, why=why, report=report, facts=_facts(run)),
-    }
-    return {key: value for key, value in result.items() if value}
 
 
 def _blame(run: Lifecycle, error: BaseException) -> None:

@@ -134,7 +134,12 @@ def plain_family(name: str) -> str:
 def _vcpus(request: Request, limits: Limits) -> Check:
     kind = "low-priority" if request.low_priority else "dedicated"
     name = f"{kind} vCPUs" + (f" in {limits.region}" if limits.region else "")
-    limit = _limit(request, limits)
+    if request.low_priority:
+        limit = limits.low_priority
+    elif limits.dedicated is None:
+        limit = None
+    else:
+        limit = _known(limits.dedicated).get(plain_family(request.family), limits.default_vcpus)
     if limit is None:
         return Check(
             name=name,
@@ -146,12 +151,15 @@ def _vcpus(request: Request, limits: Limits) -> Check:
             f"Write it into limits.yaml of the home. {request_text(request, limits)}",
         )
     free = max(0, limit - _used(request, limits))
+    fit = free // request.vcpus
+    machines = f"{fit} machine{'s' * (fit != 1)}"
+    smaller = f"Within the quota {machines} would do." if fit else "Within the quota not one machine fits."
     return Check(
         name=name,
         measured=float(request.needs),
         limit=f"<= {free} ({limit} of {'all families' if request.low_priority else request.family})",
         passed=request.needs <= free,
-        remedy=f"{request_text(request, limits)} {_smaller(request, free)}",
+        remedy=f"{request_text(request, limits)} {smaller}",
     )
 
 
@@ -170,20 +178,6 @@ def _total(request: Request, limits: Limits) -> list[Check]:
             f"vCPUs, new limit {limits.total - free + request.needs}, for: {request.why}.",
         )
     ]
-
-
-def _smaller(request: Request, free: int) -> str:
-    fit = free // request.vcpus
-    machines = f"{fit} machine{'s' * (fit != 1)}"
-    return f"Within the quota {machines} would do." if fit else "Within the quota not one machine fits."
-
-
-def _limit(request: Request, limits: Limits) -> int | None:
-    if request.low_priority:
-        return limits.low_priority
-    if limits.dedicated is None:
-        return None
-    return _known(limits.dedicated).get(plain_family(request.family), limits.default_vcpus)
 
 
 def _used(request: Request, limits: Limits) -> int:

@@ -170,7 +170,16 @@ def timed(events: Iterable[Mapping[str, Any]]) -> list[Timed]:
         elif event["event"] == "ended":
             outcome = event["outcome"]
             began, jobs = open_.pop(outcome["name"], (last, []))
-            results.append(_ended(outcome, began, last, jobs))
+            took = 0.0 if outcome["status"] == "reused" else last - began
+            ended = Timed(
+                stage=str(outcome["name"]),
+                status=str(outcome["status"]),
+                seconds=took,
+                machine_seconds=_held(jobs, last) if took else 0.0,
+                job=str((outcome.get("job") or {}).get("folder") or ("?" if jobs else "")),
+                metrics=outcome.get("metrics") or {},
+            )
+            results.append(ended)
     for stage, (began, jobs) in open_.items():
         results.append(Timed(stage, "died", last - began, _held(jobs, last), job="?" if jobs else ""))
     return results
@@ -233,18 +242,6 @@ def _cost(
         planned_cost=beside / 3600 * at.count * hour if beside and at and hour is not None else None,
         goodput=one.metrics.get("goodput") if one.status == "ran" else None,
         currency=(currency_of(at.name) or "") if at and hour is not None else "",
-    )
-
-
-def _ended(outcome: Mapping[str, Any], began: float, ended: float, jobs: list[Mapping[str, Any]]) -> Timed:
-    took = 0.0 if outcome["status"] == "reused" else ended - began
-    return Timed(
-        stage=str(outcome["name"]),
-        status=str(outcome["status"]),
-        seconds=took,
-        machine_seconds=_held(jobs, ended) if took else 0.0,
-        job=str((outcome.get("job") or {}).get("folder") or ("?" if jobs else "")),
-        metrics=outcome.get("metrics") or {},
     )
 
 

@@ -86,7 +86,13 @@ def blame(
     proven = {name for pair in (*sound, *noise) for name in pair}
     nodes |= {name for pair in inside - noise if not {*pair} & nodes for name in _unproven(pair, proven)}
     unclear = {name for name in nodes - set(group_of) if apart and not _vouched(name, slow, group_of, switches)}
-    bad_switches = _switches(nodes - unclear, names, switches)
+    # Switches of which every machine is blamed, while some machine elsewhere is not
+    blamed = nodes - unclear
+    under: dict[str, set[str]] = {}
+    for name in names & set(switches):
+        under.setdefault(switches[name], set()).add(name)
+    whole = sorted(switch for switch, mine in under.items() if len(mine) >= OF_A_SWITCH and mine <= blamed)
+    bad_switches = tuple(whole) if len(under) > 1 else ()
     left = [pair for pair in sorted(inside - noise) if not {*pair} & nodes]
     return Blame(
         nodes=tuple(sorted(name for name in nodes - unclear if switches.get(name) not in bad_switches)),
@@ -109,15 +115,6 @@ def _vouched(name: str, slow: set[Pair], group_of: Mapping[str, int], switches: 
     """Whether it is bad with a sound machine under its own switch: then the way between switches has no part in it."""
     partners = {other for pair in slow if name in pair for other in pair} - {name}
     return name in switches and any(other in group_of and switches.get(other) == switches[name] for other in partners)
-
-
-def _switches(blamed: set[str], names: set[str], switches: Mapping[str, str]) -> tuple[str, ...]:
-    """Switches of which every machine is blamed, while some machine elsewhere is not."""
-    under: dict[str, set[str]] = {}
-    for name in names & set(switches):
-        under.setdefault(switches[name], set()).add(name)
-    bad = (switch for switch, machines in under.items() if len(machines) >= OF_A_SWITCH and machines <= blamed)
-    return tuple(sorted(bad)) if len(under) > 1 else ()
 
 
 def _near(pairs: set[Pair]) -> Near:
@@ -257,22 +254,19 @@ def _slower_than_others(
         believed = min(allowed.link, fast.outside if fast else 1.0) * center
         for sweep, rate in members:
             if rate < limit:
-                result[sweep.key] = (_slow(sweep, rate, limit, largest),)
+                slow = Reason(
+                    node="",
+                    check=f"{sweep.collective} busbw at {size(largest)} against other pairs",
+                    measured=rate,
+                    unit="GB/s",
+                    limit=f">= {limit:.4g}",
+                    source="Headway: benchmark.min_of_peers of the fastest group of pairs",
+                    verdict="failed",
+                    remedy=NETWORK,
+                )
+                result[sweep.key] = (slow,)
                 alone |= {sweep.key} if rate < believed else set()
     return result, alone
-
-
-def _slow(sweep: Merged, rate: float, limit: float, largest: int) -> Reason:
-    return Reason(
-        node="",
-        check=f"{sweep.collective} busbw at {size(largest)} against other pairs",
-        measured=rate,
-        unit="GB/s",
-        limit=f">= {limit:.4g}",
-        source="Headway: benchmark.min_of_peers of the fastest group of pairs",
-        verdict="failed",
-        remedy=NETWORK,
-    )
 
 
 def _unmeasured() -> Reason:
@@ -329,7 +323,9 @@ def _of_nodes(votes: Blame, result: dict[Pair, Bad], bad: list[Pair]) -> list[Re
     for name in votes.nodes:
         mine = [pair for pair in bad if name in pair]
         count = sum(name in pair for pair in result)
-        pairs = f"{len(mine)} of its {count} pairs are bad ({_shown(name, mine, result)})"
+        parts = [f"{b if a == name else a}{_rate(result[a, b].rate)}" for a, b in mine[:NAMED]]
+        shown = ", ".join(parts) + (", ..." if len(mine) > NAMED else "")
+        pairs = f"{len(mine)} of its {count} pairs are bad ({shown})"
         text = f"{pairs}; its partners are sound with each other"
         reasons.append(_lead(mine, result, node=name, text=text))
     for name in votes.unclear:
@@ -364,9 +360,13 @@ def _of_cluster(votes: Blame, result: dict[Pair, Bad], bad: list[Pair], switches
         of_groups = [pair for pair in bad if sum(bool({*pair} & {*group}) for group in votes.groups) == 2]
         shown = " and ".join(_group(group, switches) for group in votes.groups[:NAMED])
         more = f" and {len(votes.groups) - NAMED} more" if len(votes.groups) > NAMED else ""
-        text = (
-            f"machines are sound within {shown}{more}, and bad between them: {_part(votes.groups)}, and not a machine"
+        # Of the network: what lies between groups
+        part = (
+            "the spine or the uplinks of the switches"
+            if len(votes.groups) > 2
+            else "a switch, its uplinks or a cable between racks"
         )
+        text = f"machines are sound within {shown}{more}, and bad between them: {part}, and not a machine"
         names = tuple(sorted({name for group in votes.groups for name in group}))
         reasons.append(_lead(of_groups, result, nodes=names, where="network between groups", text=text))
     for switch in votes.switches:
@@ -375,15 +375,6 @@ def _of_cluster(votes: Blame, result: dict[Pair, Bad], bad: list[Pair], switches
         text = f"all {len(under)} machines under it are bad and no other one is: the switch, and not a machine"
         reasons.append(_lead(mine, result, nodes=under, where=f"network at switch {switch}", text=text))
     return reasons
-
-
-def _part(groups: Sequence[Sequence[str]]) -> str:
-    """Of the network: what lies between groups."""
-    return (
-        "the spine or the uplinks of the switches"
-        if len(groups) > 2
-        else "a switch, its uplinks or a cable between racks"
-    )
 
 
 def _group(group: Sequence[str], switches: Mapping[str, str]) -> str:
@@ -415,11 +406,6 @@ def _lead(
 def _severity(fault: Reason) -> int:
     """Wrong results first, then the wrong transport, then rates."""
     return next((n for n, word in enumerate(("wrong", "transport", "busbw")) if word in fault.check), 3)
-
-
-def _shown(name: str, pairs: list[Pair], result: dict[Pair, Bad]) -> str:
-    parts = [f"{b if a == name else a}{_rate(result[a, b].rate)}" for a, b in pairs[:NAMED]]
-    return ", ".join(parts) + (", ..." if len(pairs) > NAMED else "")
 
 
 def _rate(rate: float | None) -> str:

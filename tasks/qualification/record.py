@@ -22,7 +22,6 @@ from tasks.hardware.files import CHECKS, known_skus, read_sku
 from tasks.hardware.sku import BusBandwidth, Limit, Sku, Source, plain_name
 from tasks.qualification.judge import judge
 from tasks.qualification.measured import Measurement, Sweep
-from tasks.qualification.verdicts import ClusterVerdict
 
 # What machines reached in one run or several, as limits: medians with margins.
 
@@ -65,7 +64,12 @@ def limits(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -
     Raises ValueError where machines differ in what they have.
     """
     for check, limit in _limits(measurements, margins_of(based_on), source):
-        if _sharper(limit, based_on.limits.get(check)):
+        base = based_on.limits.get(check)
+        if base is None or base.better != limit.better or not isinstance(base.fail, float):
+            sharper = True
+        else:
+            sharper = isinstance(limit.fail, float) and limit.fail > base.fail
+        if sharper:
             yield check, limit
 
 
@@ -110,12 +114,6 @@ def _levels(values: list[float], margins: Margins) -> tuple[float, float, float]
     norm, lowest = statistics.median(values), min(values)
     warn, fail = min(margins.warn * norm, LOWEST.warn * lowest), min(margins.fail * norm, LOWEST.fail * lowest)
     return _rounded(norm), _rounded(warn), _rounded(min(warn, fail))
-
-
-def _sharper(limit: Limit, base: Limit | None) -> bool:
-    if base is None or base.better != limit.better or not isinstance(base.fail, float):
-        return True
-    return isinstance(limit.fail, float) and limit.fail > base.fail
 
 
 def collectives(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -> Iterator[BusBandwidth]:
@@ -275,7 +273,10 @@ def _require_sound(measurement: Measurement, based_on: Sku, config: BenchmarkCon
         config.model_copy(update={"checks": tuple(name for name in FULL if name in done), "nodes": ()}),
     )
     if verdict.verdict not in ("healthy", "degraded") or verdict.named("failed", "unknown"):
-        raise ValueError(f"{what} was {verdict.verdict}: {_first(verdict)}")
+        reasons = [*verdict.reasons, *(reason for node in verdict.nodes for reason in node.reasons)]
+        closed = [reason for reason in reasons if reason.verdict in ("failed", "unknown")]
+        first = closed[0].sentence if closed else "no machine is left"
+        raise ValueError(f"{what} was {verdict.verdict}: {first}")
 
 
 def _incomplete(measurement: Measurement) -> Iterator[str]:
@@ -295,12 +296,6 @@ def _incomplete(measurement: Measurement) -> Iterator[str]:
     for sweep in measurement.sweeps:
         if sweep.status != "measured" or not sweep.rows:
             yield f"{sweep.collective} of {', '.join(sweep.nodes)}: {sweep.said or 'no row'}"
-
-
-def _first(verdict: ClusterVerdict) -> str:
-    reasons = [*verdict.reasons, *(reason for node in verdict.nodes for reason in node.reasons)]
-    closed = [reason for reason in reasons if reason.verdict in ("failed", "unknown")]
-    return closed[0].sentence if closed else "no machine is left"
 
 
 def _baseline(name: str, measurements: Sequence[Measurement], based_on: Sku) -> Sku:

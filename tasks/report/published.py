@@ -420,15 +420,22 @@ def qualification_in_short(payload: dict[str, Any]) -> dict[str, Any]:
     shown = next((name for name in MATMULS if rates[name]), MATMULS[-1])
     limit = ((sku.get("limits") or {}).get(shown) or {}).get("fail")
     sweeps = [sweep for sweep in measured.get("sweeps") or () if _of_all(sweep)]
+    # Bus bandwidth of the largest message of the newest sweep
+    rows = [row for row in (sweeps[-1].get("rows") or () if sweeps else ()) if row.get("busbw") is not None]
+    row = max(rows, key=lambda row: row["bytes"], default=None)
+    largest = row and {"megabytes": row["bytes"] / 1e6, "gigabytes_per_second": row["busbw"]}
+    # What the all-reduce of all machines must reach, at the largest message that has a limit
+    limits = [one for one in sku.get("collectives") or () if _of_all(one) and one.get("fail")]
+    floor = max(limits, key=lambda one: one["bytes"])["fail"] if limits else None
     return {
         "verdict": verdict.get("verdict") or "unknown",
         "baseline": {
             "name": sku.get("name") or "",
             "matmul_gflops_per_rank": limit * 1000 if isinstance(limit, int | float) else None,
-            "allreduce_gigabytes_per_second": _floor(sku),
+            "allreduce_gigabytes_per_second": floor,
         },
         "ranks": rates[shown],
-        "allreduce": _largest(sweeps),
+        "allreduce": largest,
         "checks": payload.get("checks") or (),
     }
 
@@ -442,16 +449,3 @@ def _rates(measured: dict[str, Any], check: str) -> Iterator[dict[str, Any]]:
 
 def _of_all(sweep: dict[str, Any]) -> bool:
     return (sweep.get("collective"), sweep.get("scope")) == ("all_reduce", "all")
-
-
-def _largest(sweeps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Bus bandwidth of the largest message of the newest sweep."""
-    rows = [row for row in (sweeps[-1].get("rows") or () if sweeps else ()) if row.get("busbw") is not None]
-    row = max(rows, key=lambda row: row["bytes"], default=None)
-    return row and {"megabytes": row["bytes"] / 1e6, "gigabytes_per_second": row["busbw"]}
-
-
-def _floor(sku: dict[str, Any]) -> Any:
-    """What the all-reduce of all machines must reach, at the largest message that has a limit."""
-    limits = [one for one in sku.get("collectives") or () if _of_all(one) and one.get("fail")]
-    return max(limits, key=lambda one: one["bytes"])["fail"] if limits else None

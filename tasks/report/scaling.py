@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -91,17 +91,26 @@ def trained(manifest: Manifest) -> Trained | None:
         return None
     training, metrics = config["training"], provenance.metrics
     error = metrics.get("plan_error")
+    # As the settings name it; of machines without a name, the cluster's
+    cluster = config["cluster"]
+    named = (config["benchmark"]["sku"], machine_size(cluster), cluster["name"])
+    hardware = str(next(name for name in named if name))
+    how, engine = config["execution"], config["training"]["engine"]
+    parts = [ENGINES[engine].divided(how)]
+    for name in ("tensor", "pipeline", "context"):
+        size = how.get(f"{name}_parallel", 1)
+        parts.append(f"{name} {size}" if size > 1 else "")
     return Trained(
         checkpoint=manifest.ref,
         created=provenance.created,
         model=provenance.name,
         parameters=round(metrics["parameters"]),
-        hardware=_hardware(config),
+        hardware=hardware,
         ranks=round(metrics["tokens_per_second"] / metrics["tokens_per_second_per_rank"]),
         engine=training["engine"],
         precision=training["precision"],
         sequence_length=training["sequence_length"],
-        divided=_divided(config),
+        divided=", ".join(part for part in parts if part) or "whole",
         tflops=metrics["tflops_per_rank"],
         tokens_per_second=metrics["tokens_per_second"],
         mfu=metrics.get("mfu"),
@@ -140,41 +149,21 @@ def _fell(runs: Sequence[Trained]) -> float | None:
     return share if share > FELL_BY else None
 
 
-def _hardware(config: Mapping[str, Any]) -> str:
-    """As the settings name it; of machines without a name, the cluster's."""
-    cluster = config["cluster"]
-    named = (config["benchmark"]["sku"], machine_size(cluster), cluster["name"])
-    return str(next(name for name in named if name))
-
-
-def _divided(config: Mapping[str, Any]) -> str:
-    how, engine = config["execution"], config["training"]["engine"]
-    parts = [ENGINES[engine].divided(how)]
-    for name in ("tensor", "pipeline", "context"):
-        size = how.get(f"{name}_parallel", 1)
-        parts.append(f"{name} {size}" if size > 1 else "")
-    return ", ".join(part for part in parts if part) or "whole"
-
-
 def draw_scaling(curves: Sequence[Curve], path: Path) -> None:
     """Write the picture of at least one curve, in the form of Figure 3 of DeepSpeed on Azure, July 2022."""
     with picture(path, (11, 4.6), dots=110) as figure:
         sizes, ranks = figure.subplots(1, 2)
-        _by_size(sizes, curves)
+        # Of each curve, its most ranks
+        shown = sorted((curve.points[-1] for curve in curves), key=lambda point: point.newest.parameters)
+        places = range(len(shown))
+        sizes.bar(places, [point.newest.tflops for point in shown], color=ACCENT, width=0.6, label="measured")
+        _planned(sizes, list(places), shown, whole=False)
+        sizes.set_xticks(places, [f"{size(p.newest.parameters)}\n{p.newest.ranks} ranks" for p in shown])
+        sizes.set_xlabel(", ".join(dict.fromkeys(point.newest.hardware for point in shown)))
+        sizes.set_title("TFLOP/s of one GPU or rank, by parameters")
+        sizes.set_ylim(0, ROOM * max(max(p.newest.tflops, p.newest.planned_tflops or 0.0) for p in shown))
+        sizes.legend(frameon=False, ncols=2, loc="upper left")
         _by_ranks(ranks, max(curves, key=lambda curve: (len(curve.points), curve.parameters)))
-
-
-def _by_size(axes: Any, curves: Sequence[Curve]) -> None:
-    """Of each curve, its most ranks."""
-    shown = sorted((curve.points[-1] for curve in curves), key=lambda point: point.newest.parameters)
-    places = range(len(shown))
-    axes.bar(places, [point.newest.tflops for point in shown], color=ACCENT, width=0.6, label="measured")
-    _planned(axes, list(places), shown, whole=False)
-    axes.set_xticks(places, [f"{size(p.newest.parameters)}\n{p.newest.ranks} ranks" for p in shown])
-    axes.set_xlabel(", ".join(dict.fromkeys(point.newest.hardware for point in shown)))
-    axes.set_title("TFLOP/s of one GPU or rank, by parameters")
-    axes.set_ylim(0, ROOM * max(max(p.newest.tflops, p.newest.planned_tflops or 0.0) for p in shown))
-    axes.legend(frameon=False, ncols=2, loc="upper left")
 
 
 def _by_ranks(axes: Any, curve: Curve) -> None:

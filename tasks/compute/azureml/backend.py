@@ -253,7 +253,14 @@ class AzureMlBackend:
         if tagged not in ("", lies):
             text = f"its folder lies in {tagged}, and stores.yaml says {lies}: name that store as `jobs` until the job is over"
             return JobState(state="unknown", reason=text)
-        key = _key_of(result, folder)
+        # The key by which a job's files are known; none for a job of an earlier release, whose files carry no codes.
+        # The workspace tells it, which nobody reaches through the store, so a job that another home submitted is
+        # taken too.
+        sent = result["properties"] if result else {}
+        if result and CODED not in _tags(result):
+            key = b""
+        else:
+            key = str((sent.get("environmentVariables") or {}).get(FOLDER_KEY, "")).encode() or key_of(folder)
         try:
             self._folders.pull(prefix, folder, ended=over, key=key)
             if key and status == "Completed" and (missing := missing_output(folder, _job_of(folder).nodes)):
@@ -330,17 +337,6 @@ def require_fit(name: str, compute: dict[str, Any], nodes: int, *, preemptible: 
 def _job_of(folder: Path) -> Job:
     """The folder's submission, as this home wrote it: the handle lies in the store, which others may write to."""
     return Job.model_validate(read_json(folder / "job.json"))
-
-
-def _key_of(result: dict[str, Any] | None, folder: Path) -> bytes:
-    """The key by which a job's files are known; none for a job of an earlier release, whose files carry no codes.
-
-    The workspace tells it, which nobody reaches through the store, so a job that another home submitted is taken too.
-    """
-    sent = result["properties"] if result else {}
-    if result and CODED not in _tags(result):
-        return b""
-    return str((sent.get("environmentVariables") or {}).get(FOLDER_KEY, "")).encode() or key_of(folder)
 
 
 def _tags(result: dict[str, Any] | None) -> dict[str, str]:

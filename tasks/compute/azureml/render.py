@@ -102,6 +102,10 @@ class Rendering:
 
         config, job = self.config, self.job
         limit = job.time_limit
+        if self.config.compute == SERVERLESS:
+            compute = None
+        else:
+            compute = f"{self.workspace}/computes/{self.config.compute}" if by_id else self.config.compute
         return CommandJob(
             name=self.name,
             display_name=job.id,
@@ -115,7 +119,7 @@ class Rendering:
                 "PYTHONSAFEPATH": "1",
                 **({FOLDER_KEY: self.key.decode()} if self.key else {}),
             },
-            compute=self._compute(by_id=by_id),
+            compute=compute,
             inputs=self._inputs(by_id=by_id),
             limits=CommandJobLimits(timeout=int(limit + LAST_FILES_SECONDS)) if limit else None,
             tags={**config.tags, **self.tags()},
@@ -160,17 +164,15 @@ class Rendering:
         mirror = self.cluster.mirror
         lag = f" --max-lag-seconds {mirror.max_lag_minutes * 60:g}" if mirror else ""
         place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}{lag}"
-        command = f"{python} -m tasks.jobs.node.mirror {place} -- {self._agent(python)}"
+        ray = self.ray()
+        agent = shlex.join(ray.command) if ray else f"{python} -m tasks.common.process {{node}}"
+        command = f"{python} -m tasks.jobs.node.mirror {place} -- {agent}"
         if self.job.image:
             return f"exec {command}"
         unpack = f'code="$(mktemp -d)" && {python} -m zipfile -e "${{{{inputs.headway}}}}" "$code"'
         digest = code_name().removeprefix("code/headway-").removesuffix(".zip")
         check = f'{python} -c {shlex.quote(CHECK)} "${{{{inputs.headway}}}}" {digest}'
         return f'{check} && {unpack} && PYTHONPATH="$code" exec {command}'
-
-    def _agent(self, python: str) -> str:
-        ray = self.ray()
-        return shlex.join(ray.command) if ray else f"{python} -m tasks.common.process {{node}}"
 
     def ray(self) -> Rendered | None:
         """What starts a Ray head and workers on the nodes, where the job runs on Ray."""
@@ -254,11 +256,6 @@ class Rendering:
         else:
             return named
         return f"{self.workspace}/environments/{name}/versions/{version}"
-
-    def _compute(self, *, by_id: bool) -> str | None:
-        if self.config.compute == SERVERLESS:
-            return None
-        return f"{self.workspace}/computes/{self.config.compute}" if by_id else self.config.compute
 
     def _inputs(self, *, by_id: bool) -> dict[str, Any]:
         """Handed on as addresses: the job itself fetches what they hold, and verifies it by its manifest."""

@@ -193,9 +193,16 @@ class Here:
         if not shutil.which(words[0]):
             raise absent(words[0])
         try:
+            # This process's environment, without secrets, which sbatch would hand to the job
+            mine = without_secrets(os.environ, ())
+            environment = {
+                k: v
+                for k, v in mine.items()
+                if k in KEPT or not k.startswith(("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_"))
+            }
             ran = subprocess.run(
                 words,
-                env={**_environment(), **({FOLDER_KEY: key} if key else {})},
+                env={**environment, **({FOLDER_KEY: key} if key else {})},
                 input=stdin,
                 capture_output=True,
                 text=True,
@@ -275,9 +282,3 @@ def absent(command: str, where: str = "this machine") -> Missing:
             "commands are in the package slurm-client, on CycleCloud's nodes in /opt/slurm/bin or /usr/bin."
         ),
     )
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, without secrets, which sbatch would hand to the job."""
-    mine = without_secrets(os.environ, ())
-    return {k: v for k, v in mine.items() if k in KEPT or not k.startswith(("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_"))}

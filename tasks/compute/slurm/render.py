@@ -113,8 +113,24 @@ def options(job: Job, config: SlurmConfig, folder: Path) -> Iterator[str]:
     """The options of sbatch, in the order in which they are written; the user's own come last and have the last word."""
     yield f"--job-name={job.submission_id}"
     yield f"--comment={job.token}"
-    yield from _where(job, config)
-    yield from _machines(job)
+    for name in ("partition", "account", "qos", "constraint", "reservation"):
+        if value := getattr(config, name):
+            yield _quoted(name, value)
+    if job.excluded_nodes:
+        yield _quoted("exclude", ",".join(job.excluded_nodes))
+    yield f"--nodes={job.nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={job.ranks_per_node * job.threads_per_rank}"
+    if job.gpus_per_node:
+        yield f"--gpus-per-node={job.gpus_per_node}"
+    if job.memory_gib:
+        yield f"--mem={math.ceil(job.memory_gib * 1024)}M"
+    if job.exclusive:
+        yield "--exclusive"
+    if job.time_limit:
+        yield f"--time={math.ceil(job.time_limit / 60)}"
+    if job.array:
+        yield f"--array=0-{job.array - 1}"
     # Before the limit; of a short job at most half of its time.
     warning = min(config.signal_seconds, int(job.time_limit / 2)) if job.time_limit else config.signal_seconds
     yield f"--signal=B:USR1@{warning}"
@@ -145,30 +161,6 @@ def _step(job: Job, *, wait: int) -> Iterator[str]:
     cpus = job.ranks_per_node * job.threads_per_rank
     yield f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 --cpus-per-task={cpus}"
     yield f"--kill-on-bad-exit=0 --wait={wait} --export=ALL"
-
-
-def _where(job: Job, config: SlurmConfig) -> Iterator[str]:
-    for name in ("partition", "account", "qos", "constraint", "reservation"):
-        if value := getattr(config, name):
-            yield _quoted(name, value)
-    if job.excluded_nodes:
-        yield _quoted("exclude", ",".join(job.excluded_nodes))
-
-
-def _machines(job: Job) -> Iterator[str]:
-    yield f"--nodes={job.nodes}"
-    yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={job.ranks_per_node * job.threads_per_rank}"
-    if job.gpus_per_node:
-        yield f"--gpus-per-node={job.gpus_per_node}"
-    if job.memory_gib:
-        yield f"--mem={math.ceil(job.memory_gib * 1024)}M"
-    if job.exclusive:
-        yield "--exclusive"
-    if job.time_limit:
-        yield f"--time={math.ceil(job.time_limit / 60)}"
-    if job.array:
-        yield f"--array=0-{job.array - 1}"
 
 
 def setting(job: Job, config: SlurmConfig, folder: Path) -> list[str]:

@@ -181,7 +181,12 @@ class SshBackend:
         try:
             placed = self._place(job, folder)
         except NotAccepted as error:
-            return _refused(job, folder, error)
+            # The end of a job that waited, and that a machine refused to start; what to do is said as a program says it
+            (folder / "errors").mkdir(exist_ok=True)
+            report = {"class": "missing", "message": error.message, "remedy": error.remedy, "attempt": 1}
+            write_json(folder / "errors" / "node-refused.json", report)
+            write_placed(folder, Placed(job.submission_id, stage="refused", reason=error.message))
+            return _ended_refused(error.message)
         except Missing as error:
             return JobState(state="queued", reason=error.message)
         return JobState(state="starting" if placed.hosts else "queued", reason=placed.reason)
@@ -310,15 +315,6 @@ def _vanished(placed: Placed, folder: Path, rank: int, look: Look | Missing) -> 
 def _lost(placed: Placed) -> JobState:
     failure: Failure | None = "node" if placed.failed_nodes else None
     return JobState(state="lost", reason=placed.reason, failure=failure, failed_nodes=placed.failed_nodes)
-
-
-def _refused(job: Job, folder: Path, error: NotAccepted) -> JobState:
-    """The end of a job that waited, and that a machine refused to start; what to do is said as a program says it."""
-    (folder / "errors").mkdir(exist_ok=True)
-    report = {"class": "missing", "message": error.message, "remedy": error.remedy, "attempt": 1}
-    write_json(folder / "errors" / "node-refused.json", report)
-    write_placed(folder, Placed(job.submission_id, stage="refused", reason=error.message))
-    return _ended_refused(error.message)
 
 
 def _ended_refused(reason: str) -> JobState:

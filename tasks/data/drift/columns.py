@@ -96,7 +96,9 @@ def measured_columns(both: Measured, splits: Splits, *, copies: NDArray[np.float
     """All columns but `tokens` and `domain`, of the reference's documents and then the new ones."""
     yield from _by_tokens(both, splits)
     yield _steps("length", "length in characters (Kolmogorov-Smirnov)", both.lengths.astype(float), splits, LENGTHS)
-    yield _shares("language", "language (Jensen-Shannon divergence)", *_one_hot(both.languages), splits)
+    names, places = np.unique(both.languages, return_inverse=True)
+    one_hot = tuple(names.tolist()), np.eye(len(names), dtype=np.float32)[places]
+    yield _shares("language", "language (Jensen-Shannon divergence)", *one_hot, splits)
     totals = np.maximum(both.classes.sum(axis=1, keepdims=True), 1)
     title = "classes of characters (Jensen-Shannon divergence)"
     yield _shares("characters", title, CLASSES, (both.classes / totals).astype(np.float32), splits)
@@ -191,11 +193,6 @@ def _shared_lines(lines: Any, splits: Splits) -> tuple[Values, Values]:
     of_old = float(each.sum()) - of_new
     again_old, again_new = (np.maximum(side - 1, 0).sum(axis=0, dtype=np.float64) for side in (old, new))
     return again_old / np.maximum(of_old, 1), again_new / np.maximum(of_new, 1)
-
-
-def _one_hot(labels: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    names, places = np.unique(labels, return_inverse=True)
-    return tuple(names.tolist()), np.eye(len(names), dtype=np.float32)[places]
 
 
 def _histogram(labels: Sequence[str], old: Values, new: Values) -> Histogram:

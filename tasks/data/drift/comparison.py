@@ -160,7 +160,13 @@ def _names(order: list[int], kept: Kept, presence: Any, heads: Sequence[str]) ->
     columns = presence.tocsc()
     rows = {c: columns.indices[columns.indptr[c] : columns.indptr[c + 1]][:FEWEST].tolist() for c in order}
     looked_at = sorted({row for some in rows.values() for row in some})
-    words = dict(zip(looked_at, map(_words, _clean([heads[row] for row in looked_at])), strict=True))
+    # Texts without their secrets and personal data
+    texts = [heads[row] for row in looked_at]
+    cleaned = list(texts)
+    for item in reversed(secrets.find(Texts.of(texts)) if texts else []):
+        text = cleaned[item.document]
+        cleaned[item.document] = f"{text[: item.start]} {text[item.stop :]}"
+    words = dict(zip(looked_at, map(_words, cleaned), strict=True))
     names: dict[int, str] = {}
     for column, some in rows.items():
         met = Counter(words[row].get(int(kept.labels[column]), "") for row in some)
@@ -169,15 +175,6 @@ def _names(order: list[int], kept: Kept, presence: Any, heads: Sequence[str]) ->
             names[column] = met.most_common(1)[0][0]
     allowed = set(may_be_told(list(names.values())))
     return {column: name for column, name in names.items() if name in allowed}
-
-
-def _clean(texts: list[str]) -> list[str]:
-    """Texts without their secrets and personal data."""
-    cleaned = list(texts)
-    for item in reversed(secrets.find(Texts.of(texts)) if texts else []):
-        text = cleaned[item.document]
-        cleaned[item.document] = f"{text[: item.start]} {text[item.stop :]}"
-    return cleaned
 
 
 def _words(text: str) -> dict[int, str]:
@@ -309,6 +306,8 @@ def _row(
 ) -> dict[str, Any]:
     values, p, threshold = result or (None, None, None)
     verdict = INSUFFICIENT if p is None else DRIFT if p <= config.false_alarm_rate else NONE
+    histogram = column.histogram
+    lists = {name: list(values) for name, values in vars(histogram).items()} if histogram else None
     return {
         "name": column.name,
         "title": column.title,
@@ -320,13 +319,9 @@ def _row(
         "reference": column.reference,
         "new": column.new,
         "moved": list(column.moved),
-        "histogram": _lists(column.histogram),
+        "histogram": lists,
         "null": [] if values is None else [round(float(value), 6) for value in values[1 : 1 + NULL_SHOWN]],
     }
-
-
-def _lists(histogram: Histogram | None) -> dict[str, list[Any]] | None:
-    return {name: list(values) for name, values in vars(histogram).items()} if histogram else None
 
 
 def _copies(reference: Side, new: Side, config: DriftConfig) -> NDArray[np.float32]:

@@ -133,7 +133,13 @@ def pairs(result: Found) -> dict[str, Any]:
     names = sorted({name for pair in entries for name in (pair.a, pair.b)}, key=by_number)
     blamed = {name for pair in entries for name, side in ((pair.a, "a"), (pair.b, "b")) if pair.blamed == side}
     marked = frozenset((blamed | set(result.verdict.named("failed", "unknown"))) & set(names))
-    reference = _reference(result, entries)
+    # What a pair should reach: the hardware's norm, else the median of each machine's best pair. 0: nobody knows.
+    norms = [limit.norm for limit in bandwidths(result.sku, "all_reduce", "pair", 2) if limit.norm]
+    best: dict[str, float] = {}
+    for pair in entries:
+        for name in (pair.a, pair.b):
+            best[name] = max(best.get(name, 0.0), finite(pair.busbw_gb_s) or 0.0)
+    reference = max(norms) if norms else statistics.median(best.values())
     bad = [pair for pair in entries if pair.verdict != "healthy"]
     texts = [f"{number(float(f'{reference * share:.3g}'))} GB/s" for share, _ in COLOURS]
     parts = sorted((sweep for sweep in result.measured.sweeps if sweep.scope == "part"), key=lambda sweep: sweep.round)
@@ -147,16 +153,6 @@ def pairs(result: Found) -> dict[str, Any]:
         "bad": sorted(bad, key=lambda pair: finite(pair.busbw_gb_s) or -1.0),
         "parts": [_part(sweep) for sweep in parts],
     }
-
-
-def _reference(result: Found, entries: Sequence[PairVerdict]) -> float:
-    """What a pair should reach: the hardware's norm, else the median of each machine's best pair. 0: nobody knows."""
-    norms = [limit.norm for limit in bandwidths(result.sku, "all_reduce", "pair", 2) if limit.norm]
-    best: dict[str, float] = {}
-    for pair in entries:
-        for name in (pair.a, pair.b):
-            best[name] = max(best.get(name, 0.0), finite(pair.busbw_gb_s) or 0.0)
-    return max(norms) if norms else statistics.median(best.values())
 
 
 def _summary(result: Found, entries: Sequence[PairVerdict]) -> str:

@@ -98,10 +98,18 @@ def qualification_page(result: Found) -> str:
     training = sorted(known, key=lambda point: point.ranks)
     machines = Counter(node.verdict for node in result.nodes)
     machines["unknown"] += result.absent
+    measured = result.measured
+    entries = (
+        f"judged as {result.sku.name}",
+        f"{result.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
+        measured.seconds and f"{duration(measured.seconds)} of measuring",
+        measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
+        result.expires and f"holds until {until(result.expires)}",
+    )
     return render(
         "qualification",
         title=f"Qualification of {result.name or 'a cluster'}",
-        about=_about(result),
+        about=" · ".join(part for part in entries if part),
         verdict=result.verdict.verdict,
         means=MEANS[result.verdict.verdict],
         machines=machines,
@@ -131,18 +139,6 @@ def qualification_page(result: Found) -> str:
         **{"value_of": _value, "evidence_of": _evidence, "shares_of": _shares, "stacked": stacked, "legend": legend},
         indented=lambda body: json.dumps(body, indent=1),
     )
-
-
-def _about(result: Found) -> str:
-    measured = result.measured
-    entries = (
-        f"judged as {result.sku.name}",
-        f"{result.answered:,} of {count(measured.expected_nodes, 'machine')} answered",
-        measured.seconds and f"{duration(measured.seconds)} of measuring",
-        measured.seconds and f"{measured.seconds * measured.expected_nodes / 3600:.3g} machine hours",
-        result.expires and f"holds until {until(result.expires)}",
-    )
-    return " · ".join(part for part in entries if part)
 
 
 def _value(reason: Reason) -> str:
@@ -196,7 +192,16 @@ def _tiles(result: Found) -> Markup:
 
 def _bandwidth(result: Found) -> dict[str, list[tuple[Markup, str, str]]]:
     """A figure a collective, by the words for a scope: drawing, heading, caption."""
-    merges, parts = _merged(result), dict[str, list[tuple[Markup, str, str]]]()
+    # Best rounds by scope and collective. Of runs over several numbers of machines, the one over those that are used.
+    merges: dict[tuple[str, str], list[Merged]] = defaultdict(list)
+    for sweep in merged(result.measured.sweeps):
+        if sweep.points:
+            merges[sweep.scope, sweep.collective].append(sweep)
+    used = set(result.usable)
+    for key, several in merges.items():
+        if key[0] == "all":
+            merges[key] = [max(several, key=lambda sweep: (set(sweep.nodes) <= used, len(sweep.nodes)))]
+    parts = dict[str, list[tuple[Markup, str, str]]]()
     for scope, heading in SCOPES.items():
         if scope == "node" and parts and len(merges["all", COLLECTIVES[0]][0].nodes) == 1:
             continue  # the same as all machines together
@@ -215,11 +220,18 @@ def _figure(result: Found, sweeps: Sequence[Merged]) -> tuple[Markup, str, str]:
         Line(kind, limit_steps([(one.bytes, value) for one in limits if (value := getattr(one, kind))], until))
         for kind in ("norm", "warn", "fail")
     ]
-    slow, middle = _slowest(result, sweeps), _middle(sweeps, "busbw")
+    # Of several sweeps the one with the least at the end, where the verdict blames a machine of it
+    suspects = [sweep for sweep in sweeps if result.suspects & set(sweep.nodes) and _points(sweep, "busbw")]
+    slowest = min(suspects, key=lambda sweep: _points(sweep, "busbw")[-1][1]) if suspects and len(sweeps) > 1 else None
+    slow, middle = slowest, _middle(sweeps, "busbw")
     lines += [Line("slow", _points(slow, "busbw"))] if slow else []
     lines += [Line("in", _middle(sweeps, "in_place")), Line("out", middle)]
     label = f"{first.collective}, {first.scope}: bus bandwidth in GB/s"
-    return curves(label, lines, _band(sweeps)), first.collective, _caption(sweeps, middle, limits, slow)
+    if len(sweeps) < 2:
+        band = None
+    else:
+        band = Band("band", tuple((size, min(all_), max(all_)) for size, all_ in _by_size(sweeps, "busbw").items()))
+    return curves(label, lines, band), first.collective, _caption(sweeps, middle, limits, slow)
 
 
 def _caption(
@@ -242,25 +254,6 @@ def _caption(
     return "; ".join([*parts, f"{wrong:,} WRONG elements"] if wrong else parts)
 
 
-def _merged(result: Found) -> dict[tuple[str, str], list[Merged]]:
-    """Best rounds by scope and collective. Of runs over several numbers of machines, the one over those that are used."""
-    kept: dict[tuple[str, str], list[Merged]] = defaultdict(list)
-    for sweep in merged(result.measured.sweeps):
-        if sweep.points:
-            kept[sweep.scope, sweep.collective].append(sweep)
-    used = set(result.usable)
-    for key, several in kept.items():
-        if key[0] == "all":
-            kept[key] = [max(several, key=lambda sweep: (set(sweep.nodes) <= used, len(sweep.nodes)))]
-    return kept
-
-
-def _slowest(result: Found, sweeps: Sequence[Merged]) -> Merged | None:
-    """Of several sweeps the one with the least at the end, where the verdict blames a machine of it."""
-    suspects = [sweep for sweep in sweeps if result.suspects & set(sweep.nodes) and _points(sweep, "busbw")]
-    return min(suspects, key=lambda sweep: _points(sweep, "busbw")[-1][1]) if suspects and len(sweeps) > 1 else None
-
-
 def _points(sweep: Merged, which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
     points = ((point.bytes, finite(getattr(point, which))) for point in sweep.points)
     return tuple((float(size), value) for size, value in points if value is not None)
@@ -276,12 +269,6 @@ def _by_size(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> d
 
 def _middle(sweeps: Sequence[Merged], which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:
     return tuple((size, statistics.median(all_)) for size, all_ in _by_size(sweeps, which).items())
-
-
-def _band(sweeps: Sequence[Merged]) -> Band | None:
-    if len(sweeps) < 2:
-        return None
-    return Band("band", tuple((size, min(all_), max(all_)) for size, all_ in _by_size(sweeps, "busbw").items()))
 
 
 def _scaling(points: Sequence[TrainingPoint]) -> tuple[Markup, str, str] | None:
