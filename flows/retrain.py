@@ -134,11 +134,8 @@ def chain(name: str, config: RetrainConfig, continue_from: ContinueFrom | None =
     )
     scores = evaluate(checkpoint, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster)
     champion = champion_scores(scores, tokens, config.evaluation, given, on=cluster)
-    base = given.base if config.comparison.against_base else None
-    before = (
-        evaluate(base, tokens, config.evaluation, given.mixed, given.files, given.suites, on=cluster) if base else None
-    )
-    proven = compare(scores, champion, config.evaluation, config.comparison, before)
+    base = base_scores(tokens, config, given, on=cluster)
+    proven = compare(scores, champion, config.evaluation, config.comparison, base)
     model = export(proven, tokens, config.exported, under=scores, on=cluster)
     challenge(model)
     return deploy(model, config.served)
@@ -190,3 +187,10 @@ def preview(
     except GateFailed as error:
         closed = error
     return run.result.dataset or dataset, [outcome.plain() for outcome in run.outcomes.values()], closed
+
+
+def base_scores(tokens: Tokens, config: RetrainConfig, given: Inputs, *, on: Cluster) -> Evaluation | None:
+    """The scores of the base that was tuned, on the same material: None where no rule of the gate asks for them."""
+    if not given.base or not config.comparison.against_base:
+        return None
+    return evaluate(given.base, tokens, config.evaluation, given.mixed, given.files, given.suites, on=on)
