@@ -2,7 +2,7 @@
 one in its field `cluster`.
 
 `headway up` registers the three types; on a server of yours, `prefect block register -m flows.support.blocks` does. A home's own
-stores.yaml is never changed by a block: see docs/platform.md.
+stores.yaml is never changed by a block: see docs/blocks.md.
 """
 
 from __future__ import annotations
