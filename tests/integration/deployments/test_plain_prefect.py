@@ -232,7 +232,7 @@ def test_a_block_counts_over_the_preset_and_under_what_the_run_names(plain, bloc
         made = configured(RetrainConfig, {"cluster": {"name": "mine"}}, "tiny", cluster="team").cluster
         assert (made.name, made.ranks_per_node, made.backend) == ("mine", 1, "local")
         made = configured(RetrainConfig, load("local", []), overrides=["cluster.threads_per_rank=2"], cluster="team")
-        assert (made.cluster.name, made.cluster.threads_per_rank, made.training.model) == ("team", 2, "local")
+        assert (made.cluster.name, made.cluster.threads_per_rank, made.training.model) == ("team", 2, "python-coder")
 
 
 def test_a_block_that_does_not_hold_is_refused_with_its_name(plain, blocks, tmp_path):
