@@ -250,7 +250,6 @@ def test_the_commands_of_a_page_are_commands_of_headway(page):
         "azure.md",
         "azure-by-hand.md",
         "azureml.md",
-        "azureml-endpoints.md",
         "estate.md",
         "operations.md",
         "runbooks.md",
