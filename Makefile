@@ -5,7 +5,7 @@ BIN := .venv/bin
 N ?= 100
 SEED ?= 1
 # Tests wait more than they compute: processes and servers start and die in them.
-WORKERS ?= 4
+WORKERS ?= 6
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =
