@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -68,14 +67,17 @@ class Plain:
     def ask(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.api + path, data, {"Content-Type": "application/json"})
-        for left in range(9, -1, -1):
+
+        def asked():
             try:
                 with urllib.request.urlopen(request, timeout=limit(20)) as answer:
-                    return json.loads(answer.read())
+                    return [json.loads(answer.read())]
             except urllib.error.HTTPError as error:
-                if error.code != 503 or not left:  # its SQLite was locked; Prefect's own client asks again, too
+                if error.code != 503:  # its SQLite is locked: Prefect's own client asks again, too
                     raise
-                time.sleep(1.0)
+                return None
+
+        return until(asked, 60, every=1.0)[0]
 
     def answers(self):
         try:
