@@ -67,8 +67,17 @@ class Plain:
     def ask(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.api + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=limit(20)) as answer:
-            return json.loads(answer.read())
+
+        def asked():
+            try:
+                with urllib.request.urlopen(request, timeout=limit(20)) as answer:
+                    return [json.loads(answer.read())]
+            except urllib.error.HTTPError as error:
+                if error.code != 503:  # its SQLite is locked: Prefect's own client asks again, too
+                    raise
+                return None
+
+        return until(asked, 60, every=1.0)[0]
 
     def answers(self):
         try:
