@@ -35,7 +35,9 @@ AZURITE, ACCOUNT = "azurite-blob", "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's documented key, which every Azurite has: no secret."""
 ERRORS = {503: "ServerBusy", 409: "BlobBeingRehydrated"}
-"""What the service answers when it is busy, and when a blob is in a state that forbids the request for now."""
+"""What the service answers when it is busy, and when a blob of the archive tier is not back yet."""
+CONFLICTS = 3
+"""Reads that are answered 409: each may end a run."""
 OF_ONE_CONNECTION = ("connection", "keep-alive", "transfer-encoding", "content-length", "date", "server")
 
 
@@ -49,6 +51,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Passing)
         self.behind, self.dice = port, dice
         self.every, self.how, self.hit = 0, "", 0
+        self.conflicts = CONFLICTS
         self._lock = threading.Lock()
 
     def hurts(self) -> bool:
@@ -57,6 +60,17 @@ class Proxy(ThreadingHTTPServer):
             hurt = bool(self.every) and self.dice.randrange(self.every) == 0
             self.hit += hurt
             return hurt
+
+    def status(self, command: str) -> int:
+        """What a request that is refused is answered: 503, which passes, or of a few reads 409, which ends the run."""
+        with self._lock:
+            if command != "GET" or not self.conflicts or self.dice.random() < 0.5:
+                return 503
+            self.conflicts -= 1
+            return 409
+
+    def handle_error(self, *_: object) -> None:
+        """A client that is gone is no news."""
 
 
 class Passing(BaseHTTPRequestHandler):
@@ -70,7 +84,7 @@ class Passing(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         how = self.server.how if self.server.hurts() else ""
         if how == "refused":
-            self.refuse(self.server.dice.choice(list(ERRORS)) if self.command == "GET" else 503)
+            self.refuse(self.server.status(self.command))
             return
         if how == "lost" and self.server.dice.random() < 0.5:  # the service never sees it
             self.close_connection = True
@@ -167,7 +181,7 @@ def listens(port: int) -> bool:
 class StoreRefuses(Fault):
     name = "store-refuses"
     what = (
-        "A store in Azure answers every eighth request with 503, and some reads with 409 (an Azurite behind a proxy)."
+        "A store in Azure answers every eighth request with 503, and three reads with 409 (an Azurite behind a proxy)."
     )
     promise = (
         "The same command, run again where it ends with an error, comes to the same numbers, and every byte verifies."
@@ -176,7 +190,7 @@ class StoreRefuses(Fault):
     quick = False
     how: ClassVar[str] = "refused"
     every: ClassVar[int] = 8
-    most_runs: ClassVar[int] = 4
+    most_runs: ClassVar[int] = CONFLICTS + 1
 
     def impossible(self, scene: Scene) -> str:
         if shutil.which(AZURITE):

@@ -108,11 +108,14 @@ class Job(BaseModel):
     `elements/N` of the job folder. 0: no array."""
     submission: int = 1
     """Which submission under the token this is; counts from 1."""
+    home: str = Field("", pattern="^[0-9a-f]*$", exclude_if=lambda value: not value)
+    """What tells the home that submits it from others, which may do the same work under the same account; empty for a submission
+    of an earlier release."""
 
     @property
     def spec_digest(self) -> str:
         """Of what the job is, without what a further submission of it may change."""
-        may_change = {"submission", "excluded_nodes", "only_nodes", "admission", "smaller_batches", "size"}
+        may_change = {"submission", "home", "excluded_nodes", "only_nodes", "admission", "smaller_batches", "size"}
         return digest(self.model_dump(mode="json", exclude=may_change))
 
     @property
@@ -127,8 +130,9 @@ class Job(BaseModel):
 
     @property
     def submission_id(self) -> str:
-        """Name of one submission, the one that schedulers know: found again by it after a crash."""
-        return f"headway-{self.id}-{self.submission}"
+        """Name of one submission, the one that schedulers know: found again by it after a crash, and cancelled by it."""
+        home = f"-{self.home}" if self.home else ""
+        return f"headway-{self.id}{home}-{self.submission}"
 
 
 class JobState(BaseModel):

@@ -27,9 +27,21 @@ from tasks.compute.logs import newest_step
 from tasks.config.cluster import ClusterConfig
 from tasks.config.database import platform_of
 
-MAY_DIFFER = ("submission", "excluded_nodes", "only_nodes", "admission", "smaller_batches", "size", "retry", "watch")
+MAY_DIFFER = (
+    "submission",
+    "home",
+    "excluded_nodes",
+    "only_nodes",
+    "admission",
+    "smaller_batches",
+    "size",
+    "retry",
+    "watch",
+)
 """Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
 supervisor only."""
+HOME_DIGITS = 6
+"""Of what tells a home from others, in the names of its submissions."""
 OF_ITS_END = (
     "result.json", "exit.json", "handle.json", "attempt.json", "progress.json", "settled.json", "cancelled.json", "launcher.log",
 )  # fmt: skip

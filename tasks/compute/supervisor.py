@@ -8,6 +8,7 @@ table in failures.json. A submission is open until `settle` says how it ended (s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,9 +28,11 @@ from tasks.compute.nodes import ended_state, read_mark
 from tasks.compute.polling import CLOCK, Clock, Event, Poller, Watch, poller_of
 from tasks.compute.submission import (
     CANCELLED,
+    HOME_DIGITS,
     Generation,
     clear,
     differences,
+    home_of,
     intend,
     newest,
     note_handle,
@@ -82,7 +85,7 @@ class Submitter:
         number = last.number if last else 0
         if number:
             set_aside(self.folder, number)
-        job = job.model_copy(update={"submission": number + 1})
+        job = job.model_copy(update={"submission": number + 1, "home": home_of(self.folder)[:HOME_DIGITS]})
         write_folder(job, self.folder)
         generation = intend(job, self.folder, self.journal, stuck=stuck, cluster=self.cluster)
         return self.submit(job, generation, patient=patient) if generation else None
@@ -208,8 +211,15 @@ class Submitter:
 
 
 def as_intended(job: Job, generation: Generation) -> Job:
-    """The job with what its submission was intended to have: number, excluded nodes, smaller batches."""
-    return with_lessons(job, generation.intent.get("job")).model_copy(update={"submission": generation.number})
+    """The job with what its submission was intended to have: number, home, excluded nodes, smaller batches."""
+    intended = generation.intent.get("job") or {}
+    home = str(intended.get("home", ""))
+    if not re.fullmatch("[0-9a-f]*", home):  # it is in names that commands of the scheduler get
+        raise IntegrityError(
+            f"the journal of {job.id} names a home {home!r}, which is none",
+            remedy="Nothing was submitted. Find out who wrote journal/jobs in the store, and cancel the job.",
+        )
+    return with_lessons(job, intended).model_copy(update={"submission": generation.number, "home": home})
 
 
 def with_lessons(job: Job, learned: dict[str, Any] | None) -> Job:

@@ -12,12 +12,13 @@ from typing import Literal
 from azurite import Endpoint
 from blob_relay import Handler, Relay, Request, Response, problem
 
-Kind = Literal["cut", "stall", "flip", "busy", "throttled", "expired"]
+Kind = Literal["cut", "stall", "flip", "busy", "throttled", "expired", "archived"]
 Direction = Literal["up", "down"]
 ANSWERS = {
     "busy": problem(503, "ServerBusy", "The server is currently unable to receive requests."),
     "throttled": problem(429, "TooManyRequests", "Too many requests.", **{"Retry-After": "1"}),
     "expired": problem(403, "AuthenticationFailed", "Signed expiry time has passed: the token is no longer valid."),
+    "archived": problem(409, "BlobArchived", "This operation is not permitted on an archived blob."),
 }
 
 

@@ -261,6 +261,8 @@ class Container:
                     raise
                 return None
             except (ResourceModifiedError, ResourceExistsError) as error:
+                if faults.code_of(error) in faults.ARCHIVED:
+                    raise
                 raise _Unmet(faults.code_of(error)) from error
             except HttpResponseError as error:
                 if error.status_code == 400 and faults.code_of(error) in ("InvalidQueryParameterValue", ""):

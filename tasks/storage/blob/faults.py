@@ -88,6 +88,8 @@ SKEW_SECONDS = 600.0
 """Azure refuses what is dated 15 minutes from its own clock; what is off by less is no reason."""
 AGAIN = "Nothing that was published is lost: run the same command again"
 _PROTECTED = ("BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold", "ContainerImmutableStorageWithVersioning")
+ARCHIVED = ("BlobArchived", "BlobBeingRehydrated")
+"""Answers 409 to whoever reads a blob of the archive tier, until it is back in another one."""
 
 
 @contextmanager
@@ -138,6 +140,12 @@ def explain(error: AzureError, uri: str, credential: str) -> HeadwayError:
         return _refused(error, uri, credential, code)
     if code in _PROTECTED:
         return Refused(f"{uri}: a policy of immutability protects it ({code})", remedy="Wait until the policy ends.")
+    if code in ARCHIVED:
+        return Missing(
+            f"{uri}: it is in the archive tier, where nobody can read it ({code})",
+            remedy="Have it back: az storage blob set-tier --tier Hot ..., which takes up to 15 hours. Rules of lifecycle "
+            f"management may not move Headway's blobs to that tier. {AGAIN} then.",
+        )
     if status in BUSY:
         return Missing(f"{uri}: the service stays busy ({status} {code})", remedy=f"{AGAIN} later.")
     return Missing(f"{uri}: the service answered {status or 'nothing'} {code}".rstrip(), remedy=f"{AGAIN}.")

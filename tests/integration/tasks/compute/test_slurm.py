@@ -135,6 +135,23 @@ def test_cancel_ends_every_process_and_cancelling_again_is_no_error(tmp_path, st
     backend.cancel(handle, folder)
 
 
+def test_the_same_work_of_another_home_is_neither_found_nor_cancelled(tmp_path, stand):
+    backend, homes = slurm_backend(), [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    jobs = [
+        small(home, steps=1000, token="f" * 64, home=digits * 3)
+        for home, digits in zip(homes, ("0a", "0b"), strict=True)
+    ]
+    handle = backend.submit(jobs[0], homes[0] / "job")
+    until(backend, handle, homes[0] / "job", running)
+    assert backend.find(jobs[1], homes[1] / "job") is None
+    other = backend.submit(jobs[1], homes[1] / "job")
+    backend.cancel(other, homes[1] / "job")
+    until(backend, other, homes[1] / "job", over)
+    assert backend.states([(handle, homes[0] / "job")])[0].state == "running"
+
+
 def test_handle_that_was_lost_is_found_by_name_in_every_state(tmp_path, stand):
     backend, folder, job = slurm_backend(), tmp_path / "job", small(tmp_path)
     assert backend.find(job, folder) is None

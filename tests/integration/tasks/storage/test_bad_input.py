@@ -10,6 +10,7 @@ from store_stand import SECRET, contents, fill, put, write_stores
 from versioned_blobs import VersionedBlobs
 from waiting import limit
 
+from tasks.artifacts import parse_ref
 from tasks.common.errors import HeadwayError, IntegrityError, Missing
 from tasks.common.seal import opened, sealed
 from tasks.registry.versions import publish
@@ -320,6 +321,20 @@ def test_credentials_that_expire_in_the_middle_lose_nothing(stand, source, tmp_p
     assert [each.version for each in fresh.manifests()] == [old.version]
     assert contents(fresh.fetch(old)) == before
     assert contents(fresh.fetch(put(fresh, changed))) == contents(changed)
+
+
+@proxy
+@pytest.mark.parametrize("what", ["manifest", "files"])
+def test_what_lies_in_the_archive_tier_is_named_with_what_brings_it_back(stand, source, tmp_path, what):
+    old = put(stand.open(), source)
+    archived = stand.relay.arm(
+        "archived", method="GET", contains="manifest" if what == "manifest" else "a.bin", times=10**6
+    )
+    with pytest.raises(Missing) as refused:
+        elsewhere(stand, tmp_path).fetch(elsewhere(stand, tmp_path).manifest(*parse_ref(old.ref)))
+    assert archived.fired and "archive tier" in told(refused) and "set-tier" in told(refused)
+    stand.relay.disarm()
+    assert contents(elsewhere(stand, tmp_path).fetch(old)) == contents(source)
 
 
 @versions

@@ -6,12 +6,12 @@ import time
 import pytest
 from scripted_backend import RUNNING, ScriptedBackend, done, fails
 
-from tasks.common.errors import Cancelled, Conflict, JobFailed, Missing
+from tasks.common.errors import Cancelled, Conflict, IntegrityError, JobFailed, Missing
 from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job, JobState
 from tasks.compute.polling import Watch, poller_of
-from tasks.compute.submission import newest, settle
-from tasks.compute.supervisor import run
+from tasks.compute.submission import home_of, newest, settle
+from tasks.compute.supervisor import as_intended, run
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
@@ -189,7 +189,7 @@ def test_at_the_first_submission_what_is_missing_is_said_at_once_and_the_next_ru
         running(job())
     assert newest(TOKEN, journal).outcome == "open"
     running.backend.away = False
-    running.backend.take(job(), running.folder)
+    running.backend.take(as_intended(job(), newest(TOKEN, journal)), running.folder)
     assert running(job()).adopted
 
 
@@ -298,8 +298,34 @@ def test_waiting_in_a_queue_is_said_in_the_schedulers_words_and_is_no_hang(super
 
     running = supervise(queued)
     running(job(progress="LATEST", watch=WatchConfig(start_minutes=0.0001, silent_minutes=1)))
-    assert running.said("queued") == ["The job of train is queued: Resources (headway-train-555555555555-1)."]
-    assert running.said("starting") == ["The job of train is starting: powering up (headway-train-555555555555-1)."]
+    name = f"headway-train-{TOKEN[:12]}-{home_of(running.folder)[:6]}-1"
+    assert running.said("queued") == [f"The job of train is queued: Resources ({name})."]
+    assert running.said("starting") == [f"The job of train is starting: powering up ({name})."]
+
+
+def test_the_same_work_of_two_homes_are_two_jobs_of_one_scheduler(tmp_path):
+    """Under one account: found and cancelled by its name, a job of the other home would be taken, or ended."""
+    backend = ScriptedBackend(done)
+    homes = [
+        Run(tmp_path / name / "jobs", StoreJournal(open_store(tmp_path / name)), backend) for name in ("one", "two")
+    ]
+    results = [running(job()) for running in homes]
+    assert [(result.submissions, result.adopted) for result in results] == [(1, False)] * 2
+    names = [known.submission_id for known in backend.jobs]
+    assert len(set(names)) == 2 and all(name.endswith("-1") for name in names)
+
+
+def test_the_submission_of_an_earlier_release_is_found_by_the_name_that_it_has(supervise, journal):
+    running = supervise(done)
+    running.backend.away = True
+    with pytest.raises(Missing):
+        running(job())
+    generation = newest(TOKEN, journal)
+    assert home_of(running.folder).startswith(generation.intent["job"].pop("home"))
+    assert as_intended(job(), generation).submission_id == f"headway-train-{TOKEN[:12]}-1"
+    generation.intent["job"]["home"] = "a; rm -rf /"
+    with pytest.raises(IntegrityError, match="names a home"):
+        as_intended(job(), generation)
 
 
 def test_a_settled_job_is_work_of_its_own_when_it_is_wanted_again(supervise, journal):
@@ -369,7 +395,8 @@ def test_a_cancel_from_outside_while_the_job_is_handed_over_is_not_lost(supervis
     running.backend.submit = slow
     with pytest.raises(JobFailed) as failed:
         running(job())
-    assert (failed.value.failure, running.backend.cancelled) == ("cancelled", [f"headway-train-{TOKEN[:12]}-1"])
+    name = f"headway-train-{TOKEN[:12]}-{home_of(running.folder)[:6]}-1"
+    assert (failed.value.failure, running.backend.cancelled) == ("cancelled", [name])
 
 
 def interrupts(after):
