@@ -179,16 +179,8 @@ class Scene:
         return answer
 
     def publish(self) -> None:
-        """Publish the dataset; its shards are kept byte for byte, so that each home of this machine has the same version.
-
-        Where a scheduler knows jobs by the name of their work, an empty shard makes it another version in each home: two homes
-        with the same work would take each other's jobs.
-        """
-        mark = self.home.parent / f"{self.home.parent.name}-{self.home.name}.jsonl"
-        marks = () if self.cluster.capabilities.this_machine else (mark,)
-        for path in marks:
-            path.touch()
-        self.ok("dataset", "publish", DATASET, *self.sources[:1], *marks, *self.sources[1:])
+        """Publish the dataset; its shards are kept byte for byte, so that each home has the same version."""
+        self.ok("dataset", "publish", DATASET, *self.sources)
 
     def twin(self, name: str, *, publish: bool = True, environment: dict[str, str] | None = None) -> Scene:
         """Another home, empty but for the dataset, which is run with the same words; `environment` is of its commands."""
