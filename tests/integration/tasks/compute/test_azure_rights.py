@@ -152,7 +152,7 @@ def test_who_creates_the_cluster_and_who_pushes_images_get_roles_when_they_are_n
     assert "--assignee-principal-type User" not in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("page", ["azureml.md"])
-def test_the_page_names_every_role(page):
-    text = (Path(__file__).parents[4] / "docs" / page).read_text()
+def test_the_pages_name_every_role():
+    docs = Path(__file__).parents[4] / "docs"
+    text = "".join((docs / page).read_text() for page in ("azureml.md", "azureml-endpoints.md"))
     assert [one.role for one in rights(WHOLE) if f"*{one.role}*" not in text.replace("\n", " ")] == []
