@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tasks.azure.rights import Uses, rights, script
 from tasks.config.backends.azureml import AzureMlConfig
 
