@@ -17,6 +17,7 @@ from tasks.common import process
 from tasks.common.errors import Cancelled, Missing
 from tasks.compute import machines_of, open_backend
 from tasks.compute.job import Job
+from tasks.compute.submission import HOME_DIGITS, home_of
 from tasks.compute.supervisor import Watch, run
 from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.config.training import NetworkConfig, TrainingConfig
@@ -148,6 +149,11 @@ def test_training_runs_on_two_machines(stand, base):
     unused(base / "job")
 
 
+def as_submitted(work, base):
+    """A job with what its supervisor adds before the first submission."""
+    return work.model_copy(update={"home": home_of(base / "job")[:HOME_DIGITS]})
+
+
 def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, base, backend):
     work = job(base, "2")
     argv = [
@@ -167,9 +173,8 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, ba
     (base / "go").touch()
     done = supervise(base, work, backend)
     assert (done.adopted, done.submissions, done.attempts) == (True, 1, 1)
-    assert [j["submission_id"] for j in stand.jobs() if j["submission_id"] == work.submission_id] == [
-        work.submission_id
-    ]
+    name = as_submitted(work, base).submission_id
+    assert [j["submission_id"] for j in stand.jobs() if j["submission_id"] == name] == [name]
 
 
 @pytest.mark.long
@@ -199,7 +204,7 @@ def test_cancelling_leaves_no_process_on_any_machine(stand, base, backend):
         supervise(base, job(base, "4", nodes=2), backend, cancelled=cancelled)
     assert len(seen) >= 6  # the driver, and on each machine a parent, the machine's part and a launcher
     unused(base / "job")
-    handle = backend.find(job(base, "4", nodes=2), base / "job")
+    handle = backend.find(as_submitted(job(base, "4", nodes=2), base), base / "job")
     assert backend.states([(handle, base / "job")])[0].reason == "cancelled"
 
 
