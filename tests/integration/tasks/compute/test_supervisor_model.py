@@ -22,7 +22,7 @@ from tasks.common.process import read_json, write_json
 from tasks.compute.job import Job, JobState
 from tasks.compute.jobs_book import cancel_job, reconcile
 from tasks.compute.polling import Clock, Poller, Watch, Watched
-from tasks.compute.submission import newest, settle
+from tasks.compute.submission import HOME_DIGITS, home_of, newest, settle
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig, RetryConfig, WatchConfig
 
@@ -219,6 +219,9 @@ class World(ScriptedBackend):
                 self.is_now[name] = "running"
                 self.started.add(name)
                 write_json(self.folder / "attempt.json", {"submission": self.number(name), "attempt": 1})
+                # What a machine's agent leaves: without it, steps are not taken for those of a further submission.
+                mark = {"submission": self.number(name), "attempt": 1, "time": self.now, "code": None}
+                write_json(self.folder / "nodes" / "0" / "node.json", mark)
             case "waits long":
                 self.now += 20 * 3600
             case "step" | "long step":
@@ -339,12 +342,16 @@ class Supervision(RuleBasedStateMachine):
         self.now_known, self.step_then[number] = told, self.world.step
         self.not_before = 0.0
 
+    def name_of(self, number):
+        home = home_of(self.folder)[:HOME_DIGITS]
+        return JOB.model_copy(update={"submission": number, "home": home}).submission_id
+
     def check_handle(self, number, handle):
-        assert handle == {"id": JOB.model_copy(update={"submission": number}).submission_id}
+        assert handle == {"id": self.name_of(number)}
 
     def check_end(self, number, end):
         """An end says what was so: the class, and what becomes of the job."""
-        name = JOB.model_copy(update={"submission": number}).submission_id
+        name = self.name_of(number)
         is_now = self.world.is_now.get(name)
         assert is_now not in ("queued", "running"), "a submission is closed while it is alive"
         self.next = {"stuck": 0, "excluded": (), "smaller": 0}
@@ -434,7 +441,7 @@ class Supervision(RuleBasedStateMachine):
         last = newest(TOKEN, self.journal)
         assert done.result == {"submission": last.number}, "the result is another submission's"
         assert (done.submissions, last.outcome) == (last.number, "open")
-        assert world.is_now[JOB.model_copy(update={"submission": last.number}).submission_id] == "ended"
+        assert world.is_now[self.name_of(last.number)] == "ended"
         self.answer = last.number
         return done
 
