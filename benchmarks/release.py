@@ -30,8 +30,8 @@ from packaging.version import InvalidVersion, Version
 from benchmarks.supply import PROJECT, bill
 
 ROOT = Path(__file__).parents[1]
-HISTORY = ("CHANGELOG.md", "constraints.txt")
-"""Files that name versions of other packages or of earlier releases, and keep them."""
+HISTORY = ("CHANGELOG.md", "constraints.txt", "docs/upgrade.md", "tests/integration/test_release.py")
+"""Files that name versions of other packages or of earlier releases, or made-up ones, and keep them."""
 
 
 def git(root: Path, *words: str) -> bytes:

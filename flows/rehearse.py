@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -65,7 +64,8 @@ def inject(config: RehearseConfig) -> dict[str, Any]:
     if "results" not in report:
         message, remedy = report["error"]["message"], report["error"]["remedy"]
         raise ValueError(f"{message} {remedy}") if report["exit_code"] == 2 else Missing(message, remedy=remedy)
-    counts = {verdict: verdicts(report).count(verdict) for verdict in ("passed", "failed", "not tried")}
+    verdicts = [one["verdict"] for one in report["results"]]
+    counts = {verdict: verdicts.count(verdict) for verdict in ("passed", "failed", "not tried")}
     attach(report, counts, began)
     rows = [[one["name"], one["verdict"], one["why"] or one["promise"]] for one in report["results"]]
     title = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
@@ -102,8 +102,11 @@ def answer_of(options: Iterator[str]) -> dict[str, Any]:
     try:
         printed = process.communicate()[0]
     except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.wait(STOP_SECONDS)
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
         raise
     if not printed.strip():
         raise Missing(
@@ -112,10 +115,6 @@ def answer_of(options: Iterator[str]) -> dict[str, Any]:
         )
     answer: dict[str, Any] = json.loads(printed)
     return answer
-
-
-def verdicts(report: dict[str, Any]) -> list[str]:
-    return [one["verdict"] for one in report["results"]]
 
 
 def attach(report: dict[str, Any], counts: dict[str, int], began: float) -> None:

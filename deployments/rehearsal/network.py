@@ -27,7 +27,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, equal_losses, exits
-from deployments.rehearsal.scene import DATASET, Answer, NotSeen, Scene
+from deployments.rehearsal.scene import DATASET, Answer, NotSeen, Scene, serving
 from tasks.artifacts import Check
 from tasks.common.process import die_with_parent, read_json
 
@@ -157,18 +157,15 @@ def store_behind_a_proxy(folder: Path, dice: Random) -> Iterator[Proxy]:
             stderr=log,
             preexec_fn=die_with_parent,
         )
-    proxy = Proxy(port, dice)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
         deadline = time.monotonic() + RESTART_SECONDS
         while not listens(port):
             if time.monotonic() > deadline or azurite.poll() is not None:
                 raise NotSeen(f"Azurite did not start: see {folder / 'azurite.log'}")
             time.sleep(0.1)
-        yield proxy
+        with serving(Proxy(port, dice)) as proxy:
+            yield proxy
     finally:
-        proxy.shutdown()
-        proxy.server_close()
         azurite.kill()
         azurite.wait()
 

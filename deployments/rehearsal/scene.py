@@ -12,9 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeVar
@@ -40,6 +43,7 @@ BELOW = "below() { for one in $(cat /proc/$1/task/*/children 2>/dev/null); do ec
 """A function of sh that prints the processes that one has started, theirs included."""
 Kind = Literal["injected", "noticed", "recovered", "seen"]
 Found = TypeVar("Found")
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 
 class NotSeen(HeadwayError):
@@ -366,6 +370,17 @@ def reported(folder: Path) -> int:
 def rank_pids(folder: Path) -> list[int]:
     """Process ids of a job's ranks on this machine."""
     return [rank["pid"] for rank in (read_json(folder / "handle.json") or {}).get("ranks", [])]
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """A server that answers, in a thread, until the end."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def kill_all(pids: Sequence[int]) -> None:

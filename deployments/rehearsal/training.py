@@ -10,10 +10,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +27,7 @@ from deployments.rehearsal.scene import (
     newest_step,
     rank_pids,
     reported,
+    serving,
 )
 from tasks.artifacts import Check
 from tasks.common.errors import Missing
@@ -192,7 +191,7 @@ class EvictionNotice(Fault):
     local_only = "the notices come from a server of the rehearsal, which other machines do not reach"
 
     def inject(self, scene: Scene) -> None:
-        with scheduled_events() as service:
+        with serving(EventsServer()) as service:
             address = f"http://127.0.0.1:{service.server_port}/metadata/scheduledevents"
             notices = [
                 "execution.notices.ask=true",
@@ -251,17 +250,6 @@ class EventsServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Events)
         self.events = list[dict[str, Any]]()
-
-
-@contextmanager
-def scheduled_events() -> Iterator[EventsServer]:
-    server = EventsServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class DiskFull(Fault):
