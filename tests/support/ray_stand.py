@@ -32,19 +32,15 @@ class RayStand:
     def __init__(self, *, cpus=2, hidden=(), environment=None):
         """In the place of `hidden` folders each node has a disk of its own, which ends with it."""
         self.folder = Path(tempfile.mkdtemp(prefix="hwray-", dir="/tmp"))
-        self.gcs, dashboard = free_port(), free_port()
-        self.address = f"http://127.0.0.1:{dashboard}"
         self.cpus, self.hidden, self.environment = cpus, tuple(hidden), environment or {}
         self.nodes = {}
-        more = ["--head", "--port", self.gcs, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard]
-        more += ["--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()]
-        self._start("n1", more, lambda: self._get("/api/version"))
+        self._start("n1", self._head, lambda: self._get("/api/version"))
 
     def add(self, name, *, blind=None, resources=None):
         """Start a node and wait until the cluster knows it; one that is `blind` to a folder sees an empty one there."""
         where = ["--address", f"127.0.0.1:{self.gcs}"]
         more = [*where, *(["--resources", json.dumps(resources)] if resources else [])]
-        self._start(name, more, lambda: name in self.alive(), hidden=[blind] if blind else [])
+        self._start(name, lambda: more, lambda: name in self.alive(), hidden=[blind] if blind else [])
 
     def alive(self):
         """Names of the living nodes."""
@@ -78,12 +74,20 @@ class RayStand:
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _head(self):
+        """Words that start the head, on ports that are free now."""
+        self.gcs, dashboard = free_port(), free_port()
+        self.address = f"http://127.0.0.1:{dashboard}"
+        more = ["--head", "--port", self.gcs, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard]
+        return [*more, "--temp-dir", self.folder / "t", "--ray-client-server-port", free_port()]
+
     def _start(self, name, more, done, *, hidden=()):
-        """`ray start` gives up after 30 s, which a busy machine may need: three tries."""
+        """Three tries: `ray start` gives up after 30 s, which a busy machine may need, or hangs where its port was taken."""
         for _ in range(3):
-            self._launch(name, more, apart(*self.hidden, *hidden))
+            self._launch(name, more(), apart(*self.hidden, *hidden))
             if self._wait(self.nodes[name], done):
                 return
+            self.kill(name)
         logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
         raise AssertionError(f"the Ray stand did not start\n{logs}")
 
@@ -105,8 +109,9 @@ class RayStand:
         with urllib.request.urlopen(self.address + path, timeout=limit(10)) as answer:
             return json.load(answer)
 
-    def _wait(self, node, done, *, timeout=120):
-        until = time.monotonic() + limit(timeout)
+    def _wait(self, node, done, *, timeout=60):
+        """Whether the node is there within `timeout`; all tries together stay below pytest's own limit."""
+        until = time.monotonic() + min(limit(timeout), 180)
         while time.monotonic() < until and node.poll() is None:
             try:
                 if done():

@@ -293,6 +293,18 @@ def test_a_driver_that_does_not_see_the_job_folder_says_so_through_ray(stand, ba
     assert "is not to be seen on" in state.reason and "HEADWAY_HOME" in state.reason
 
 
+def test_a_script_runs_on_the_machine_it_is_for(stand, base):
+    """Each raylet gives what runs below it the folder of its own node."""
+    machines = machines_of(config(stand))
+    for name in ("n1", "n2"):
+        machines.execute(name, f"tr '\\0' '\\n' < /proc/$PPID/environ | grep ^RAY_ > '{base}/of {name}'", handle={})
+    assert (base / "of n1").read_text() != (base / "of n2").read_text()
+    with pytest.raises(Missing, match="ended with exit code"):
+        machines.execute("n2", "exit 3", handle={})
+    with pytest.raises(Missing, match="has no machine n9"):
+        machines.execute("n9", "true", handle={})
+
+
 @pytest.mark.long
 def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_others(stand, base, backend):
     work = job(base, "c", nodes=2)
@@ -306,15 +318,3 @@ def test_a_machine_that_dies_in_the_middle_is_named_and_nothing_is_left_on_the_o
     unused(base / "job")
     with pytest.raises(ValueError, match="needs 2 machine.s. of its own each"):
         supervise(base / "again", job(base, "f", nodes=2), backend)
-
-
-def test_a_script_runs_on_the_machine_it_is_for(stand, base):
-    """Each raylet gives what runs below it the folder of its own node."""
-    machines = machines_of(config(stand))
-    for name in ("n1", "n2"):
-        machines.execute(name, f"tr '\\0' '\\n' < /proc/$PPID/environ | grep ^RAY_ > '{base}/of {name}'", handle={})
-    assert (base / "of n1").read_text() != (base / "of n2").read_text()
-    with pytest.raises(Missing, match="ended with exit code"):
-        machines.execute("n2", "exit 3", handle={})
-    with pytest.raises(Missing, match="has no machine n9"):
-        machines.execute("n9", "true", handle={})
