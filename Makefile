@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
+.PHONY: install retrain up down test-fast test long check pages docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -53,7 +53,13 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.structure
 	$(BIN)/python -m benchmarks.prose --strings
+	$(BIN)/python docs/make_surface.py --check
 	$(BIN)/mkdocs build --strict --quiet
+
+# Everything in docs/ that is written from the code: settings, surface, drawings, metrics, figures.
+pages: .venv/.dev
+	set -e; for name in architecture configuration estate monitoring proof surface; do $(BIN)/python docs/make_$$name.py; done
+	$(BIN)/headway deployments --prefect-yaml > prefect.yaml
 
 # The site of docs/ in build/site, which is read from the disk: open build/site/index.html. DOCS_REPOSITORY=URL links it to source files.
 docs: .venv/.dev
@@ -112,6 +118,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
+	@echo "Making .venv"
 	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
 
 .venv/.%: .venv/bin/python pyproject.toml constraints.txt

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -140,4 +141,10 @@ def render() -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(
+            None
+            if FILE.read_text(encoding="utf-8") == render()
+            else f"{FILE.name} lags behind the code: run `make pages`"
+        )
     FILE.write_text(render(), encoding="utf-8")

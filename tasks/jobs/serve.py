@@ -1,8 +1,8 @@
 """Program `tasks.jobs.serve`: one model behind HTTP, with OpenAI's completions for a shape.
 
-The folder named by HEADWAY_SERVE holds `serve.json` (serving/settings.py). At each start every byte of the model is compared
-with `files`; a difference ends it, and its parent does not try again. The server is put together in serving/program.py;
-starting, switching and stopping servers live in tasks/endpoints.
+The folder named by HEADWAY_SERVE holds `serve.json` (`ServeSettings` of serving/program.py). At each start every byte of the
+model is compared with `files`; a difference ends it, and its parent does not try again. The server is put together in
+serving/program.py; starting, switching and stopping servers is in tasks/serving.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ tasks/jobs/data/samples.py. What survives a crash: tasks/jobs/checkpoint/snapsho
 tasks/jobs/node/elastic.py. Which stage starts it: tasks/train.py. Nothing here knows of a backend, of Prefect or of MLflow;
 how a cluster comes to run it is a backend: that of Slurm is tasks/compute/slurm/backend.py (next).
 
-Bits per byte of a few held-out samples while a network is trained: the same samples at every measurement.
-
-It tells early whether training learns what it should. It is no evaluation: whole documents, baselines and intervals are
-tasks/jobs/evaluate.py. See docs/training.md.
+While it trains, bits per byte of a few held-out samples tell early whether it learns what it should; they are the same samples
+at every measurement. That is no evaluation: whole documents, baselines and intervals are tasks/jobs/evaluate.py. See
+docs/training.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the report of one retraining run shows: plain frozen values, and how numbers are written.
 
-Where the values come from does not live here (gather.py), nor how they look (page.py, charts.py), nor what stages published
-as JSON (published.py).
+Where the values come from is page.py, how they look templates/run.html and run_charts.py, and what stages published as JSON
+published.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ FAMILIES = {
     "data": ("dataset", "quarantine", "index", "validation", "tokenizer", "tokens"),
     "cluster": ("qualification", "plan", "audit"),
     "model": ("checkpoint", "evaluation", "model"),
+    "endpoint": ("endpoint", "drift", "revalidation"),
 }
+"""The colour of each kind of artifact: those of a stage's inputs and outputs, and of what serves."""
 
 Layers = list[list[str]]
 Links = list[tuple[str, str]]

@@ -1,10 +1,7 @@
 """The page of one run of a flow: what its outcomes and what its stages published say, on templates/run.html.
 
-An artifact that is missing or damaged leaves its part of the page out: it never fails a run.
-
-What the folder of a training's job tells: where the time went, how fast it was; and a picture of it for MLflow.
-
-The folder is kept for people, and may be gone: then the part of the page that shows it is left out.
+Where the time of a training went, and how fast it was, is read from the folder of its job, also as a picture for MLflow. An
+artifact or a folder that is missing or damaged leaves its part of the page out: it never fails a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What stages published as JSON, as far as the report shows it: read leniently, keys that are not known here are ignored.
 
-Where the files come from does not live here (gather.py), nor what the run itself knows (data.py).
+Where the files come from does not live here (page.py), nor what the run itself knows (data.py).
 
 Of `qualification.json` the report says a rate a rank, the all-reduce, and what both must be; the page of the qualification itself
 is qualification/report.py.

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import ROOT, Module, product
+from tasks.artifacts import KINDS
 from tasks.config.cluster import BACKENDS
 from tasks.config.engines.registry import ENGINES
+from tasks.config.flows import STAGES
+from tasks.report.lineage import FAMILIES
 
 pytestmark = pytest.mark.unit
 
@@ -30,15 +33,24 @@ def test_no_value_has_such_a_name():
     assert [f"{module.path}:{name}" for module in product().values() for name in module.empty_names] == []
 
 
+OF_OTHERS = {"pretrain_gpt.py", "preprocess_data.py", "arguments.py", "indexed_dataset.py", "activation_checkpoint.py"}
+OF_OTHERS |= {"chat_template_utils.py", "timer.py", "utils.py"}
+"""Files of Megatron-LM, torchtitan, transformers, DeepSpeed and lm-evaluation-harness that our words name."""
+
+
 def test_no_words_about_a_module_send_their_reader_to_itself_or_to_no_file():
     """Left behind where two files became one."""
     lost = []
+    tops = ("flows", "tasks", "deployments", "benchmarks", "docker", "docs", "tests")
+    files = {path.name for top in tops for path in (ROOT / top).rglob("*.py")}
     for module in product().values():
         words = [ast.get_docstring(module.tree) or "", *re.findall(r"^ *# .*", module.text, re.MULTILINE)]
         for text in words:
             own = re.search(rf"(?<![\w/.]){re.escape(module.path.name)}\b", text)
             named = re.findall(r"(?<![\w/])(?:flows|tasks|deployments)/[a-z_/]+\.py\b", text)
-            lost += [f"{module.path}: {text}"] if own or any(not (ROOT / name).is_file() for name in named) else []
+            unknown = set(re.findall(r"\b\w+\.py\b", text)) - files - OF_OTHERS
+            if own or unknown or any(not (ROOT / name).is_file() for name in named):
+                lost.append(f"{module.path}: {unknown or text}")
     assert lost == []
 
 
@@ -59,6 +71,22 @@ def test_nobody_asks_for_the_name_of_a_backend_or_an_engine():
     assert asked_names(ast.parse("a.backend == 'slurm', engine not in ('torch',)")) != []
     found = [f"{module.path}: {text}" for module in product().values() for text in asked_names(module.tree)]
     assert [text for text in found if "tasks/serving/" not in text] == []
+
+
+def test_every_stage_that_runs_a_job_can_be_rendered():
+    """`headway job render` plans by a table of its own."""
+    running = {
+        stage
+        for stage in STAGES
+        if re.search(r"\brun_job\(", (ROOT / "tasks" / f"{stage}.py").read_text(encoding="utf-8"))
+    }
+    table = (ROOT / "flows" / "support" / "planned_jobs.py").read_text(encoding="utf-8").partition("PROGRAMS: ")[2]
+    assert len(running) > 5 and running == set(re.findall(r'^    "(\w+)": ', table, re.MULTILINE))
+
+
+def test_every_kind_of_artifact_has_its_colour_in_a_drawn_lineage():
+    kinds = [kind for family in FAMILIES.values() for kind in family]
+    assert sorted(kinds) == sorted((*KINDS, "endpoint"))
 
 
 def test_no_folder_of_ours_is_a_namespace_package():

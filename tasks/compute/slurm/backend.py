@@ -22,7 +22,6 @@ from tasks.compute.job_folder import MirroredFolders, key_of
 from tasks.compute.nodes import write_nodes
 from tasks.compute.slurm import render as slurm_render
 from tasks.compute.slurm import states
-from tasks.compute.slurm import states as slurm_states
 from tasks.compute.slurm.commands import Apart, Login, NoAnswer, Said, open_login, silent
 from tasks.compute.slurm.elastic import SlurmElastic
 from tasks.compute.slurm.states import Row
@@ -36,7 +35,7 @@ CANCEL_SECONDS = 8.0
 
 SACCT = (
     *("sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days"),
-    f"--format={','.join(slurm_states.SACCT)}",
+    f"--format={','.join(states.SACCT)}",
 )
 
 
@@ -102,7 +101,7 @@ class SlurmBackend:
         output = self._login.run(_squeue("--me", f"--name={job.submission_id}"))
         if output.code:
             raise silent(output.text)
-        rows = [*slurm_states.parse_squeue(output.out), *self._account([f"--name={job.submission_id}"])]
+        rows = [*states.parse_squeue(output.out), *self._account([f"--name={job.submission_id}"])]
         ids = [int(row.job) for row in rows if row.name == job.submission_id and not row.refused]
         if ids:
             return _handle(job, str(min(ids)))
@@ -144,14 +143,14 @@ class SlurmBackend:
         output = self._login.run(_squeue(f"--jobs={','.join(ids)}"))
         if output.code and "invalid job id" not in output.text.lower():
             raise silent(output.text)
-        rows = slurm_states.parse_squeue(output.out) if not output.code else []
+        rows = states.parse_squeue(output.out) if not output.code else []
         known = {row.job for row in rows if row.state != "CANCELLED"}
         asked = [id for id in ids if id not in known]
         try:
             accounted = self._account([f"--jobs={','.join(asked)}"]) if asked else []
         except NoAnswer:
             silent_on = set(asked) - {row.job for row in rows}
-            accounted = [slurm_states.unanswered(id) for id in asked if id in silent_on]
+            accounted = [states.unanswered(id) for id in asked if id in silent_on]
         better = {row.id for row in accounted}
         return [*accounted, *(row for row in rows if row.id not in better)]
 
@@ -168,14 +167,14 @@ class SlurmBackend:
         if output.code and "is disabled" not in output.text:
             raise silent(f"sacct: {output.text}")
         self._accounts = output.code == 0
-        return slurm_states.parse_sacct(output.out) if self._accounts else []
+        return states.parse_sacct(output.out) if self._accounts else []
 
     def _state(self, handle: dict[str, Any], folder: Path, mine: list[Row]) -> JobState:
         array = int(handle.get("array", 0))
-        queued = bool(mine) and all(row.state in slurm_states.QUEUED for row in mine)
+        queued = bool(mine) and all(row.state in states.QUEUED for row in mine)
 
         def look() -> JobState:
-            return slurm_states.state_of(mine, folder, array=array)
+            return states.state_of(mine, folder, array=array)
 
         if queued:
             return look()
@@ -199,13 +198,13 @@ class SlurmBackend:
     def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
         """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
         names = ",".join(row.nodes for row in rows if row.nodes)
-        output = self._login.run((*slurm_states.SINFO, f"--nodes={names}")).out if names else ""
-        bad = slurm_states.bad_nodes(output)
-        return state.model_copy(update={"failed_nodes": bad or slurm_states.nodes_in_log(folder)})
+        output = self._login.run((*states.SINFO, f"--nodes={names}")).out if names else ""
+        bad = states.bad_nodes(output)
+        return state.model_copy(update={"failed_nodes": bad or states.nodes_in_log(folder)})
 
 
 def _squeue(*which: str) -> tuple[str, ...]:
-    columns = ",".join(f"{name}:|" for name in slurm_states.SQUEUE)
+    columns = ",".join(f"{name}:|" for name in states.SQUEUE)
     return ("squeue", "--noheader", "--states=all", "--array", f"--Format={columns}", *which)
 
 

@@ -1,7 +1,7 @@
 """Which checkpoint a run goes on from: the newest that verifies and is of this run.
 
 What a checkpoint is: files.py. Of another run, on purpose: origins.py. How the ranks agree on one, and which of
-two tiers it comes from: training/resuming.py.
+two tiers it comes from: training/checkpoints.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ choice.py. How parts of tensors are put together: pieces.py. See docs/DESIGN.md,
 A rank's end of its writer process: one save in flight, and what became of it.
 
 What the process does: writer.py. What it is given: a snapshot or a folder. A save
-that fails is told and training goes on; how often it may is decided by all ranks together (training/saves.py).
+that fails is told and training goes on; how often it may is decided by all ranks together (training/checkpoints.py).
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Writing:
         if self.rank == 0:
             # Write the manifest, then LATEST, then delete what is old. On a shared folder the wait has no limit: when a
             # rank or its writer dies, the launcher ends all ranks, and they their writers; when a rank fails to write,
-            # the ranks say so to each other and this writer is ended (training/saves.py). Others' receipts come through
+            # the ranks say so to each other and this writer is ended (training/checkpoints.py). Others' receipts come through
             # a store where the folder is mirrored, and a store may be slow.
             receipts = [_wait_for(folder / f"receipt-{rank}.json", limit) for rank in range(self.world_size)]
             files = [entry for receipt in receipts for entry in receipt["files"]]

@@ -6,9 +6,9 @@
     checkpoints/step-10/attempt-A/manifest.json                 all of them: the checkpoint exists
     megatron/attempt-B/load/iter_0000010/...                    links to the files of a verified manifest, and no others
 
-Receipts, fence, manifest, LATEST and retention are those of every checkpoint (checkpoint_writer.py). No writer process is needed:
-this is another process than the one that trains. Megatron's files may hold pickles: they are hashed first, and read by Megatron
-alone.
+Receipts, fence, manifest, LATEST and retention are those of every checkpoint (tasks/jobs/checkpoint/writer.py). No writer process
+is needed: this is another process than the one that trains. Megatron's files may hold pickles: they are hashed first, and read by
+Megatron alone.
 """
 
 from __future__ import annotations
