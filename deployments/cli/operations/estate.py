@@ -187,10 +187,14 @@ def _drift(drift: WhatIf) -> list[str]:
 
 def _table(rows: list[Row]) -> list[str]:
     """The rows, the worst first; of those that are not met, what to do."""
-    from tasks.report.estate.audit import LEVELS, SHOWN, WORST
+    from tasks.report.estate.audit import LEVELS, NO_HOME, SHOWN, WORST
     from tasks.report.estate.report import counts
 
-    ordered = sorted(rows, key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)))
+    at_home = [row for row in rows if row.findings and all(one.text.endswith(NO_HOME) for one in row.findings)]
+    ordered = sorted(
+        (row for row in rows if row not in at_home),
+        key=lambda row: (WORST.index(row.verdict), LEVELS.index(row.recommendation.impact)),
+    )
     lines = aligned(
         (row.verdict, row.recommendation.impact, row.recommendation.id, row.recommendation.text) for row in ordered
     )
@@ -207,7 +211,11 @@ def _table(rows: list[Row]) -> list[str]:
             result.append(visible(f"    {one.text}{by}"))
             result += [visible(f"      -> {one.remedy}")] if one.verdict == "not met" else []
         if row.verdict == "not in this export":
+            result += [f"    {row.why}"] if row.why else []
             result += [visible(f"    {one.text}") for one in row.findings if one.verdict == row.verdict][:1]
         result += [f"    and {len(wrong) - SHOWN:,} more, with --json or --html"] if len(wrong) > SHOWN else []
+    if at_home:
+        names = ", ".join(row.recommendation.id for row in at_home)
+        result.append(f"not judged, because a home's records show them and --no-home was given: {names}")
     each = ", ".join(f"{number} {verdict}" for verdict, number in counts(rows).items())
     return [*result, f"{len(rows)} rows: {each}"]

@@ -29,6 +29,8 @@ Verdict = Literal["met", "not met", "not in this export", "not applicable", "wai
 Impact = Literal["high", "medium", "low"]
 LEVELS: tuple[Impact, ...] = ("high", "medium", "low")
 WORST: tuple[Verdict, ...] = ("not met", "not in this export", "waived", "met", "not applicable")
+NO_HOME = "no home was looked at"
+"""Why a row of Headway's own half has no verdict."""
 SHOWN = 5
 """How many resources of a check the terminal names."""
 
@@ -239,9 +241,21 @@ def load_waivers(path: Path) -> tuple[Waiver, ...]:
 def audit(
     export: Export, records: Mapping[str, Record], waivers: Sequence[Waiver] = (), *, now: datetime.datetime
 ) -> list[Row]:
-    """Every row, judged."""
+    """Every row, judged. A waiver that no row needs, or that has ended, is a note of the export."""
     judge = _Judge(export, records, now)
-    return [_row(one, judge, waivers) for one in recommendations()]
+    rows = [_row(one, judge, waivers) for one in recommendations()]
+    used = [finding.waiver for row in rows for finding in row.findings]
+    export.notes += [
+        f"the waiver of {one.row} by {one.who} "
+        + (
+            f"ended on {one.until}"
+            if one.until < now.date()
+            else f"until {one.until} is not needed: what it waives is met or not known"
+        )
+        for one in waivers
+        if one not in used
+    ]
+    return rows
 
 
 def _row(one: Recommendation, judge: _Judge, waivers: Sequence[Waiver]) -> Row:
@@ -280,7 +294,7 @@ class _Judge:
     def findings(self, check: Check) -> list[Finding]:
         """What became of a check: what is not met and not known by resource, what is met as a whole."""
         if check.record:
-            record = self.records.get(check.record) or Record(None, "no home was looked at")
+            record = self.records.get(check.record) or Record(None, NO_HOME)
             verdict: Verdict = _verdict(record.holds) if record.applies else "not applicable"
             return [
                 Finding(check.id, verdict, f"{check.text}: {record.why}", remedy=_unless_met(verdict, check.remedy))

@@ -649,6 +649,16 @@ def test_a_waiver_counts_until_its_day_and_for_its_resource(good, tmp_path):
     (waived,) = [one for one in verdict("access", "2026-12-31").findings if one.waiver]
     assert waived.verdict == "waived" and waived.waiver.who == "Ada"
     assert verdict("access/keys", "2026-12-31", "/another").verdict == "not met"
+
+    def noted(row, until):
+        verdict(row, until)
+        exported = read_exports([written(tmp_path / "notes", export)])
+        audit(exported, HAPPENED, load_waivers(file), now=NOW)
+        return [one for one in exported.notes if "waiver" in one]
+
+    assert noted("access/keys", "2026-12-31") == []
+    assert "the waiver of versions by Ada ended on 2026-03-31" in noted("versions", "2026-03-31")[0]
+    assert "is not needed" in noted("versions", "2026-12-31")[0]
     ended = verdict("access/keys", "2026-11-28")
     assert ended.verdict == "not met" and "the waiver of Ada ended on 2026-11-28" in str(ended.findings)
     with pytest.raises(ValueError, match="acess, which is no row"):
