@@ -342,8 +342,7 @@ class GpuFails(Fault):
         program.write_text(f"#!/bin/sh\nexec cat {shlex.quote(str(log))}\n")
         program.chmod(0o700)
         scene.environment["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        # Ranks that still work may continue for so long, and a training of seconds would come to its end meanwhile.
-        asks = ("--set", "cluster.watch.probe_seconds=0.5", "--set", "cluster.watch.grace_seconds=1")
+        asks = ("--set", "cluster.watch.probe_seconds=0.5")
         command, self.folder, _ = scene.training(self.name, after=scene.interval, more=asks)
         ends = f"{JOBS}/*/*/end.json"
         known = scene.known(ends)

@@ -228,6 +228,9 @@ class Node:
         self.probes.start()
         code = self._attend(child)
         end_all_below(os.getpid())
+        if self.probes.found and code != GIVEN_UP:
+            (self.folder / "result.json").unlink(missing_ok=True)  # one that was written a moment before they were killed
+            code = code or 1
         if code not in (0, GIVEN_UP) and not self.stopping:
             self.probes.look_once_more(self.marks.beat)
             fault = self.probes.found or launching.out_of_memory(self.folder, self.probes.killed)
@@ -352,11 +355,16 @@ class Node:
             )
 
     def _attend(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait for the launcher's end, or end it: when asked to stop, when the machine or another one failed or is silent."""
+        """Wait for the launcher's end, or end it: when asked to stop, when another machine failed or is silent, and at once
+        when this one is broken."""
         doomed: float | None = None
         while child.poll() is None:
             time.sleep(POLL_SECONDS)
             self.marks.beat()
+            if self.probes.found:  # what a broken machine computes, and the checkpoint that SIGTERM asks for, may be wrong
+                child.kill()
+                child.wait()
+                return 1
             if self.stopping or (doomed is not None and time.monotonic() > doomed):
                 return self._end(child) or 1
             if time.monotonic() - self.looked < LOOK_SECONDS:

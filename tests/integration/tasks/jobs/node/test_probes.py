@@ -34,6 +34,7 @@ DMESG = """#!/bin/sh
 echo "[    0.000000] Linux version 6.8.0-1021-azure"
 cat "$STAND/log" 2>/dev/null || true
 """
+PATIENT = WatchConfig(probe_seconds=0.2, grace_seconds=60)
 STEPS = """
 import json, os, sys, time
 from tasks.jobs.node.runtime import main
@@ -49,6 +50,10 @@ def run(rank):
             open(os.environ["STAND"] + "/" + rank.settings["touches"], "w").close()
         if step == rank.settings.get("fails_at"):
             raise OSError("CUDA error: unspecified launch failure")
+        if step == rank.settings.get("ends_when_broken_at"):
+            while not (rank.folder / "nodes" / "0" / "health.jsonl").exists():
+                time.sleep(0.001)
+            return {"step": step}
         if step == rank.settings.get("ends_at"):
             return {"step": step}
         time.sleep(0.05)
@@ -111,6 +116,16 @@ def test_a_gpu_that_falls_off_the_bus_at_a_step_ends_the_attempt_and_names_the_m
     assert state.code != 0
     last = [json.loads(line)["step"] for line in (stand / "job" / "metrics.jsonl").read_text().splitlines()][-1]
     assert 20 <= last < 199
+
+
+def test_a_result_of_a_machine_that_is_known_to_be_broken_does_not_count(stand):
+    """It is written well within the grace of a job that is stopped."""
+    state = ended(stand, steps(stand, ends_when_broken_at=20).model_copy(update={"watch": PATIENT}))
+    assert (state.state, state.attempts) == ("ended", 1)
+    assert state.code != 0
+    assert not (stand / "job" / "result.json").exists()
+    (said,) = [process.read_json(path) for path in (stand / "job" / "errors").glob("node-*.json")]
+    assert (said["class"], said["type"]) == ("node", "HealthCheckFailed")
 
 
 def test_an_attempt_that_failed_is_looked_into_before_it_is_tried_again(stand):
