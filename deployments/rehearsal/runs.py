@@ -116,6 +116,8 @@ class TwoRuns(Fault):
         stages = [answer.stage("train") for answer in self.answers]
         statuses = ", ".join(sorted(stage.get("status", "none") for stage in stages))
         yield check("results of train", statuses, "ran, reused", statuses == "ran, reused")
+        most = max((stage.get("job") or {}).get("submissions", 0) for stage in stages)
+        yield check("submissions of the job", most, "1", most == 1)
         outputs = {tuple(stage.get("outputs", ())) for stage in stages}
         yield check("checkpoints", len(outputs), "1", len(outputs) == 1)
 

@@ -229,7 +229,8 @@ class Node:
         code = self._attend(child)
         end_all_below(os.getpid())
         if self.probes.found and code != GIVEN_UP:
-            (self.folder / "result.json").unlink(missing_ok=True)  # one that was written a moment before they were killed
+            # It may have been written a moment before they were killed.
+            (self.folder / "result.json").unlink(missing_ok=True)
             code = code or 1
         if code not in (0, GIVEN_UP) and not self.stopping:
             self.probes.look_once_more(self.marks.beat)
@@ -361,7 +362,8 @@ class Node:
         while child.poll() is None:
             time.sleep(POLL_SECONDS)
             self.marks.beat()
-            if self.probes.found:  # what a broken machine computes, and the checkpoint that SIGTERM asks for, may be wrong
+            if self.probes.found:
+                # What a broken machine computes may be wrong, and so may the checkpoint that SIGTERM asks for.
                 child.kill()
                 child.wait()
                 return 1
