@@ -1,5 +1,6 @@
 """The site of docs/ is complete, reads as the pages do on GitHub, works without a network, and its search finds."""
 
+import ast
 import json
 import os
 import re
@@ -126,6 +127,35 @@ def test_where_figures_came_from_is_what_is_recorded():
     texts = {one["name"]: (one["text"], DOCS / one["page"].partition("#")[0]) for one in made["figures"]()}
     lost = [name for name, (text, page) in texts.items() if text not in " ".join(page.read_text().split())]
     assert len(texts) > 10 and lost == []
+
+
+def test_the_reference_of_python_is_what_the_code_says():
+    made = runpy.run_path(str(DOCS / "make_python.py"))
+    pages = {name: made["render"](name) for name in made["PAGES"]}
+    assert {path.name: path.read_text() for path in made["FOLDER"].iterdir()} == pages, (
+        "run: python docs/make_python.py"
+    )
+
+
+def imported(path):
+    """Public names of our modules that a file imports, as (module, name)."""
+    tree = ast.parse(path.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {(node.module, alias.name) for node in nodes for alias in node.names if not alias.name.isupper()}
+
+
+def test_the_reference_of_python_has_what_shipped_stages_backends_engines_and_checks_import():
+    """Of the modules that it lists: who adds one of these copies what the shipped ones do."""
+    made = runpy.run_path(str(DOCS / "make_python.py"))["PAGES"]
+    listed = {
+        (module, name) for page in made.values() for module, names in page.modules.items() for name in names.split()
+    }
+    used = {
+        each for page in made.values() for users in page.users for path in ROOT.glob(users) for each in imported(path)
+    }
+    modules = {module for page in made.values() if page.users for module in page.modules}
+    assert len(used & listed) > 40
+    assert {each for each in used if each[0] in modules} - listed == set()
 
 
 @pytest.mark.skipif(browser.chromium() is None, reason="no Chromium on this machine")
