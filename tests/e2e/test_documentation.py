@@ -389,6 +389,12 @@ def test_every_page_is_linked_from_another_one():
     assert [page.name for page in [*DOCUMENTS, DESIGN] if page not in {*linked, README}] == []
 
 
+@pytest.mark.unit
+def test_the_glossary_is_in_order():
+    words = [word for word, *_ in rows(ROOT / "docs" / "glossary.md", "word", "meaning")]
+    assert len(words) > 30 and words == sorted(set(words), key=str.lower)
+
+
 def anchors(page):
     heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
