@@ -159,7 +159,8 @@ def render(name: str) -> str:
 
 def of_module(page: Page, module: str) -> Iterator[str]:
     path = source_of(module)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
     defined: dict[str, ast.stmt] = {}
     for one in tree.body:
         if isinstance(one, ast.ClassDef | ast.FunctionDef):
@@ -179,7 +180,7 @@ def of_module(page: Page, module: str) -> Iterator[str]:
             yield f"```python\n{managed}{signature(node.name, node)}\n```"
             yield from described(node)
         else:
-            yield f"```python\n{ast.unparse(node)}\n```"
+            yield f"```python\n{ast.get_source_segment(source, node)}\n```"
             after = tree.body[tree.body.index(node) + 1]
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 yield prose(str(after.value.value))
