@@ -296,7 +296,7 @@ def linked(text: str) -> str:
             else f"[`{path}`](../../{path})"
         )
 
-    text = re.sub(r"([<*])", r"\\\1", text)
+    text = text.replace("<", "&lt;").replace("*", "&#42;")
     text = re.sub(r"(?<![\w/])__\w+__(?:\.py)?", r"`\g<0>`", text)
     return re.sub(
         r"(?<![\w/])(?:tasks|flows|deployments|docs|docker|CONTRIBUTING)(?:(?:/\w+)+(?:\.\w+)?|\.md)", link, text
