@@ -83,7 +83,7 @@ class Engine(ABC):
     cannot_mirror: str = ""
     """Why it needs a folder that its machines share; empty: it can do without."""
     laid_out_by_precision: str = ""
-    """What of its checkpoints is laid out by `training.precision`, so that a run of another one cannot continue; empty: nothing."""
+    """What of its checkpoints is laid out by `training.precision`, so that another one cannot continue; empty: nothing."""
     planned = Planned()
 
     @abstractmethod
