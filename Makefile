@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 N ?= 100
 SEED ?= 1
-# Tests wait more than they compute: processes and servers start and die in them.
-WORKERS ?= 6
+# Two a processor: tests wait for processes and servers as long as they compute. More only slow each other down (docs/testing.md).
+WORKERS ?= 4
 # pip finds local wheels by itself; uv has to be told. Compiled modules make every start faster.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PYTHONDONTWRITEBYTECODE =

@@ -19,6 +19,12 @@ from deployments.azure.settings import PRESETS, estate_of
 
 SETTINGS = {"subscription_id": "00000000-0000-0000-0000-000000000001", "region": "westeurope"}
 HOST = {"host": {"ssh_key": "ssh-ed25519 AAAA me"}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "small": {},
+    "production": {**HOST, "file_system": {"storage": "lustre-125", "tib": 16}},
+    "isolated": {**HOST, "file_system": {"storage": "netapp-premium", "tib": 4}},
+}
+"""What each preset is looked at with, so that every module is rendered."""
 PUBLIC = "the network of `small` is public, and says so: who asks shows a token of Microsoft Entra"
 FIREWALL = (
     "`private` is reached from `allowed_addresses` through a firewall that denies the rest; `isolated` has it disabled"
@@ -58,8 +64,7 @@ EXEMPT = {
 
 def failed(checkov: str, preset: str) -> set[str]:
     """Checks that fail in a preset."""
-    host = {} if preset == "small" else HOST
-    texts = files(estate_of({"based_on": preset, **SETTINGS, **host}, preset))
+    texts = files(estate_of({"based_on": preset, **SETTINGS, **OPTIONS[preset]}, preset))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             if name.startswith("modules/"):
