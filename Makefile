@@ -58,7 +58,7 @@ check: .venv/.dev
 
 # Everything in docs/ that is written from the code: settings, surface, drawings, metrics, figures.
 pages: .venv/.dev
-	set -e; for name in architecture configuration estate monitoring proof surface; do $(BIN)/python docs/make_$$name.py; done
+	set -e; for name in architecture configuration estate monitoring proof python surface; do $(BIN)/python docs/make_$$name.py; done
 	$(BIN)/headway deployments --prefect-yaml > prefect.yaml
 
 # The site of docs/ in build/site, which is read from the disk: open build/site/index.html. DOCS_REPOSITORY=URL links it to source files.

@@ -93,6 +93,10 @@ def obstacles(root: Path) -> list[str]:
         wrong.append(f"CHANGELOG.md has no dated section [{version}]: python -m benchmarks.release prepare VERSION")
     elif not notes(root, version):
         wrong.append(f"CHANGELOG.md has nothing under [{version}]")
+    if not re.search(rf"^## .* to {re.escape(version)}$", (root / "docs" / "upgrade.md").read_text(), re.MULTILINE):
+        wrong.append(
+            f"docs/upgrade.md has no section `From ... to {version}`: write what becomes of a home of the release before"
+        )
     tagged = git(root, "tag", "--list", f"v{version}").decode().strip()
     if tagged and git(root, "rev-list", "-1", tagged) != git(root, "rev-parse", "HEAD"):
         wrong.append(f"the tag {tagged} is another commit: a version is released once")

@@ -1,4 +1,4 @@
-"""A cluster, measured by itself: always anew, judged by what its hardware must show, reported like every run."""
+"""A cluster, measured by itself: every time again, judged by what its hardware must show, reported like every run."""
 
 from __future__ import annotations
 

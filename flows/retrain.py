@@ -84,7 +84,7 @@ def retrain(
         cause: The events that asked for this run. Leave it empty: who starts a run by events fills it in.
         from_stage: This stage and all later ones run again, although their results are recorded. Empty reuses what there is.
         to_stage: Stages after this one do not run. Empty runs all.
-        continue_from: Another run whose newest good checkpoint training begins with. Empty begins anew.
+        continue_from: Another run whose newest good checkpoint training begins with. Empty begins from the start.
         config: The same by sections, as JSON: what it names counts instead of the preset's, and `overrides` instead of it.
     """
     training = {"learning_rate": learning_rate, "steps": steps}

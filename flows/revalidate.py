@@ -1,4 +1,4 @@
-"""The champion of a model against the newest data: every byte verified, the data held against what it learnt, then measured.
+"""The champion of a model against the newest data: every byte verified, the data compared with what it learned, then measured.
 
 It moves no ref, and stops only what serves changed files. Each stage is a file of tasks/; what a verdict leads to is `conclude`:
 events, a note that alerts and the next window read, MLflow, Prefect's page. See docs/revalidation.md.
@@ -88,7 +88,7 @@ def revalidate(
     cause: str = "",
     config: Config = NOTHING,
 ) -> Revalidation | None:
-    """Verify the champion of a model, hold new data against what it learnt, measure it, and judge it.
+    """Verify the champion of a model, compare new data with what it learned, measure it, and judge it.
 
     Raises GateFailed when it is degraded, or nothing could be said; IntegrityError when it is not what was signed.
 

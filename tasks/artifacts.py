@@ -120,7 +120,7 @@ class Check(Value):
     passed: bool
     remedy: str = ""
     warned: bool = False
-    """Whether it passed although what it looks for was found: people are told, the gate is not closed."""
+    """Whether it passed although what it looks for was found: people are notified, the gate is not closed."""
     insufficient: bool = False
     """Whether there was too little to judge it by: it has not failed, and has not passed either."""
     count: int | None = None

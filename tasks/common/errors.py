@@ -88,10 +88,10 @@ class Cancelled(HeadwayError):
 
 
 class Suspended(BaseException):
-    """The run waits for a person, and its process ends until then. It is no error: finished stages are reused when it goes on.
+    """The run waits for an answer, and its process ends until then. It is no error: finished stages are reused when it continues.
 
-    `suspend` tells Prefect so. It is called when everything else of the run is closed: from then on somebody may answer, and
-    another process may go on with the run.
+    `suspend` reports it to Prefect. It is called when everything else of the run is closed: from then on somebody may answer,
+    and another process may continue the run.
     """
 
     def __init__(self, suspend: Callable[[], NoReturn]) -> None:

@@ -252,7 +252,7 @@ def _place(artifact: Artifact) -> str:
 
 
 def run_again(program: Program, *, on: Cluster, again: str = "") -> JobResult:
-    """The same job anew: the result of the last one is not used."""
+    """The same job again: the result of the last one is not used."""
     work = _work.get()
     settle(next(reversed(work.done)), work.lifecycle.journal, "done")
     return run_job(program, on=on, again=again)

@@ -39,7 +39,8 @@ CHAPTERS = ("index", "corpus", "plan", "train", "serve", "watch", "retrain")
 TUTORIAL = [ROOT / "docs" / "tutorial" / f"{name}.md" for name in CHAPTERS]
 CONVERSATIONS = ROOT / "docs" / "tutorial" / "conversations.md"
 PROOF = sorted((ROOT / "docs" / "proof").glob("*.md"))
-DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES, *TUTORIAL, CONVERSATIONS, *PROOF]
+PYTHON = sorted((ROOT / "docs" / "python").glob("*.md"))
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES, *TUTORIAL, CONVERSATIONS, *PROOF, *PYTHON]
 TOP = ("flows", "tasks", "deployments", "tests", "benchmarks", "docs", "docker", ".ci")
 NOT_RUN = {
     "source .venv/bin/activate": "the tests run in that environment",
@@ -375,6 +376,23 @@ def test_every_link_leads_somewhere():
             if not link.startswith("https://") and not (target.exists() and (not anchor or anchor in anchors(target))):
                 wrong.append(f"{page.name}: {link}")
     assert wrong == []
+
+
+def test_every_page_is_linked_from_another_one():
+    """The menu of the site is not on GitHub."""
+    linked = {
+        (page.parent / path).resolve()
+        for page in [*DOCUMENTS, DESIGN]
+        for path in re.findall(r"\]\(([^)\s#]+)", page.read_text())
+        if (page.parent / path).resolve() != page
+    }
+    assert [page.name for page in [*DOCUMENTS, DESIGN] if page not in {*linked, README}] == []
+
+
+@pytest.mark.unit
+def test_the_glossary_is_in_order():
+    words = [word for word, *_ in rows(ROOT / "docs" / "glossary.md", "word", "meaning")]
+    assert len(words) > 30 and words == sorted(set(words), key=str.lower)
 
 
 def anchors(page):

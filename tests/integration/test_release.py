@@ -35,6 +35,10 @@ def tree(tmp_path):
     (folder / "CHANGELOG.md").write_text(
         "# Changelog\n\n## [Unreleased]\n\n- A page.\n\n## [0.1.0] - 2026-01-01\n\n- All.\n"
     )
+    (folder / "docs").mkdir()
+    (folder / "docs" / "upgrade.md").write_text(
+        "## From 0.0.9 to 0.1.0\n\nNothing.\n\n## From 0.1.0 to 0.2.0\n\nNothing.\n"
+    )
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "a")
@@ -81,8 +85,10 @@ def test_a_tree_that_is_not_ready_is_named(tree):
     git(tree, "tag", "v0.2.0")
     (tree / "image.txt").write_text("changed")
     assert [line for line in release.obstacles(tree) if "image.txt" in line]
+    (tree / "docs" / "upgrade.md").write_text("## From 0.0.9 to 0.1.0\n\nNothing.\n")
     git(tree, "commit", "-qam", "later")
     assert [line for line in release.obstacles(tree) if "v0.2.0 is another commit" in line]
+    assert [line for line in release.obstacles(tree) if "no section `From ... to 0.2.0`" in line]
 
 
 def test_the_same_commit_makes_the_same_files(tree, tmp_path):

@@ -23,7 +23,7 @@ class Elasticity:
     grows: bool = False
     """Machines that come later join."""
     shrinks: bool = False
-    """It goes on with fewer when one is lost."""
+    """It continues with fewer when one is lost."""
     survives_first: bool = False
     """Also when that one is the first."""
 

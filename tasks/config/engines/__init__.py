@@ -79,11 +79,11 @@ class Engine(ABC):
     program: str = "tasks.jobs.train"
     """What a job of it runs."""
     cannot_continue: str = ""
-    """Why no other run can go on from its checkpoints; empty: it can."""
+    """Why no other run can continue from its checkpoints; empty: it can."""
     cannot_mirror: str = ""
     """Why it needs a folder that its machines share; empty: it can do without."""
     laid_out_by_precision: str = ""
-    """What of its checkpoints is laid out by `training.precision`, so that a run of another one cannot go on; empty: nothing."""
+    """What of its checkpoints is laid out by `training.precision`, so that another one cannot continue; empty: nothing."""
     planned = Planned()
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Engine(ABC):
         """A planned division as settings of `execution`, with arguments that it needs. Raises ValueError for what it has not."""
 
     def divided(self, execution: Mapping[str, Any]) -> str:
-        """How a recorded run divided its state, in a word or two; empty when nothing is to be said."""
+        """How a recorded run divided its state, in a word or two; empty when there is nothing to report."""
         return ""
 
 

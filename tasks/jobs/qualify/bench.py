@@ -1,4 +1,4 @@
-"""A rank at the bench: what it is told, where it writes what it measured, how it meets the others, and how a rate is measured.
+"""A rank at the bench: what it reads, where it writes what it measured, how it meets the others, and how a rate is measured.
 
 Ranks meet at the launcher's key-value store, not in a collective: a rank that does not come is missing after a time limit, and
 the others go on. Each rank writes `out/ranks/R.json` anew with everything that it measured, each sweep is a file of its own.
@@ -98,7 +98,7 @@ class Bench:
         self._write()
 
     def sweep(self, sweep: Sweep) -> None:
-        """Write down a sweep; one of its ranks does. A second one over the same machines is told apart by its round."""
+        """Write down a sweep; one of its ranks does. A second one over the same machines has another round."""
         nodes = "+".join(sweep.nodes)
         who = f"{self.rank.rank}-{nodes[:80]}-{hashlib.sha256(nodes.encode()).hexdigest()[:8]}"
         self._piece("sweeps", f"{sweep.collective}-{sweep.scope}-{sweep.round}-{who}", sweep.model_dump(mode="json"))
@@ -213,7 +213,7 @@ class Rate(NamedTuple):
     rate: float
     """By the clock: what a training step gets."""
     on_core: float
-    """Without the time that the rank was ready and other work had its core: what the part itself does. 0: it cannot be told."""
+    """Without the time that the rank was ready and other work had its core: what the part itself does. 0: not known."""
 
 
 class Outcome(NamedTuple):
