@@ -392,6 +392,19 @@ REFUSED = {
         {"based_on": "production", "address_space": "10.1.0.0/23", **LUSTRE},
         "16 TiB of Managed Lustre need a subnet of /24, and a quarter of address_space is /25: take a range of /22",
     ),
+    "a name with a dash": (
+        {"based_on": "small", "name": "contoso-llm"},
+        "name: 'contoso-llm' must be 3 to 10 lower-case letters and digits, beginning with a letter, because storage accounts'",
+    ),
+    "a name that ends its line": ({"based_on": "small", "name": "headway\n"}, "name: 'headway\\n' must be 3 to 10"),
+    "a region as the portal writes it": (
+        {"based_on": "small", "region": "West Europe"},
+        "region: 'West Europe' must be",
+    ),
+    "a cluster with an underscore": (
+        {"based_on": "small", "clusters": [{"name": "my_gpu", "size": "Standard_ND1", "max_nodes": 2}]},
+        "clusters.0.name: 'my_gpu' must be 3 to 16 lower-case letters",
+    ),
     "an expression": ({"based_on": "small", "tags": {"a": "b"}, "name": "[resourceGroup()]"}, "name"),
 }
 
