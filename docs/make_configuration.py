@@ -115,11 +115,12 @@ ESTATE = """\
 # Settings of the estate
 
 `headway estate render -c FILE` takes a file of these settings; [estate.md](estate.md) shows an example. `based_on: small`,
-`production` or `isolated` takes [a preset](estate.md#presets) first. A preset gives all that must be given but `subscription_id` and
-`region`; a list of the file, such as `clusters`, replaces the whole list of the preset. Without `based_on` the file gives everything.
+`production` or `isolated` takes [a preset](estate.md#presets) first. A preset gives all that must be given but
+`subscription_id` and `region`; a list of the file, such as `clusters`, replaces the whole list of the preset. Without
+`based_on` the file gives everything.
 
-The folder that `render` writes has an `estate.yaml` too: every setting with the value that it was rendered from, defaults and the preset's
-included. A name with `[]` is a list of such sections, and a section that is left out is not made.
+The folder that `render` writes has an `estate.yaml` too: every setting with the value that it was rendered from, defaults
+and the preset's included. A name with `[]` is a list of such sections, and a section that is left out is not made.
 """
 
 
