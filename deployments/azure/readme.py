@@ -1,4 +1,4 @@
-"""The README of a rendered estate: how it is deployed, the quota that it needs, who may do that, what is made and what it costs."""
+"""The README of a rendered estate: how it is deployed, the quota it needs, who may do that, what is made, and what it costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEBIBYTE_GB = 2**40 / 1e9
 FOR_ENDPOINTS = {"PolicyInsights", "Cdn"}
 """Providers that managed endpoints need."""
 UNKNOWN = "not in the price list"
-SILENT = "alert_emails is empty: alerts are made and shown in Azure Monitor, and nobody gets a message; set alert_emails: [YOU@YOURS]"
+SILENT = "alert_emails is empty: Azure Monitor shows alerts, and nobody gets a message; set alert_emails: [YOU@YOURS]"
 DSV2 = {"Standard_DS3_v2": 4, "Standard_DS4_v2": 8, "Standard_DS5_v2": 16}
 """vCPUs of sizes of the family DSv2, which managed endpoints take and no file of tasks/hardware describes."""
 RESERVED = 2
@@ -70,8 +70,8 @@ def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[s
     yield ""
     yield "## Deploy it"
     yield ""
-    yield "Whoever deploys needs this folder, Bash and the Azure CLI (`az login`), and nothing of Headway; Azure's Cloud Shell has both."
-    yield "Run the commands in this folder. [Quota](#quota) comes first: raising it takes days."
+    yield "Whoever deploys needs this folder, Bash and the Azure CLI (`az login`), which Azure's Cloud Shell has, and nothing of"
+    yield "Headway. Run the commands in this folder. [Quota](#quota) comes first: raising it takes days."
     yield ""
     yield "```bash"
     yield f"az account set --subscription {estate.subscription_id}"
@@ -86,8 +86,8 @@ def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[s
     if estate.database:
         yield "Azure asks for `databasePassword`: 16 characters or more, and in no file. Keep it where you keep passwords."
         yield ""
-    yield "**Stop here if somebody else runs Headway**, and send `outputs.json` back: it has names and ids, and no secret. Who runs"
-    yield "Headway makes its settings of it:"
+    yield "**Stop here if somebody else runs Headway**, and send `outputs.json` back: it has names and ids, and no secret."
+    yield "Who runs Headway makes its settings of it:"
     yield ""
     yield "```bash"
     yield "headway estate connect outputs.json --to settings"
@@ -115,13 +115,13 @@ def _not_made(estate: EstateConfig) -> Iterator[str]:
         yield f"The estate is reached from {', '.join(estate.allowed_addresses)} and from its virtual network"
     else:
         yield "`allowed_addresses` is empty: the estate is reached from its virtual network alone"
-    yield "(docs/estate.md, What is made). Who runs `headway`, pushes images or opens the studio from elsewhere needs a way into it:"
+    yield "(docs/estate.md, What is made). Who runs `headway`, pushes images or opens the studio from elsewhere needs a way in:"
     yield ""
     yield "- a VPN gateway, or a network with one that is peered with this one; or"
     yield "- Azure Bastion, and a machine in the network" + (" (the `host` is one)" if estate.host else "") + "."
     if estate.host:
         yield ""
-        yield "The `host` has no public address: without a NAT gateway or a firewall it reaches nothing outside, packages and images included."
+        yield "The `host` has no public address: without a NAT gateway or a firewall it cannot fetch even packages."
 
 
 def _quota(estate: EstateConfig) -> Iterator[str]:
@@ -142,12 +142,13 @@ def _quota(estate: EstateConfig) -> Iterator[str]:
         size = estate.host.size
         yield f"| the platform's machine, {size} | virtual machines: {_family(size)} | {_vcpus(size, 1)} |"
     yield ""
-    yield "What is not dedicated to a family is limited by *Total Cluster Dedicated Regional vCPUs* too. What there is:"
+    yield "*Total Cluster Dedicated Regional vCPUs* limits all dedicated families of Azure ML together, too. Your limits:"
     yield ""
-    usages = f"subscriptions/{estate.subscription_id}/providers/Microsoft.MachineLearningServices/locations/{estate.region}/usages"
+    provider = f"subscriptions/{estate.subscription_id}/providers/Microsoft.MachineLearningServices"
+    usages = f"{provider}/locations/{estate.region}/usages?api-version=2024-10-01"
     yield "```bash"
-    yield f'az rest --method get --url "https://management.azure.com/{usages}?api-version=2024-10-01" \\'
-    yield '  --query "value[?limit>=`0`].{quota:name.localizedValue, used:currentValue, limit:limit}" --output table'
+    yield f'az rest --method get --url "https://management.azure.com/{usages}" \\'
+    yield '  --query "value[].{quota:name.localizedValue, used:currentValue, limit:limit}" --output table'
     yield f"az vm list-usage --location {estate.region} --output table    # virtual machines"
     where = f"--location {estate.region} --resource-type virtualMachines --size SIZE"
     yield f'az vm list-skus {where} --query "[].family" --output tsv    # the family of a size'

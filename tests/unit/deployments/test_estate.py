@@ -524,6 +524,8 @@ def test_the_readme_names_the_quota_of_clusters_and_endpoints():
     assert "Standard_DS3_v2, and room to upgrade it | Azure ML: Standard DSv2 Family | 8 |" in text
     assert "| virtual machines: the family of Standard_D4s_v5 | 1 x those of Standard_D4s_v5 |" in text
     assert "locations/westeurope/usages" in text and "az vm list-usage --location westeurope" in text
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        assert "`" not in block  # Bash would run it
     assert text.index("## Deploy it") < text.index("az stack sub create") < text.index("## Quota")
 
 
