@@ -1,5 +1,5 @@
-"""Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py and
-deployments/configuration/platform.py, and the table of docs/elastic.md out of
+"""Writes docs/configuration.md and configuration-SUBJECT.md out of tasks/config/flows.py,
+deployments/configuration/platform.py and deployments/azure/settings.py, and the table of docs/elastic.md out of
 tasks/config/backends: `python docs/make_configuration.py`.
 
 The tables are made from what pydantic knows of each field, so they cannot disagree with the code; a test compares the files.
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deployments.azure.settings import EstateConfig
 from deployments.configuration.platform import PlatformConfig
 from tasks.config.cluster import elasticity_table
 from tasks.config.flows import AuditConfig, BackupConfig, RehearseConfig, RetrainConfig
@@ -110,6 +111,18 @@ PLATFORM = """\
 out. [platform.md](platform.md) shows an example. A name with `[]` is a list of such sections.
 """
 
+ESTATE = """\
+# Settings of the estate
+
+`headway estate render -c FILE` takes a file of these settings; [estate.md](estate.md) shows an example. `based_on: small`,
+`production` or `isolated` takes [a preset](estate.md#presets) first. A preset gives all that must be given but
+`subscription_id` and `region`; a list of the file, such as `clusters`, replaces the whole list of the preset. Without
+`based_on` the file gives everything.
+
+The folder that `render` writes has an `estate.yaml` too: every setting with the value that it was rendered from, defaults
+and the preset's included. A name with `[]` is a list of such sections, and a section that is left out is not made.
+"""
+
 
 def main() -> None:
     for path, text in rendered().items():
@@ -135,12 +148,16 @@ def rendered() -> dict[Path, str]:
     ]
     parts = [_section(path, found, "## The platform itself") for path, found in sections(platform, platform, path="")]
     pages[_file("platform")] = "\n".join([PLATFORM, WRITTEN, *parts, *flows])
+    estate = EstateConfig.model_json_schema()
+    parts = [_section(path, found, "## The estate itself") for path, found in sections(estate, estate, path="")]
+    pages[_file("estate")] = "\n".join([ESTATE, WRITTEN.partition("\n\n")[0] + "\n", *parts])
     return pages
 
 
 def _contents() -> str:
     rows = [(name, ", ".join(f"`{part}`" for part in parts.split())) for name, (_, parts) in SUBJECTS.items()]
     rows.append(("platform", "schedules, notifications, alerts, telemetry and events; the flows `backup` and `audit`"))
+    rows.append(("estate", "`headway estate render`: what is made in Azure"))
     return "\n".join(
         [
             "| page | settings |",
@@ -210,7 +227,8 @@ def _type(kind: dict[str, Any], *, optional: bool) -> str:
     if kind["type"] == "array":
         word = f"list of {TYPES[kind['items']['type']]}"
     elif kind["type"] == "object":
-        word = f"{TYPES[kind['additionalProperties']['type']]} by name"
+        values = kind.get("additionalProperties") or next(iter(kind["patternProperties"].values()))
+        word = f"{TYPES[values['type']]} by name"
     else:
         word = TYPES[kind["type"]]
     return f"{word}, or {NOTHING}" if optional else word

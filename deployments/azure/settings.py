@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from tasks.config.access import TENANT
 from tasks.config.base import Positive, Settings
@@ -31,7 +32,19 @@ CLOCK = r"^([01]\d|2[0-3]):[0-5]\d$"
 LUSTRE_MOST_TIB, NETAPP_MOST_TIB = 400, 100
 """Where Microsoft's table of subnets ends, and what a volume that is not a large one has."""
 TagName = Annotated[str, Field(pattern=r"^[^<>%&\\?/']{1,128}$")]
+NAME, REGION, CLUSTER = r"^[a-z][a-z0-9]{2,9}$", r"^[a-z][a-z0-9]{3,30}$", r"^[a-z][a-z0-9-]{1,14}[a-z0-9]$"
 TagValue = Annotated[str, Field(pattern=r"^([^\[].{0,254})?$")]
+
+
+def _form(pattern: str, words: str) -> BeforeValidator:
+    """Text that does not fit a pattern is refused in words; the pattern itself is for the schema and the documentation."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} must be {words}")
+        return value
+
+    return BeforeValidator(check)
 
 
 class PersonConfig(Settings):
@@ -48,7 +61,15 @@ class PersonConfig(Settings):
 class ClusterConfig(Settings):
     """A compute cluster of the workspace."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{1,14}[a-z0-9]$")]
+    name: Annotated[
+        str,
+        Field(pattern=CLUSTER),
+        _form(
+            CLUSTER,
+            "3 to 16 lower-case letters, digits and dashes, beginning with a letter and not ending with a dash, as Azure ML "
+            "names compute clusters",
+        ),
+    ]
     """Name of the cluster."""
     size: Annotated[str, Field(pattern=r"^Standard_[A-Za-z0-9_]+$")]
     """VM size of its nodes."""
@@ -68,7 +89,7 @@ class DatabaseConfig(Settings):
     size: Annotated[str, Field(pattern=r"^Standard_[A-Za-z0-9_]+$")] = "Standard_D2ds_v5"
     """VM size."""
     storage_gb: Literal[32, 64, 128, 256, 512, 1024, 2048] = 64
-    """Size of its disk."""
+    """Size of its disk in GB."""
     standby: bool = False
     """Whether a second server in another zone takes over when the first one fails."""
     backup_days: int = Field(14, ge=7, le=35)
@@ -81,7 +102,7 @@ class HostConfig(Settings):
     size: Annotated[str, Field(pattern=r"^Standard_[A-Za-z0-9_]+$")] = "Standard_D4s_v5"
     """VM size."""
     disk_gb: int = Field(128, ge=64, le=4095)
-    """Size of its disk."""
+    """Size of its disk in GB."""
     ssh_key: Annotated[str, Field(pattern=r"^(ssh-rsa|ssh-ed25519) [A-Za-z0-9+/=]+( [^'\n]*)?$")]
     """Public key of who administers it."""
     patch_window: Annotated[str, Field(pattern=CLOCK)] = "02:00"
@@ -96,7 +117,7 @@ class FileSystemConfig(Settings):
     ]
     """Which of the storages that `headway plan` compares."""
     tib: Positive
-    """Its size."""
+    """Its size in TiB."""
     patch_window: Annotated[str, Field(pattern=CLOCK)] = "02:00"
     """Start of the half hour on Sunday in which Managed Lustre is patched, UTC."""
 
@@ -124,9 +145,23 @@ class EstateConfig(Settings):
 
     subscription_id: Id
     """Subscription that it is made in."""
-    region: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{3,30}$")]
+    region: Annotated[
+        str,
+        Field(pattern=REGION),
+        _form(
+            REGION,
+            "a region's name in lower-case letters and digits, as `az account list-locations` prints it: westeurope",
+        ),
+    ]
     """Azure's name of the region, such as eastus."""
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{2,9}$")] = "headway"
+    name: Annotated[
+        str,
+        Field(pattern=NAME),
+        _form(
+            NAME,
+            "3 to 10 lower-case letters and digits, beginning with a letter, because storage accounts' names begin with it",
+        ),
+    ] = "headway"
     """Begins every name; groups are NAME and NAME-data."""
     suffix: Annotated[str, Field(pattern=r"^$|^[a-z0-9]{3,6}$")] = ""
     """Ends names that only one in the world can have; empty: six digits of a digest of subscription, region and name."""

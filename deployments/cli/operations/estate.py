@@ -28,7 +28,7 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write the ARM templates of an estate, with a README that says how to deploy them and what they cost."""
-    from deployments.azure.readme import readme, write
+    from deployments.azure.readme import notes, readme, write
     from deployments.azure.render import files, grants
     from deployments.azure.settings import load_estate
     from tasks.planning.prices.book import open_book
@@ -38,8 +38,11 @@ def render(
     names = [name for name in texts if name.startswith("modules/")]
     templates = {Path(name).stem: json.loads(texts[name]) for name in names}
     today = datetime.datetime.now(datetime.UTC).date()
-    texts["README.md"] = readme(estate, templates, book=open_book(home()), today=today)
+    book = open_book(home())
+    texts["README.md"] = readme(estate, templates, book=book, today=today)
     written = write(to, texts)
+    for note in notes(estate, book=book, today=today):
+        typer.echo(f"headway: note: {note}", err=True)
     resources = sum(len(template["resources"]) for template in templates.values())
     fields = {
         "folder": str(to),

@@ -16,7 +16,7 @@ from waiting import limit
 
 from deployments.azure.connect import check, outputs_of, read_outputs, settings
 from deployments.azure.names import IDENTITIES
-from deployments.azure.readme import readme, write
+from deployments.azure.readme import notes, readme, write
 from deployments.azure.render import files, grants, role_table
 from deployments.azure.settings import PRESETS, estate_of, load_estate
 from deployments.cli.main import app
@@ -392,6 +392,19 @@ REFUSED = {
         {"based_on": "production", "address_space": "10.1.0.0/23", **LUSTRE},
         "16 TiB of Managed Lustre need a subnet of /24, and a quarter of address_space is /25: take a range of /22",
     ),
+    "a name with a dash": (
+        {"based_on": "small", "name": "contoso-llm"},
+        "name: 'contoso-llm' must be 3 to 10 lower-case letters and digits, beginning with a letter, because storage accounts'",
+    ),
+    "a name that ends its line": ({"based_on": "small", "name": "headway\n"}, "name: 'headway\\n' must be 3 to 10"),
+    "a region as the portal writes it": (
+        {"based_on": "small", "region": "West Europe"},
+        "region: 'West Europe' must be",
+    ),
+    "a cluster with an underscore": (
+        {"based_on": "small", "clusters": [{"name": "my_gpu", "size": "Standard_ND1", "max_nodes": 2}]},
+        "clusters.0.name: 'my_gpu' must be 3 to 16 lower-case letters",
+    ),
     "an expression": ({"based_on": "small", "tags": {"a": "b"}, "name": "[resourceGroup()]"}, "name"),
 }
 
@@ -495,6 +508,67 @@ def test_the_readme_names_what_is_not_known_and_every_role(made):
     text = readme(settings_, templates, book=open_book(None), today=datetime.date(2026, 11, 29))
     assert "not in the price list" in text and "az deployment sub what-if" in text
     assert all(one.role in text for one in grants(settings_))
+
+
+def page_of(estate):
+    """The README as `render` writes it with the shipped prices, and its notes."""
+    modules = {Path(name).stem: json.loads(text) for name, text in files(estate).items() if name.startswith("modules/")}
+    today, book = datetime.date(2026, 11, 29), open_book(None)
+    return readme(estate, modules, book=book, today=today), notes(estate, book=book, today=today)
+
+
+def test_the_readme_names_the_quota_of_clusters_and_endpoints():
+    text, _ = page_of(settings_of("production"))
+    assert "| 4 nodes of gpu, Standard_ND96isr_H100_v5 | Azure ML: standardNDSH100v5Family | 384 |" in text
+    assert "| 4 nodes of spot, Standard_NC96ads_A100_v4 | Azure ML: low-priority, all families | 384 |" in text
+    assert "Standard_DS3_v2, and room to upgrade it | Azure ML: Standard DSv2 Family | 8 |" in text
+    assert "| virtual machines: the family of Standard_D4s_v5 | 1 x those of Standard_D4s_v5 |" in text
+    assert "locations/westeurope/usages" in text and "az vm list-usage --location westeurope" in text
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        assert "`" not in block  # Bash would run it
+    assert text.index("## Deploy it") < text.index("az stack sub create") < text.index("## Quota")
+
+
+def test_a_price_of_another_region_is_marked_and_counted():
+    text, told = page_of(settings_of("production"))
+    row = next(line for line in text.splitlines() if line.startswith("| a node of gpu"))
+    assert "98.32 an hour" in row and "**of eastus, not of westeurope**" in row and "2025-03-01" in row
+    assert told == [
+        "6 of 6 prices in README.md are not of westeurope: run `headway prices update --region westeurope`, and render again "
+        "into a new folder"
+    ]
+    text, told = page_of(settings_of("production", region="eastus"))
+    row = next(line for line in text.splitlines() if line.startswith("| a node of gpu"))
+    assert "98.32 an hour" in row and "not of" not in row
+    assert told[0].startswith("3 of 6 prices")  # low priority, the host's size and Lustre are in no list
+
+
+def test_alerts_that_reach_nobody_are_pointed_out():
+    text, told = page_of(settings_of("small", alert_emails=[]))
+    assert told[0].startswith("alert_emails is empty") and told[0] in text
+    text, told = page_of(settings_of("small"))
+    assert "alert_emails" not in text + "".join(told)
+
+
+def test_the_readme_says_where_a_colleague_stops_and_which_way_in_is_not_made(made, preset):
+    text, _ = page_of(made[0])
+    assert text.index("az stack sub show") < text.index("**Stop here") < text.index("headway estate connect")
+    assert ("## What is needed and not made" in text) == ("Azure Bastion" in text) == (preset != "small")
+    text, _ = page_of(settings_of("production", allowed_addresses=["20.1.2.3"]))
+    assert "reached from 20.1.2.3 and from its virtual network" in text
+
+
+def test_connect_takes_the_whole_answer_and_the_outputs_alone(made):
+    value = made[2].outputs["headway"]
+    outputs = {"headway": {"type": "Object", "value": value}}
+    (text,) = re.findall(r"```json\n(\{.*?)```", Path("docs/estate.md").read_text(), re.DOTALL)
+    shown = json.loads(text)  # the documentation's example, shortened there
+    assert set(shown["outputs"]["headway"]["value"]) <= set(value)
+    whole = {**shown, "outputs": outputs}
+    forms = [whole, {"properties": whole}, {"outputs": outputs}, outputs, outputs["headway"], value]
+    assert len({outputs_of(form, "a test").model_dump_json() for form in forms}) == 1
+    with pytest.raises(ValueError, match="has no outputs of an estate"):
+        outputs_of({**shown, "outputs": None}, "a test")
 
 
 def test_the_committed_summary_and_picture_are_of_these_templates():
