@@ -123,14 +123,14 @@ class FileSystemConfig(Settings):
 
 
 class BudgetConfig(Settings):
-    """What the estate may cost before somebody is told. It stops nothing."""
+    """What the estate may cost before somebody is notified. It stops nothing."""
 
     monthly: Positive
     """Amount in the subscription's currency."""
     start: datetime.date
     """First day of the first month; Azure takes no month that is over."""
     emails: Annotated[tuple[Email, ...], Field(min_length=1, max_length=50)]
-    """Who is told at 80 % spent, 100 % spent and 100 % forecast."""
+    """Who is notified at 80 % spent, 100 % spent and 100 % forecast."""
 
     @field_validator("start")
     @classmethod
@@ -194,7 +194,7 @@ class EstateConfig(Settings):
     log_days: int = Field(90, ge=30, le=730)
     """Days that logs are kept."""
     alert_emails: tuple[Email, ...] = ()
-    """Who is told of alerts."""
+    """Who is notified of alerts; nobody: alerts are only shown in Azure Monitor."""
     budget: BudgetConfig | None = None
     """What it may cost."""
     defender: tuple[Literal["VirtualMachines", "StorageAccounts", "KeyVaults", "Containers", "Arm"], ...] = ()
