@@ -93,6 +93,7 @@ class Checkout:
         """Write YAML blocks that begin with a file's name, and run every command and Python block; returns what went wrong."""
         for block in blocks(page, "yaml"):
             if named := re.match(r"# (\S+\.yaml)\n", block):
+                (self.path / named[1]).parent.mkdir(parents=True, exist_ok=True)
                 (self.path / named[1]).write_text(block)
         done = [(command.line, command.code, self._one(command.line)) for command in commands(page)]
         done += [(block, 0, self.python(block)) for block in blocks(page, "python")]
