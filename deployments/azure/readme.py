@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tasks.config.planning import PriceKind
 from tasks.hardware.files import is_known
 from tasks.hardware.sku import load_sku
 from tasks.planning.prices.book import USUAL_REGION, Book, machine_price, storage_prices
+from tasks.serving.azureml.render import SIZES
 
 MONTH_HOURS = 730
 TERABYTE = 1000
@@ -22,8 +23,8 @@ FOR_ENDPOINTS = {"PolicyInsights", "Cdn"}
 """Providers that managed endpoints need."""
 UNKNOWN = "not in the price list"
 SILENT = "alert_emails is empty: Azure Monitor shows alerts, and nobody gets a message; set alert_emails: [YOU@YOURS]"
-DSV2 = {"Standard_DS3_v2": 4, "Standard_DS4_v2": 8, "Standard_DS5_v2": 16}
-"""vCPUs of sizes of the family DSv2, which managed endpoints take and no file of tasks/hardware describes."""
+DSV2 = {size: vcpus for size, _, vcpus in SIZES}
+"""vCPUs of the sizes of managed endpoints. All are of the family DSv2, which no file of tasks/hardware describes."""
 RESERVED = 2
 """Machines that the quota has to hold for one instance of an endpoint: ceil(1.2 x 1), because Azure upgrades beside it."""
 
@@ -274,32 +275,28 @@ def _prices(estate: EstateConfig, book: Book, today: datetime.date) -> Iterator[
 def _hour(
     estate: EstateConfig, book: Book, size: str, kind: PriceKind, today: datetime.date
 ) -> tuple[float | None, str, bool]:
-    """The price of a machine and where it is from: of the region, else of the usual one."""
-    for region in (estate.region, ""):
-        price = machine_price(book, size, region=region, today=today)
-        if hour := price.hours.get(kind):
-            origin = price.origin(kind)
-            own = price.region in (estate.region, "")
-            return (
-                hour,
-                _origin(price.region if own else _elsewhere(price.region, estate), origin.source, origin.date),
-                own,
-            )
-    return None, "", False
+    """What a machine costs an hour."""
+    prices = (machine_price(book, size, region=region, today=today) for region in (estate.region, ""))
+    return _first(
+        estate, ((one.hours.get(kind), one.region, one.origin(kind).source, one.origin(kind).date) for one in prices)
+    )
 
 
 def _stored(estate: EstateConfig, book: Book, choice: str, today: datetime.date) -> tuple[float | None, str, bool]:
-    """The same of 10^9 bytes in a storage."""
-    for region in (estate.region, USUAL_REGION):
-        stored = storage_prices(book, region=region, today=today)
-        if month := stored.gb_month.get(choice):
-            own = region == estate.region
-            return month, _origin(region if own else _elsewhere(region, estate), stored.source, stored.date), own
+    """What 10^9 bytes in a storage cost a month."""
+    prices = ((region, storage_prices(book, region=region, today=today)) for region in (estate.region, USUAL_REGION))
+    return _first(estate, ((one.gb_month.get(choice), region, one.source, one.date) for region, one in prices))
+
+
+def _first(
+    estate: EstateConfig, prices: Iterable[tuple[float | None, str, str, str]]
+) -> tuple[float | None, str, bool]:
+    """The first price that is known, of (price, region, source, date); where it is from; whether it is of the estate's region."""
+    for price, region, source, date in prices:
+        if price:
+            own = region in (estate.region, "")
+            return price, _origin(region if own else f"**of {region}, not of {estate.region}**", source, date), own
     return None, "", False
-
-
-def _elsewhere(region: str, estate: EstateConfig) -> str:
-    return f"**of {region}, not of {estate.region}**"
 
 
 def _origin(region: str, source: str, date: str) -> str:

@@ -40,6 +40,8 @@ MAY_DIFFER = (
 )
 """Of two jobs under one token: what a further submission changes, or an earlier release did not know; and what concerns the
 supervisor only."""
+HOME = ".home"
+"""File beside the jobs' folders, with what tells their home from others."""
 HOME_DIGITS = 6
 """Of what tells a home from others, in the names of its submissions."""
 OF_ITS_END = (
@@ -133,7 +135,7 @@ def intend(job: Job, folder: Path, journal: Journal, *, stuck: int, cluster: Clu
 
 def home_of(folder: Path) -> str:
     """What tells the home that a job's folder lies in from others on the same store; made when it is first asked for."""
-    path = folder.parent / ".home"
+    path = folder.parent / HOME
     if not path.exists():
         draft = path.with_name(f".home.{uuid.uuid4().hex}")
         write_text(draft, uuid.uuid4().hex)
@@ -141,6 +143,12 @@ def home_of(folder: Path) -> str:
             os.link(draft, path)
         draft.unlink()
     return path.read_text(encoding="utf-8")
+
+
+def known_home(folder: Path) -> str:
+    """The same, and empty where nobody asked for it yet."""
+    path = folder.parent / HOME
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def require_reachable(

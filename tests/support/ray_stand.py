@@ -110,7 +110,7 @@ class RayStand:
             return json.load(answer)
 
     def _wait(self, node, done, *, timeout=60):
-        """Whether the node is there within `timeout`; all tries together stay below pytest's own limit."""
+        """Whether the node is there within `timeout`; the three tries of a node stay below pytest's own limit."""
         until = time.monotonic() + min(limit(timeout), 180)
         while time.monotonic() < until and node.poll() is None:
             try:

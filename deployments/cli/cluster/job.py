@@ -143,9 +143,11 @@ def render(
     """Print exactly what would be submitted for a stage, without submitting it. Contacts no scheduler.
 
     The store is read for the versions of the inputs; a store on Azure Blob needs a login. Inputs that do not exist yet are shown
-    as placeholders, and are named. Keys of the job are added when it is submitted.
+    as placeholders, and are named. Keys of the job are added when it is submitted, and in a home without jobs the digits of the
+    home, which its name has.
     """
     from flows.support.planned_jobs import on_which, planned_job
+    from tasks.compute.submission import HOME_DIGITS, known_home
     from tasks.config.files import load
 
     settings = load(config or "local", [*(set_ or []), *([f"cluster.backend={backend}"] if backend else [])])
@@ -153,13 +155,14 @@ def render(
     look_at_gpus(settings.cluster)
     planned = planned_job(stage, dataset or settings.dataset, settings)
     folder = home() / "jobs" / planned.job.id
-    rendered = opener()(on_which(stage, settings).config).render(planned.job, folder)
+    job = planned.job.model_copy(update={"home": known_home(folder)[:HOME_DIGITS]})
+    rendered = opener()(on_which(stage, settings).config).render(job, folder)
     fields = {
         "backend": rendered.backend,
-        "id": planned.job.id,
+        "id": job.id,
         "folder": str(folder),
         **rendered.model_dump(mode="json", exclude={"backend"}),
-        "job": planned.job.model_dump(mode="json"),
+        "job": job.model_dump(mode="json"),
         "pending": list(planned.pending),
         "placeholders": settings.cluster.placeholders,
     }

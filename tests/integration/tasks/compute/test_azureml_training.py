@@ -15,6 +15,7 @@ from azureml_stand import standing
 import deployments
 from tasks.compute.job import Job
 from tasks.compute.polling import Watch
+from tasks.compute.submission import HOME_DIGITS, home_of
 from tasks.compute.supervisor import run
 from tasks.config.training import TrainingConfig
 from tasks.registry.records import StoreJournal
@@ -45,9 +46,9 @@ def training_job(stand, tokens):
 
 def take_away(stand, job, said, *, once_there):
     """Preempt the first submission as soon as a checkpoint lies in the store."""
-    name = job.submission_id
     while not any(path.endswith(once_there) for path in stand.lying(job)):
         time.sleep(0.1)
+    name = job.model_copy(update={"home": home_of(stand.home / "jobs" / job.id)[:HOME_DIGITS]}).submission_id
     said["metrics before"] = list(said["metrics"])
     said["status before"] = stand.service.record(name).status
     stand.service.preempt(name)

@@ -24,6 +24,7 @@ from tasks.common import process
 from tasks.common.errors import Cancelled
 from tasks.compute import open_backend
 from tasks.compute.polling import Watch
+from tasks.compute.submission import HOME_DIGITS, home_of
 from tasks.compute.supervisor import run
 from tasks.config.cluster import ClusterConfig
 
@@ -210,7 +211,8 @@ def test_it_begins_on_one_of_two_machines_and_takes_the_other_in_when_that_is_fr
         alone = lines(folder)[-1]["step"]
         handle = journal.get(f"jobs/{job.token}/0001/handle")
         assert backend.states([(handle, folder)])[0].reason == "1 of at most 2 machines"
-        assert "n2" in cluster.command("squeue", "--noheader", f"--name={job.submission_id}.e0", "--format=%N")
+        named = job.model_copy(update={"home": home_of(folder)[:HOME_DIGITS]}).submission_id
+        assert "n2" in cluster.command("squeue", "--noheader", f"--name={named}.e0", "--format=%N")
         cluster.command("scancel", taken)
         until(lambda: lines(folder)[-1]["world_size"] == 2, PATIENCE)
     finally:
