@@ -41,14 +41,15 @@ def training_job(stand, tokens):
     settings = {"training": config.model_dump(mode="json"), "checkpoint_every_steps": EVERY, "keep_checkpoints": 2}
     fields = {"token": "a2" * 16, "program": "tasks.jobs.train", "progress": "checkpoints/LATEST"}
     inputs = {"inputs": {"tokens": str(tokens)}, "artifacts": {"tokens": made.ref}}
-    return Job(name="train", settings=settings, nodes=2, preemptible=True, **fields, **inputs)
+    job = Job(name="train", settings=settings, nodes=2, preemptible=True, **fields, **inputs)
+    return job.model_copy(update={"home": home_of(stand.home / "jobs" / job.id)[:HOME_DIGITS]})
 
 
 def take_away(stand, job, said, *, once_there):
     """Preempt the first submission as soon as a checkpoint lies in the store."""
+    name = job.submission_id
     while not any(path.endswith(once_there) for path in stand.lying(job)):
         time.sleep(0.1)
-    name = job.model_copy(update={"home": home_of(stand.home / "jobs" / job.id)[:HOME_DIGITS]}).submission_id
     said["metrics before"] = list(said["metrics"])
     said["status before"] = stand.service.record(name).status
     stand.service.preempt(name)
