@@ -323,11 +323,16 @@ def _priced(points: Sequence[Point]) -> list[tuple[float, float, int]]:
     return [(p.days, p.cost, p.gpus) for p in points if p.days is not None and p.cost is not None]
 
 
+CASES = Path(__file__).parents[2] / "cases"
 MOST_BYTES = 1 << 20
 MOST_CASES = 500
 CaseFile = Annotated[
     str,
-    typer.Option("--case", metavar="FILE", help="A YAML file with one or more cases, instead of a configuration."),
+    typer.Option(
+        "--case",
+        metavar="CASE",
+        help="A YAML file with one or more cases, or the name of a shipped one (gpt3-175b), instead of a configuration.",
+    ),
 ]
 
 
@@ -368,7 +373,7 @@ def plan(
     bandwidth, paid, hours = 0.0, None, None
     assumed: tuple[str, ...] = ()
     if case:
-        cases = read_cases(Path(case))
+        cases = read_cases(case)
     else:
         settings = load(config or "local", set_ or [])
         look_at_gpus(settings.cluster)
@@ -405,8 +410,9 @@ def plan(
         say(entries[0], words, as_json=as_json)
 
 
-def read_cases(path: Path) -> list[Case]:
-    """A file's cases: one, a list, `cases: [...]`, or several documents. Raises ValueError with file, key and value."""
+def read_cases(named: str) -> list[Case]:
+    """The cases of a file, or of a shipped one that is named without a folder and an ending: one, a list, `cases: [...]`, or
+    several documents. Raises ValueError with file, key and value."""
     import yaml
     from pydantic import ValidationError
 
@@ -414,12 +420,20 @@ def read_cases(path: Path) -> list[Case]:
     from tasks.config.files import Loader
     from tasks.planning.case import Case
 
+    path = Path(named)
+    shipped = {one.stem: one for one in sorted(CASES.glob("*.yaml"))}
+    if named in shipped and not path.exists():
+        path = shipped[named]
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(
                 f"--case {str(path)!r}: {path.stat().st_size} bytes; a file of cases has at most {MOST_BYTES}"
             )
         documents = [value for value in yaml.load_all(path.read_text(encoding="utf-8"), Loader) if value is not None]
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"--case {named!r}: no such file, and not one of the shipped cases: {', '.join(shipped)}"
+        ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"--case {str(path)!r}: {error}") from error
     listed = [value["cases"] if isinstance(value, dict) and set(value) == {"cases"} else value for value in documents]

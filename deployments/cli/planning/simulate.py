@@ -37,7 +37,7 @@ class Words:
     days: float = 30.0
     gpu: str = ""
     sku: str = ""
-    case: Path | None = None
+    case: str | None = None
     interval: str = "auto"
     checkpoint_gib: float | None = None
     storage: str = ""
@@ -111,12 +111,12 @@ def question(words: Words) -> Question:
     return Question(asked, failing, hours, interval, gpus, text, gib, (*known, *notes))
 
 
-def _case(path: Path) -> Case:
+def _case(named: str) -> Case:
     from deployments.cli.planning.plan import read_cases
 
-    cases = read_cases(path)
+    cases = read_cases(named)
     if len(cases) != 1:
-        raise ValueError(f"--case {path}: {len(cases)} cases; simulate takes a file with one")
+        raise ValueError(f"--case {named}: {len(cases)} cases; simulate takes a file with one")
     return cases[0]
 
 
@@ -229,7 +229,9 @@ def simulate(
     days: Annotated[float, typer.Option(help="Wall-clock days to simulate.")] = 30.0,
     gpu: Annotated[str, typer.Option(help="Such as H100; sets how fast a checkpoint leaves it.")] = "",
     sku: Annotated[str, typer.Option(help="An Azure VM size, instead of --gpu.")] = "",
-    case: Annotated[Path | None, typer.Option(help="A case as for `headway plan --case`: network and GPUs.")] = None,
+    case: Annotated[
+        str | None, typer.Option(metavar="CASE", help="A case as for `headway plan --case`: network and GPUs.")
+    ] = None,
     interval_seconds: Annotated[str, typer.Option(help="Computing time between two saves; auto: the best.")] = "auto",
     checkpoint_gib: Annotated[
         float | None, typer.Option(help="Size of a checkpoint; by default from the case's network.")

@@ -157,7 +157,16 @@ def test_a_file_that_is_no_case_is_refused(plan, text):
 def test_a_file_that_is_not_there_and_a_wrong_goal_are_named(plan):
     assert "fastest, cheapest, smallest" in plan(CASE, "--goal", "best", code=2)["error"]["message"]
     ran = subprocess.run([HEADWAY, "plan", "--case", "/no/such.yaml"], capture_output=True, text=True)
-    assert ran.returncode == 2 and "/no/such.yaml" in ran.stderr
+    assert ran.returncode == 2 and "/no/such.yaml" in ran.stderr and "gpt3-175b" in ran.stderr
+
+
+def test_a_shipped_case_is_named_from_any_folder_and_a_file_of_that_name_comes_first(tmp_path):
+    words = [HEADWAY, "plan", "--case", "gpt3-175b", "--json"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0 and json.loads(ran.stdout)["gpus"] == 1024, ran.stderr
+    (tmp_path / "gpt3-175b").write_text(yaml.safe_dump(CASE))
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(ran.stdout)["gpus"] == 64, ran.stderr
 
 
 def test_what_if_is_drawn(plan, tmp_path):
