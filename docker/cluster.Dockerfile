@@ -1,8 +1,8 @@
 # What runs on the nodes of a cluster: our jobs, torch and DeepSpeed; with GPUs Megatron-LM and nccl-tests too. No Prefect, no MLflow.
 #
-#   docker build -f docker/cluster.Dockerfile -t headway/cluster:0.1.0 .
+#   docker build -f docker/cluster.Dockerfile -t headway/cluster:0.2.0 .
 #   docker build -f docker/cluster.Dockerfile --target cpu --build-arg BASE=python:3.11.15-slim-bookworm --build-arg PYTHON=python3 \
-#     -t headway/cluster-cpu:0.1.0 .
+#     -t headway/cluster-cpu:0.2.0 .
 #
 # From the Azure Container for PyTorch come the system, InfiniBand and what Azure's nodes need. Its own Python (3.10, torch 2.8,
 # CUDA 12.6) is too old for Headway and for Megatron-LM, so Headway has an environment of its own: Python 3.12, and torch with the
@@ -11,7 +11,7 @@
 ARG BASE=mcr.microsoft.com/aifx/acpt/stable-ubuntu2204-cu126-py310-torch280:biweekly.202607.1@sha256:2c139ba03468a302ef9c11507dfd064ecd7ee4bd993cb64670bbe72db69b10ff
 FROM ${BASE} AS base
 LABEL org.opencontainers.image.title="headway cluster" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update && \

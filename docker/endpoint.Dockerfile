@@ -1,8 +1,8 @@
 # One model behind HTTP: ONNX Runtime and tasks/jobs/serve.py, without torch, Prefect and MLflow.
 #
-#   docker build -f docker/endpoint.Dockerfile -t headway/endpoint:0.1.0 .
+#   docker build -f docker/endpoint.Dockerfile -t headway/endpoint:0.2.0 .
 #   docker run --rm --network host --read-only --tmpfs /run/headway:uid=10001,mode=0700 \
-#     --mount type=bind,src=MODEL_FOLDER,dst=/model,readonly --env MODEL_REF=model/tiny headway/endpoint:0.1.0
+#     --mount type=bind,src=MODEL_FOLDER,dst=/model,readonly --env MODEL_REF=model/tiny headway/endpoint:0.2.0
 #
 # It listens on loopback only, unless it asks who asks: HOST=0.0.0.0 needs a mounted KEYS file (headway endpoint key), or ENTRA; or
 # OPEN=true, where something before it keeps others out, as a managed endpoint of Azure Machine Learning does.
@@ -28,7 +28,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 FROM base
 LABEL org.opencontainers.image.title="headway endpoint" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 headway && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /run/headway --shell /usr/sbin/nologin headway && \

@@ -1,6 +1,6 @@
 # What orders the stages: Prefect, MLflow with its server, and the `headway` command. No torch, unless EXTRAS asks for it.
 #
-#   docker build -f docker/orchestrator.Dockerfile -t headway/orchestrator:0.1.0 .
+#   docker build -f docker/orchestrator.Dockerfile -t headway/orchestrator:0.2.0 .
 #
 # compose.yaml starts the Prefect server and the MLflow server from it, and `headway up` from the same file with EXTRAS=local.
 # A file of pip's settings (a mirror, other wheels of torch) is handed in as the build secret `pip`, and leaves no trace.
@@ -38,7 +38,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 FROM base
 LABEL org.opencontainers.image.title="headway orchestrator" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 # ps shows which processes stand below a job; tini collects the ones that outlived their parents.
 RUN apt-get update && \

@@ -23,7 +23,7 @@ from tasks.storage.settings import Stores
 
 SCHEMA = "headway/estate/1"
 IMAGES = {"gpu": "headway/cluster", "cpu": "headway/cluster-cpu", "endpoint": "headway/endpoint"}
-RELEASE = "0.1.0"
+RELEASE = "0.2.0"
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Address = Annotated[str, Field(pattern=r"^$|^az://[a-z0-9]{3,24}/[a-z0-9-]{3,63}$")]
 Url = Annotated[str, Field(pattern=r"^$|^https://[a-z0-9.-]+(/[A-Za-z0-9-]+)*$")]

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[2]
 PRICE = 0.229
 IMAGES = [
     "--image",
-    "x.azurecr.io/headway/cluster-cpu:0.1.0",
+    "x.azurecr.io/headway/cluster-cpu:0.2.0",
     "--endpoint-image",
-    "x.azurecr.io/headway/endpoint:0.1.0",
+    "x.azurecr.io/headway/endpoint:0.2.0",
 ]
 
 

@@ -26,7 +26,7 @@ def config(url: str, *, rollout=None, **azureml) -> DeploymentConfig:
     where = {"subscription_id": "s", "resource_group": "g", "workspace": "w", "endpoint": url}
     said = {
         **where,
-        "image": "x.azurecr.io/headway/endpoint:0.1.0",
+        "image": "x.azurecr.io/headway/endpoint:0.2.0",
         "identity": IDENTITY,
         "poll_seconds": 0.02,
         "create_minutes": 0.5,

@@ -25,7 +25,7 @@ class AzureMlConfig(BackendSettings):
         cannot_drain="Azure ML lets nobody drain a node: the qualification has the requests that replace it",
         environment_setting="environment",
         placeholders={
-            "image": "my-registry.azurecr.io/headway-cluster:0.1.0",
+            "image": "my-registry.azurecr.io/headway-cluster:0.2.0",
             "azureml.subscription_id": "00000000-0000-0000-0000-000000000000",
             "azureml.resource_group": "my-resource-group",
             "azureml.workspace": "my-workspace",

@@ -174,13 +174,13 @@ def test_a_pool_of_containers_is_what_the_worker_of_docker_takes(plain, tmp_path
     template, deployed = tmp_path / "template.json", tmp_path / "prefect.yaml"
     template.write_text(json.dumps(DockerWorker.get_default_base_job_template()))
     plain.prefect("work-pool", "create", "headway-docker", "--type", "docker", "--base-job-template", str(template))
-    deployed.write_text(as_prefect_yaml(PlatformConfig(), image="headway/platform:0.1.0"))
+    deployed.write_text(as_prefect_yaml(PlatformConfig(), image="headway/platform:0.2.0"))
     plain.prefect("deploy", "--all", "--prefect-file", str(deployed), HEADWAY_HOME="/srv/headway")
     argv = [sys.executable, "-c", AS_A_CONTAINER]
     ended = subprocess.run(argv, env=plain.environment, capture_output=True, text=True, timeout=limit(120))
     assert ended.returncode == 0, ended.stderr
     made = json.loads(ended.stdout)
-    assert (made["image"], made["volumes"]) == ("headway/platform:0.1.0", ["/srv/headway:/var/lib/headway"])
+    assert (made["image"], made["volumes"]) == ("headway/platform:0.2.0", ["/srv/headway:/var/lib/headway"])
     assert (made["env"]["HEADWAY_HOME"], made["auto_remove"]) == ("/var/lib/headway", True)
     assert made["command"] == "prefect flow-run execute"
 

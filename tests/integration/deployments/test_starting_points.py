@@ -16,7 +16,7 @@ from waiting import limit
 from tasks.hardware.sku import load_sku
 
 OWN = {
-    "image": "acme.azurecr.io/headway/cluster:0.1.0",
+    "image": "acme.azurecr.io/headway/cluster:0.2.0",
     "azureml": {"subscription_id": "s", "resource_group": "g", "workspace": "w", "compute": "mine", "store": "team"},
 }
 GPUS = {"azureml-nd-h100": 8, "azureml-nc-a100": 4, "azureml-spot": 4, "azureml-cpu": 0}
@@ -112,4 +112,4 @@ def test_a_dry_run_shows_the_plan_with_its_price_and_a_start_names_the_placehold
     assert shown["plan"]["cost"]["machine_hour"] == 1.353 and len(shown["stages"]) == 8
     assert "plan" not in json.loads(headway("retrain", "-c", "tiny", "--dataset", "codeparrot", "--dry-run", "--json"))
     refused = json.loads(headway("retrain", "-c", "azureml-nd-h100", "--json", code=2))["error"]["message"]
-    assert "cluster.image (my-registry.azurecr.io/headway-cluster:0.1.0)" in refused and "my-cluster" in refused
+    assert "cluster.image (my-registry.azurecr.io/headway-cluster:0.2.0)" in refused and "my-cluster" in refused

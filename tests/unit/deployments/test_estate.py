@@ -333,7 +333,7 @@ def test_the_first_hour_of_the_documentation_has_the_names_that_are_made(tmp_pat
     assert f"-c tiny -c settings/{cluster.name}.yaml" in section
     registry = re.search(r"^  image: ([^/]*)/", written[f"{cluster.name}.yaml"], re.MULTILINE)[1]
     config = yaml.safe_load(written[f"{cluster.name}.yaml"])
-    pushed = {f"{registry}/headway/{name}:0.1.0" for name in re.search(r"for image in ([\w -]+);", section)[1].split()}
+    pushed = {f"{registry}/headway/{name}:0.2.0" for name in re.search(r"for image in ([\w -]+);", section)[1].split()}
     assert pushed == {config["cluster"]["image"], config["deployment"]["azureml"]["image"]}
     rights_of = {right.role for right in rights(uses_of(tmp_path, cluster.name)[1])}
     assert rights_of <= {one.role for one in grants(estate)}

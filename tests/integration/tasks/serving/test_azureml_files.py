@@ -36,7 +36,7 @@ def made(*, access=None, deployment=None, **azureml) -> Rendering:
         "workspace": "w",
         "endpoint": "https://management.azure.com",
     }
-    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.1.0", "identity": IDENTITY, **azureml}
+    said = {**where, "image": "x.azurecr.io/headway/endpoint:0.2.0", "identity": IDENTITY, **azureml}
     settings = {"backend": "azureml", "azureml": said, "access": access or {}, **(deployment or {})}
     return Rendering("chat", DeploymentConfig.model_validate(settings), "eastus")
 
