@@ -447,8 +447,8 @@ def read_cases(named: str) -> list[Case]:
         try:
             cases.append(Case.model_validate(value))
         except ValidationError as error:
-            named = value.get("name") if isinstance(value, dict) else None
-            raise ValueError(f"{path}, case {named or number}: {explain(error, Case)}") from error
+            name = value.get("name") if isinstance(value, dict) else None
+            raise ValueError(f"{path}, case {name or number}: {explain(error, Case)}") from error
     return cases
 
 
