@@ -156,7 +156,7 @@ def test_a_picture_is_a_png(tmp_path):
         ("--gpus 8 --gpu K80", "K80"),
         ("--gpus 8 --gpu H100 --sku x", "one of the two"),
         ("--gpus 8 --storage floppy", "lustre-125"),
-        ("--case /nope.yaml", "No such file"),
+        ("--case /nope.yaml", "no such file"),
         ("--gpus 8 --picture /nope/a.png", "no folder"),
     ],
 )
