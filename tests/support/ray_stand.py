@@ -57,6 +57,11 @@ class RayStand:
                 continue
         node.wait()
 
+    def runs(self, name, program):
+        """Whether a process of the node has a program in its command line."""
+        commands = (Path(f"/proc/{pid}/cmdline") for pid in descendants(self.nodes[name].pid))
+        return any(program in path.read_text(errors="replace") for path in commands if path.exists())
+
     def jobs(self):
         return self._get("/api/jobs/")
 
