@@ -2,6 +2,7 @@
 
 A page links to files as they lie in the repository. The site has the pages alone, so a link to a source file leads to the
 repository's address where one is configured, and is plain text otherwise. A link to a file that is not there fails the build.
+Where a page names another by its file (`[azureml.md](azureml.md)`), the site has the other's heading.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
+def named(text: str, path: Path) -> str:
+    """What a link to a page says: a file's name becomes the page's heading, without what follows a colon."""
+    if not re.fullmatch(r"[\w./-]+\.md", text) or not path.is_file():
+        return text
+    heading = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading[1].partition(":")[0] if heading else text
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
     source = page.file.src_uri
     folder = "" if source in AT_THE_ROOT else posixpath.join("docs", posixpath.dirname(source))
@@ -42,7 +51,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
         if (target.startswith("docs/") and not (ROOT / target).is_dir()) or target in AT_THE_ROOT:
             uri = target.removeprefix("docs/")
             place = posixpath.relpath(uri, posixpath.dirname(source) or ".")
-            return f"[{match['text']}]({place}{'#' + anchor if anchor else ''})"
+            return f"[{named(match['text'], ROOT / target)}]({place}{'#' + anchor if anchor else ''})"
         if not (ROOT / target).exists():
             log.warning("%s links to %s, which is not in the repository", source, match["to"])
         kind = "tree" if (ROOT / target).is_dir() else "blob"

@@ -101,6 +101,7 @@ def test_no_page_is_long():
         ),
         ("tutorial/plan.md", "[a](../../CONTRIBUTING.md#add-a-stage)", "", "[a](../CONTRIBUTING.md#add-a-stage)"),
         ("CONTRIBUTING.md", "[a](docs/proof/index.md)", "", "[a](proof/index.md)"),
+        ("ssh.md", "[hardware.md](hardware.md#baselines)", "", "[Hardware](hardware.md#baselines)"),
         (
             "ssh.md",
             "`[a](../tasks/train.py)` [b](slurm.md#set-up)",
