@@ -228,7 +228,9 @@ class Node:
         self.probes.start()
         code = self._attend(child)
         end_all_below(os.getpid())
-        if self.probes.found and code != GIVEN_UP:
+        # mpirun's ranks on a machine that is broken are killed by nobody there: it says that it failed.
+        elsewhere = self.job["launcher"] == "mpi" and self.marks.failed(self._others(), self.attempt)
+        if (self.probes.found or elsewhere) and code != GIVEN_UP:
             # It may have been written a moment before they were killed.
             (self.folder / "result.json").unlink(missing_ok=True)
             code = code or 1

@@ -15,7 +15,7 @@ from waiting import limit
 
 from tasks.compute import open_backend
 from tasks.compute.job import Job
-from tasks.config.cluster import ClusterConfig
+from tasks.config.cluster import ClusterConfig, WatchConfig
 from tasks.jobs.node.launching import Place, launcher
 
 RANKS = """
@@ -30,6 +30,24 @@ def run(rank):
 if __name__ == "__main__":
     sys.exit(main(run))
 """
+OUTLIVES_A_BREAK = """
+import os, sys, time
+from tasks.common.process import read_json
+from tasks.jobs.node.runtime import main
+
+def run(rank):
+    second = rank.folder / "nodes" / "1"
+    while not (second / "beat").exists():
+        time.sleep(0.1)
+    open(os.environ["STAND"] + "/log", "w").write(f"[{time.monotonic():.6f}] " + rank.settings["says"])
+    while (read_json(second / "node.json") or {}).get("code") != 1:
+        time.sleep(0.1)
+    return {"rank": rank.rank}
+
+if __name__ == "__main__":
+    sys.exit(main(run))
+"""
+FELL_OFF = "NVRM: Xid (PCI:0002:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 PLACES = """
 import os, pathlib
 place = [os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")]
@@ -101,6 +119,27 @@ def test_mpirun_starts_ranks_on_both_nodes_of_a_slurm_job(open_mpi, tmp_path):
         said = [(tmp_path / "job" / f"said-{rank}").read_text() for rank in range(4)]
         first, second = stand.nodes
         assert said == [f"0 4 0 {first}", f"1 4 1 {first}", f"2 4 0 {second}", f"3 4 1 {second}"]
+
+
+def test_a_result_does_not_count_when_another_machine_was_found_broken(open_mpi, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "dmesg"
+    tool.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" = n1 ] || cat {tmp_path}/log 2>/dev/null || true\n')
+    tool.chmod(0o755)
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND", str(tmp_path))
+    watch = WatchConfig(probe_seconds=0.2, grace_seconds=60)
+    with slurm(2) as stand, reachable(stand):
+        facts = {"settings": {"says": FELL_OFF}, "restarts": 0, "watch": watch}
+        job, backend = small(tmp_path, nodes=2, launcher="mpi", **facts), slurm_backend(requeue=False)
+        (tmp_path / "program.py").write_text(OUTLIVES_A_BREAK)
+        handle = backend.submit(job, tmp_path / "job")
+        last = until(backend, handle, tmp_path / "job", over)[-1]
+    assert last.code != 0 and not (tmp_path / "job" / "result.json").exists()
+    (report,) = [json.loads(path.read_text()) for path in (tmp_path / "job" / "errors").glob("node-*.json")]
+    assert report["nodes"] == ["n2"] and "Xid 79" in report["message"]
 
 
 def test_all_ranks_end_when_one_does(open_mpi, tmp_path):
