@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from deployments.configuration.platform import RUNBOOKS, RunbooksPage
 from tasks.config.access import TENANT
 from tasks.config.base import Positive, Settings
 from tasks.config.files import BASED_ON, merged, read_whole, validated
@@ -195,6 +196,9 @@ class EstateConfig(Settings):
     """Days that logs are kept."""
     alert_emails: tuple[Email, ...] = ()
     """Who is notified of alerts; nobody: alerts are only shown in Azure Monitor."""
+    runbooks: RunbooksPage = RUNBOOKS
+    """Page of the runbooks that alerts link to: the address of your copy of the site, for example
+    https://docs.example.com/headway/runbooks.html."""
     budget: BudgetConfig | None = None
     """What it may cost."""
     defender: tuple[Literal["VirtualMachines", "StorageAccounts", "KeyVaults", "Containers", "Arm"], ...] = ()

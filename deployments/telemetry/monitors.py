@@ -205,24 +205,27 @@ class Rendered:
     remedy: str
     severity: str
     promql: str
+    runbook: str
+    """Link to what to do, step by step: its section of the page of runbooks."""
     hold: str = "0s"
     """How long it must hold before it fires."""
-
-    @property
-    def runbook(self) -> str:
-        """What to do, step by step: its section of docs/runbooks.md."""
-        return f"docs/runbooks.md#{self.name}"
 
 
 def rules(limits: AlertsConfig) -> list[Rendered]:
     """Every rule of the watch, and the one about the watch."""
-    own = [Rendered(rule.name, rule.when, rule.remedy, rule.severity, rule.promql(limits)) for rule in RULES]
+    own = [
+        Rendered(
+            rule.name, rule.when, rule.remedy, rule.severity, rule.promql(limits), f"{limits.runbooks}#{rule.name}"
+        )
+        for rule in RULES
+    ]
     silent = Rendered(
         name="watch_silent",
         when=f"The watch told nothing for {SILENT_SECONDS} s: it is down, or its host is. Nothing else is noticed then.",
         remedy="`headway status` on the host; `headway up` starts what is missing. The log: platform/watch/watch.log.",
         severity="critical",
         promql=f"absent({of.TIME.prometheus}) or time() - {of.TIME.prometheus} > {SILENT_SECONDS}",
+        runbook=f"{limits.runbooks}#watch_silent",
         hold="1m",
     )
     return [*own, silent]
@@ -243,7 +246,7 @@ def prometheus_rules(limits: AlertsConfig) -> str:
                 "summary": rule.when,
                 "description": named,
                 "remedy": rule.remedy,
-                "runbook": rule.runbook,
+                "runbook_url": rule.runbook,
             },
         }
         for rule in rules(limits)

@@ -222,7 +222,7 @@ def test_every_alert_has_its_runbook_and_leads_to_it():
     shipped = rules(AlertsConfig())
     assert re.findall(r"^## (\S+)$", page.read_text(), re.MULTILINE) == [rule.name for rule in shipped]
     written = yaml.safe_load((ROOT / "docs" / "monitoring" / "headway-alerts.yaml").read_text())["groups"][0]["rules"]
-    ends = [rule["annotations"]["runbook"] for rule in written]
+    ends = [rule["annotations"]["runbook_url"] for rule in written]
     azure = json.loads((ROOT / "docs" / "monitoring" / "headway-alerts-azure.json").read_text())["resources"]
     assert ends == [rule["properties"]["description"].rpartition("Runbook: ")[2] for rule in azure]
     assert ends == [f"docs/runbooks.md#{rule.name}" for rule in shipped]

@@ -550,6 +550,15 @@ def test_alerts_that_reach_nobody_are_pointed_out():
     assert "alert_emails" not in text + "".join(told)
 
 
+def test_alerts_link_to_the_runbooks_at_the_address_that_is_given():
+    site = "https://docs.example.com/runbooks.html"
+    texts = files(settings_of("production", runbooks=site))
+    links = re.findall(r"Runbook: (\S+?)\"", texts["main.json"])
+    assert len(links) > 15 and all(link.startswith(f"{site}#") for link in links), links
+    with pytest.raises(ValueError, match="runbooks"):
+        settings_of("production", runbooks="https://docs.example.com/a page")
+
+
 def test_the_readme_says_where_a_colleague_stops_and_which_way_in_is_not_made(made, preset):
     text, _ = page_of(made[0])
     assert text.index("az stack sub show") < text.index("**Stop here") < text.index("headway estate connect")
