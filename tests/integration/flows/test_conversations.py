@@ -10,6 +10,7 @@ from flows.support.inputs import with_template
 from tasks.config.data import PreprocessingConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
+from tasks.jobs.data.samples import open_conversations
 from tasks.serving.client import post
 
 SETTINGS = {
@@ -69,6 +70,19 @@ def test_answers_are_learnt_and_measured(ran):
 
 
 @pytest.mark.long
+def test_the_plan_counts_epochs_by_packed_rows(ran, home):
+    packed = home.ok(
+        "retrain", "--dataset", "chats", "-c", "tiny", "--to", "plan", *settings(**{"training.packing": True})
+    )
+    alone, together = (run.stage("plan")["metrics"] for run in (ran, packed))
+    tokens = home.folder_of(ran.stage("preprocess")["outputs"][0]) / "files"
+    config = TrainingConfig(objective="sft", packing=True, sequence_length=96)
+    rows = open_conversations(tokens, config).count
+    assert together["tokens"] == alone["tokens"] == together["epochs"] * rows * 96
+    assert together["epochs"] > 1.3 * alone["epochs"]
+
+
+@pytest.mark.long
 def test_what_was_tuned_is_asked_by_chat_with_the_template_of_its_training(ran, home):
     folder = home.folder_of(ran.said["endpoint"]["model"]) / "files"
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -94,6 +108,11 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs():
         RetrainConfig.model_validate({**chats, "training": {"objective": "sft"}, "execution": {"cache_gib": 1}})
     with pytest.raises(ValueError, match="with sft each conversation is a sample of its own"):
         TrainingConfig(objective="sft", mask_documents=True)
+    with pytest.raises(ValueError, match=r"training\.packing is for sft"):
+        TrainingConfig(packing=True)
+    packed = {"objective": "sft", "packing": True, "engine": "megatron"}
+    with pytest.raises(ValueError, match=r"the engine megatron has no training\.packing \(True\): leave it out"):
+        RetrainConfig.model_validate({**chats, "training": packed, "execution": {"megatron": {"checkout": "/opt"}}})
 
 
 def test_a_template_counts_by_its_content_and_changes_no_other_key(tmp_path):
@@ -106,6 +125,5 @@ def test_a_template_counts_by_its_content_and_changes_no_other_key(tmp_path):
     assert with_template(given[0]) == with_template(given[1]) == with_template(with_template(given[0]))
     with pytest.raises(ValueError, match=r"c\.jinja is no file: give the path of a chat template"):
         with_template(PreprocessingConfig(text_field="messages", chat_template=str(tmp_path / "c.jinja")))
-    assert (
-        "chat_template" not in PreprocessingConfig().model_dump() and "objective" not in TrainingConfig().model_dump()
-    )
+    assert "chat_template" not in PreprocessingConfig().model_dump()
+    assert TrainingConfig().model_dump().keys().isdisjoint({"objective", "packing"})
