@@ -12,7 +12,8 @@ from training_runs import Forks, error, last_lines, numbers, result, said_by
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.evaluation import EvaluationConfig
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
-from tasks.formats.mmididx import open_split
+from tasks.data.tokenizing.rows import count_rows
+from tasks.formats.mmididx import open_split, prefixes
 from tasks.jobs.data.samples import NOT_LEARNED, Shares, batch_of, open_conversations
 from tasks.jobs.evaluation.heldout import encode_for, read_heldout
 from tasks.jobs.training.starting import load_base, require_packable
@@ -276,6 +277,7 @@ def test_every_conversation_is_packed_whole_and_once_an_epoch(tokens):
     alone, packed = alone_and_packed(tokens)
     assert packed.count < 0.6 * alone.count and packed.conversations == alone.conversations == alone.count
     assert packed.mean_size > 1.6 * alone.mean_size
+    assert count_rows(prefixes(tokens, "train"), PACKED.sequence_length, PACKED.seed) == packed.count
     assert sorted(all_of(packed)) == sorted(all_of(alone))
     epochs = [packed.batch(epoch * packed.count, packed.count).tolist() for epoch in range(2)]
     assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1])

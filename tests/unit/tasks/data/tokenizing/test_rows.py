@@ -1,5 +1,7 @@
 """Packing of conversations into rows."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def test_every_conversation_is_in_one_row_that_has_room_for_it(count, monkeypatc
     packed, begins = pack(sizes, 64, seed=3)
     assert sorted(packed.tolist()) == list(range(count))
     assert begins[0] == 0 and begins[-1] == count and (np.diff(begins) > 0).all()
-    held = [int(sizes[packed[begin:end]].sum()) for begin, end in zip(begins, begins[1:], strict=False)]
+    held = [int(sizes[packed[begin:end]].sum()) for begin, end in pairwise(begins)]
     assert max(held, default=0) <= 64 and len(held) <= 1.1 * sizes.sum() / 64 + count // 100 + 1
 
 
