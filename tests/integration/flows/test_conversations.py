@@ -10,7 +10,6 @@ from flows.support.inputs import with_template
 from tasks.config.data import PreprocessingConfig
 from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
-from tasks.jobs.data.samples import open_conversations
 from tasks.serving.client import post
 
 SETTINGS = {
@@ -67,19 +66,6 @@ def test_answers_are_learnt_and_measured(ran):
     assert 0 < tokens["train_answer_tokens"] < tokens["train_tokens"] / 2
     assert trained["conversations"] == tokens["train_documents"] and trained["conversations_left_out"] == 0
     assert 0 < measured["bits_per_byte"] < 20
-
-
-@pytest.mark.long
-def test_the_plan_counts_epochs_by_packed_rows(ran, home):
-    packed = home.ok(
-        "retrain", "--dataset", "chats", "-c", "tiny", "--to", "plan", *settings(**{"training.packing": True})
-    )
-    alone, together = (run.stage("plan")["metrics"] for run in (ran, packed))
-    tokens = home.folder_of(ran.stage("preprocess")["outputs"][0]) / "files"
-    config = TrainingConfig(objective="sft", packing=True, sequence_length=96)
-    rows = open_conversations(tokens, config).count
-    assert together["tokens"] == alone["tokens"] == together["epochs"] * rows * 96
-    assert together["epochs"] > 1.3 * alone["epochs"]
 
 
 @pytest.mark.long
