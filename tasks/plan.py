@@ -96,8 +96,9 @@ def plan(
         training = training.model_copy(update={"network": shape_of(result.config)})
         vocab_size = result.vocab_size
     train_tokens = int(tokens.metrics["train_tokens"])
-    if training.objective == "sft":  # a row each, whatever its length
-        train_tokens = int(tokens.metrics["train_documents"]) * training.sequence_length
+    if training.objective == "sft":  # full rows, whatever they hold
+        rows = packed_rows(tokens, training) if training.packing else int(tokens.metrics["train_documents"])
+        train_tokens = rows * training.sequence_length
     home = home_folder("")
     past = noted(measured_on(on.name), PAST_RUNS)
     numbers = reckon(training, limits, how, on, vocab_size=vocab_size, train_tokens=train_tokens, home=home, past=past)
@@ -132,6 +133,17 @@ def plan(
             max_cost=limits.spending.max_cost,
             parameters=numbers.parameters,
         )
+
+
+def packed_rows(tokens: Tokens, training: TrainingConfig) -> int:
+    """Rows that training will pack the conversations into."""
+    from tasks.data.tokenizing.rows import count_rows  # numpy, which no other plan needs
+    from tasks.formats.mmididx import prefixes
+
+    with files_of(tokens, "tokens.json") as folder:
+        names = [prefix.name for prefix in prefixes(folder, "train")]
+    with files_of(tokens, *(f"{name}.idx" for name in names)) as folder:
+        return count_rows([folder / name for name in names], training.sequence_length, training.seed)
 
 
 def reckon(

@@ -18,7 +18,7 @@ CONTINUES = "continues"
 TOKENS = "tokens"
 SHAPE = ("training.network.", "training.lora.rank", "training.lora.targets", "base")
 """Settings that make another network."""
-ORDER = (TOKENS, "training.mixture", "training.sequence_length", "training.seed")
+ORDER = (TOKENS, "training.mixture", "training.sequence_length", "training.packing", "training.seed")
 """What the order of samples is made of: a place in one order is no place in another one."""
 
 

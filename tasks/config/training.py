@@ -92,6 +92,8 @@ class TrainingConfig(Settings):
     """Of matrix products and activations; weights and optimizer state are float32."""
     sequence_length: Positive = 256
     """Tokens a sample; of `sft`, those of the longest conversation that is learned: longer ones are left out, and counted."""
+    packing: bool = Field(False, exclude_if=lambda packing: not packing)
+    """Of `sft`, whether a sample is as many whole conversations as fit, which do not see each other; else it is one."""
     mask_documents: bool = False
     """Whether attention and positions end at a document's end; else a sample is one text."""
     mixture: dict[str, float] = Field(default={})
@@ -129,6 +131,8 @@ class TrainingConfig(Settings):
 
     @model_validator(mode="after")
     def _conversations_stand_alone(self) -> TrainingConfig:
+        if self.packing and self.objective != "sft":
+            raise ValueError("training.packing is for sft: samples of pretrain are full as they are")
         if self.objective == "sft" and self.mask_documents:
             raise ValueError(
                 "training.mask_documents is for pretrain: with sft each conversation is a sample of its own"

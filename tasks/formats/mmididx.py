@@ -224,6 +224,11 @@ def token_count(prefix: Path) -> int:
     return int(np.fromfile(path, np.int64, 1, offset=pointers + 8 * last)[0]) // header.dtype.itemsize + length
 
 
+def sequence_lengths(prefix: Path) -> NDArray[np.int32]:
+    """Tokens of each sequence by the index alone; raises IntegrityError as `read_header` does."""
+    return np.fromfile(Path(f"{prefix}.idx"), np.int32, read_header(prefix).sequences, offset=HEADER.size)
+
+
 def map_tokens(prefix: Path) -> NDArray[np.number]:
     """Map `PREFIX.bin` in the time and memory of the last entry of its index: for who needs no documents.
 

@@ -48,7 +48,7 @@ from tasks.jobs.data.samples import (
     open_conversations,
     vocabulary,
 )
-from tasks.jobs.data.sources import left_out, open_source, source_identity, tokens_a_sample
+from tasks.jobs.data.sources import conversations, open_source, source_identity, tokens_a_sample
 from tasks.jobs.node.elastic import SAVED_AND_STOPPED, START_TIMEOUT, Groups, changes, standstill
 from tasks.jobs.node.runtime import Rank, main
 from tasks.jobs.training.card import base_ref, write_account
@@ -149,10 +149,11 @@ def run(rank: Rank) -> dict[str, Any]:
     shares = shares.halved(int(rank.settings.get("smaller_batches", 0)))
     samples = open_source(rank.inputs, config, execution)
     require_apart(rank, config, execution)
-    if rank.rank == 0 and (long := left_out(samples)):
+    learned, long = conversations(samples)
+    if rank.rank == 0 and long:
         print(
             f"{long} conversations of more than training.sequence_length + 1 = {config.sequence_length + 1} tokens are left out, "
-            f"{samples.count} are learned",
+            f"{learned} are learned",
             flush=True,
         )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -356,7 +357,8 @@ class Training:
         """How many are learned, and how many were too long."""
         if self.config.objective != "sft":
             return {}
-        return {"conversations": float(self.samples.count), "conversations_left_out": float(left_out(self.samples))}
+        learned, long = conversations(self.samples)
+        return {"conversations": float(learned), "conversations_left_out": float(long)}
 
     def _tell(self, **values: float) -> None:
         left = self.pace.seconds_left(self.step, self.config.steps)

@@ -120,6 +120,7 @@ def _require_its_own_loop(training: TrainingConfig, execution: ExecutionConfig) 
         "training.safety.not_finite": safety.not_finite if safety.not_finite != "stop" else None,
         "training.safety.spike_factor": safety.spike_factor,
         "training.safety.repeat_every_steps": safety.repeat_every_steps,
+        "training.packing": training.packing,
         "training.objective": training.objective if training.objective != "pretrain" else None,
         "training.base": training.base,
         "training.lora.rank": training.lora.rank,

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from tasks.common.errors import IntegrityError
 from tasks.config.training import TrainingConfig
+from tasks.data.tokenizing.rows import fits, pack
 from tasks.formats.mmididx import IndexedTokens, map_tokens, open_split, prefixes, remote_files
 
 UNITS = 1 << 22
@@ -122,6 +123,8 @@ TRAIN = "train"
 
 NOT_LEARNED = -100
 """The target of a token that is only read: cross_entropy leaves it out."""
+BEGINS = 1 << 40
+"""Set in the first token of a conversation that follows another one in its row; above every token."""
 
 
 class Batch(NamedTuple):
@@ -217,7 +220,8 @@ class Source(Protocol):
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
         """The `size` samples that follow the first `consumed` ones: shape [size, length + 1].
 
-        A token that is read and not learned is its complement, `~token`, which is below 0.
+        A token that is read and not learned is its complement, `~token`, which is below 0; `~(token | BEGINS)` where another
+        conversation begins.
         """
 
     def close(self, *, done: bool) -> None:
@@ -225,18 +229,20 @@ class Source(Protocol):
 
 
 class Conversations:
-    """One corpus of conversations, each a sample by itself: nothing attends to, or wraps into, another one.
+    """One corpus of conversations, each a sample by itself, or with `packing` several whole ones a sample.
 
-    It is padded at its end, which causal attention sees from no token of it: neither a mask nor positions of its own are needed.
-    Those of more than `length` + 1 tokens are left out whole.
+    A sample is padded at its end, which causal attention sees from no token of it. Where conversations share a sample, the first
+    token of each is marked, for positions that begin anew. Those of more than `length` + 1 tokens are left out whole.
     """
 
-    def __init__(self, tokens: IndexedTokens, masks: IndexedTokens, *, length: int, seed: int) -> None:
+    def __init__(
+        self, tokens: IndexedTokens, masks: IndexedTokens, *, length: int, seed: int, packing: bool = False
+    ) -> None:
         """`masks` is 1 where a token is learned. Raises ValueError when no conversation fits."""
         self.length, self._tokens, self._masks = length, tokens.tokens, masks.tokens
         marks = tokens.boundaries
         sizes = np.diff(marks)
-        fit = (sizes > 1) & (sizes <= length + 1)
+        fit = fits(sizes, length)
         self._starts, self._sizes = marks[:-1][fit], sizes[fit]
         self.left_out = int(len(sizes) - fit.sum())
         """Conversations that are too long."""
@@ -245,32 +251,45 @@ class Conversations:
                 f"the shortest of {len(sizes)} conversations has {sizes.min(initial=0)} tokens, and a sample has room for "
                 f"sequence_length + 1 = {length + 1}: raise training.sequence_length"
             )
-        self._order = Order(seed, len(self._sizes))
+        alone = np.arange(len(self._sizes) + 1, dtype=np.int64)
+        self._packed, self._begins = pack(self._sizes, length + 1, seed) if packing else (alone[:-1], alone)
+        self._order = Order(seed, len(self._begins) - 1)
 
     @property
     def count(self) -> int:
-        """Conversations an epoch."""
+        """Samples an epoch."""
         return self._order.count
 
     @property
+    def conversations(self) -> int:
+        """Conversations an epoch."""
+        return len(self._sizes)
+
+    @property
     def mean_size(self) -> float:
-        """Tokens a conversation that are read."""
-        return float(self._sizes.mean()) - 1
+        """Tokens a sample that are read."""
+        return float(self._sizes.sum()) / self.count - 1
 
     def batch(self, consumed: int, size: int) -> NDArray[np.int64]:
-        """The `size` conversations that follow the first `consumed` ones, over epochs: as Source.batch has it."""
+        """The `size` samples that follow the first `consumed` ones, over epochs: as Source.batch has it."""
         return self.at(np.arange(consumed, consumed + size, dtype=np.int64))
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The conversation at each place of the order: shape [places, length + 1]."""
+        """The sample at each place of the order: shape [places, length + 1]."""
         return self.rows(self._order.at(places))
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Conversations by their number among those that fit: shape [numbers, length + 1]."""
+        """Samples by their number, which without packing is that of a conversation that fits: shape [numbers, length + 1]."""
         rows = np.full((len(numbers), self.length + 1), ~0, np.int64)
-        for row, start, size in zip(rows, self._starts[numbers].tolist(), self._sizes[numbers].tolist(), strict=True):
-            tokens, learned = (part[start : start + size] for part in (self._tokens, self._masks))
-            row[:size] = np.where(learned, tokens.astype(np.int64), ~tokens.astype(np.int64))
+        for row, number in zip(rows, numbers.tolist(), strict=True):
+            at = 0
+            for member in self._packed[self._begins[number] : self._begins[number + 1]].tolist():
+                start, size = int(self._starts[member]), int(self._sizes[member])
+                tokens, learned = (part[start : start + size] for part in (self._tokens, self._masks))
+                row[at : at + size] = np.where(learned, tokens.astype(np.int64), ~tokens.astype(np.int64))
+                if at:  # nothing is before it that it could be predicted from
+                    row[at] = ~(int(tokens[0]) | BEGINS)
+                at += size
         return rows
 
     def close(self, *, done: bool) -> None:
@@ -352,7 +371,10 @@ def _masked(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
     """Of rows with complements: what is behind the last target of all rows is read for nothing, and left out."""
     last = int((targets >= 0).any(dim=0).nonzero().max()) + 1
     inputs, targets = inputs[:, :last], targets[:, :last]
-    return Batch(torch.where(inputs < 0, ~inputs, inputs), targets.where(targets >= 0, NOT_LEARNED))
+    inputs = torch.where(inputs < 0, ~inputs, inputs)
+    begins = inputs >= BEGINS
+    places = _places(begins) if begins.any() else None
+    return Batch(torch.where(begins, inputs - BEGINS, inputs), targets.where(targets >= 0, NOT_LEARNED), places)
 
 
 def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
@@ -361,9 +383,13 @@ def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:
     The end-of-document token is where the next document begins: as an input it stands before that document's first token and
     predicts it, as when the network is evaluated and when it generates. So nothing of one document is seen from another.
     """
-    places = torch.arange(inputs.shape[1], device=inputs.device)
-    begins = torch.where(inputs == eod, places, 0).cummax(dim=1).values
-    return places - begins
+    return _places(inputs == eod)
+
+
+def _places(begins: torch.Tensor) -> torch.Tensor:
+    """Of each token behind the last one that begins something, shape [samples, length]."""
+    places = torch.arange(begins.shape[1], device=begins.device)
+    return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
 def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = None) -> Samples:
@@ -381,14 +407,15 @@ def open_samples(folder: Path, config: TrainingConfig, tokens: Stream | None = N
 
 
 def open_conversations(folder: Path, config: TrainingConfig, split: str = TRAIN) -> Conversations:
-    """A split of a tokens folder of conversations, mapped into memory.
+    """A split of a tokens folder of conversations, mapped into memory; `training.packing` is for those that are learned.
 
     Raises ValueError when none fits, IntegrityError when an index does not fit, or a mask its tokens.
     """
     tokens, masks = open_split(folder, split), open_split(folder, split, masks=True)
     if not np.array_equal(tokens.lengths, masks.lengths):
         raise IntegrityError(f"{folder}: the masks of the {split} split are of other conversations than its tokens")
-    return Conversations(tokens, masks, length=config.sequence_length, seed=config.seed)
+    packing = config.packing and split == TRAIN
+    return Conversations(tokens, masks, length=config.sequence_length, seed=config.seed, packing=packing)
 
 
 def chained(streams: Sequence[Stream]) -> Stream:

@@ -306,17 +306,21 @@ def require_objective(folder: Path, config: TrainingConfig) -> None:
     )
 
 
-def left_out(source: Source) -> int:
-    """Conversations that are longer than a sample, over all corpora; 0 of text."""
-    parts = source.corpora if isinstance(source, Mixture) else [source]
-    return sum(part.left_out for part in parts if isinstance(part, Conversations))
+def conversations(source: Source) -> tuple[int, int]:
+    """Those that are learned, and those that are longer than a sample, over all corpora; none of text."""
+    parts = [each for each in _parts(source) if isinstance(each, Conversations)]
+    return sum(part.conversations for part in parts), sum(part.left_out for part in parts)
 
 
 def tokens_a_sample(source: Source, config: TrainingConfig) -> float:
     """Tokens that are read of a sample, padding left out; of a mixture the mean of its corpora."""
-    parts = source.corpora if isinstance(source, Mixture) else [source]
+    parts = _parts(source)
     sizes = [part.mean_size if isinstance(part, Conversations) else config.sequence_length for part in parts]
     return sum(sizes) / len(sizes)
+
+
+def _parts(source: Source) -> Sequence[Source]:
+    return source.corpora if isinstance(source, Mixture) else [source]
 
 
 def _stream(folder: Path, config: TrainingConfig, execution: ExecutionConfig, *, of: int, share: float) -> Stream:

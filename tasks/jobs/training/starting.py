@@ -165,6 +165,8 @@ def starting_network(setting: Setting) -> nn.Module:
     require_same_tokenizer(setting.base, setting.rank.inputs["tokens"] / "tokenizer")
     torch.manual_seed(config.seed)
     network = load_base(setting.base)
+    if config.packing:
+        require_packable(network)
     return add_adapters(network, config) if config.lora.rank else network
 
 
@@ -198,6 +200,24 @@ def require_base_fits(result: ModelFolder, sequence_length: int, vocab_size: int
     if result.positions and sequence_length > result.positions:
         raise ValueError(
             f"training.sequence_length {sequence_length} is more than the base model's {result.positions} positions: lower it"
+        )
+
+
+def require_packable(network: Any) -> None:
+    """Raise ValueError where positions that begin anew do not keep a text of a row from what is before it.
+
+    A network that has no positions to begin anew (ALiBi), or that carries a state along (Mamba), reads on.
+    """
+    ids, size = torch.arange(1, 9) % network.config.vocab_size, 4
+    places = torch.arange(len(ids)) % size
+    network.eval()
+    with torch.no_grad():
+        together = network(input_ids=ids[None], position_ids=places[None], use_cache=False).logits[0, size:]
+        alone = network(input_ids=ids[None, size:], position_ids=places[None, size:], use_cache=False).logits[0]
+    network.train()
+    if (together - alone).abs().max() > 1e-4 * alone.abs().max():
+        raise ValueError(
+            f"training.packing: in a row of {type(network).__name__} a conversation sees the one before it. Set it to false"
         )
 
 

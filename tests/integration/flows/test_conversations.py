@@ -94,6 +94,11 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs():
         RetrainConfig.model_validate({**chats, "training": {"objective": "sft"}, "execution": {"cache_gib": 1}})
     with pytest.raises(ValueError, match="with sft each conversation is a sample of its own"):
         TrainingConfig(objective="sft", mask_documents=True)
+    with pytest.raises(ValueError, match=r"training\.packing is for sft"):
+        TrainingConfig(packing=True)
+    packed = {"objective": "sft", "packing": True, "engine": "megatron"}
+    with pytest.raises(ValueError, match=r"the engine megatron has no training\.packing \(True\): leave it out"):
+        RetrainConfig.model_validate({**chats, "training": packed, "execution": {"megatron": {"checkout": "/opt"}}})
 
 
 def test_a_template_counts_by_its_content_and_changes_no_other_key(tmp_path):
@@ -106,6 +111,5 @@ def test_a_template_counts_by_its_content_and_changes_no_other_key(tmp_path):
     assert with_template(given[0]) == with_template(given[1]) == with_template(with_template(given[0]))
     with pytest.raises(ValueError, match=r"c\.jinja is no file: give the path of a chat template"):
         with_template(PreprocessingConfig(text_field="messages", chat_template=str(tmp_path / "c.jinja")))
-    assert (
-        "chat_template" not in PreprocessingConfig().model_dump() and "objective" not in TrainingConfig().model_dump()
-    )
+    assert "chat_template" not in PreprocessingConfig().model_dump()
+    assert TrainingConfig().model_dump().keys().isdisjoint({"objective", "packing"})

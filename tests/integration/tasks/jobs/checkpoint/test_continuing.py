@@ -153,6 +153,7 @@ def test_another_base_is_another_network():
         (changed(global_batch_size=16), 1, 160),
         (changed(seed=2), 1, 0),
         (changed(sequence_length=64), 1, 0),
+        (changed(objective="sft", packing=True), 1, 0),
         (BEFORE, 2, 0),
     ],
 )

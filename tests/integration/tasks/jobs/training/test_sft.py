@@ -12,9 +12,11 @@ from training_runs import Forks, error, last_lines, numbers, result, said_by
 from tasks.config.engines.deepspeed import ds_config
 from tasks.config.evaluation import EvaluationConfig
 from tasks.config.training import DeepspeedConfig, ExecutionConfig, LoraConfig, TrainingConfig
-from tasks.formats.mmididx import open_split
-from tasks.jobs.data.samples import NOT_LEARNED, batch_of, open_conversations
+from tasks.data.tokenizing.rows import count_rows
+from tasks.formats.mmididx import open_split, prefixes
+from tasks.jobs.data.samples import NOT_LEARNED, Shares, batch_of, open_conversations
 from tasks.jobs.evaluation.heldout import encode_for, read_heldout
+from tasks.jobs.training.starting import load_base, require_packable
 
 CONFIG = TrainingConfig(
     model="chat",
@@ -26,6 +28,9 @@ CONFIG = TrainingConfig(
     steps=6,
     warmup_steps=1,
     learning_rate=2e-3,
+)
+PACKED = CONFIG.model_copy(
+    update={"packing": True, "sequence_length": 128, "global_batch_size": 4, "micro_batch_size": 2}
 )
 KILLED_AFTER_4 = """
 import os, time
@@ -151,9 +156,9 @@ def test_held_out_answers_are_those_of_a_base_whose_tokenizer_is_written_otherwi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
-    config = CONFIG.model_copy(update={"engine": "deepspeed", "micro_batch_size": 2})
+@pytest.mark.parametrize(("stage", "packing"), [(2, True), (3, False)])
+def test_deepspeed_gives_the_same_losses(alone, packed_alone, tokens, base, tmp_path, stage, packing):
+    config = (PACKED if packing else CONFIG).model_copy(update={"engine": "deepspeed", "micro_batch_size": 2})
     execution = ExecutionConfig(deepspeed=DeepspeedConfig(zero_stage=stage))
     more = {"deepspeed": ds_config(config, execution), "execution": execution.model_dump(mode="json")}
     job = tmp_path / "job"
@@ -162,7 +167,7 @@ def test_deepspeed_gives_the_same_losses(alone, tokens, base, tmp_path, stage):
         assert run(forks, job, tokens, base, config, ranks=2, more=more) == [0, 0], said_by(job)
     finally:
         forks.close()
-    assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
+    assert losses(job) == pytest.approx(losses(packed_alone if packing else alone), rel=1e-4)
 
 
 @pytest.mark.long
@@ -240,3 +245,104 @@ def test_what_is_learnt_must_be_what_the_tokens_are_of(launch, tokens, base, tmp
     config = CONFIG.model_copy(update={"objective": "pretrain"})
     assert run(launch, job, tokens, base, config) == [1]
     assert "the tokens are of conversations, and training.objective is pretrain: set it to sft" in error(job)["message"]
+
+
+def conversations_of(batch, losses=None):
+    """Inputs and targets of each conversation up to its last answer, and the sum of its losses."""
+    places = torch.zeros_like(batch.inputs) + torch.arange(batch.inputs.shape[1])
+    places = places if batch.positions is None else batch.positions
+    each = torch.zeros(batch.inputs.shape) if losses is None else losses
+    for inputs, targets, at, nats in zip(batch.inputs, batch.targets, places, each, strict=True):
+        begins = (at == 0).nonzero()[:, 0].tolist()
+        for begin, end in zip(begins, [*begins[1:], len(at)], strict=True):
+            stop = begin + int((targets[begin:end] != NOT_LEARNED).nonzero()[-1]) + 1
+            yield (
+                (tuple(inputs[begin:stop].tolist()), tuple(targets[begin:stop].tolist())),
+                float(nats[begin:end].sum()),
+            )
+
+
+def all_of(source):
+    """What conversations_of gives for each sample by itself."""
+    rows = torch.from_numpy(source.rows(np.arange(source.count)))
+    return [each for row in rows.split(1) for each in conversations_of(batch_of(row, None))]
+
+
+def alone_and_packed(tokens, **changed):
+    config = PACKED.model_copy(update=changed)
+    return open_conversations(tokens, config.model_copy(update={"packing": False})), open_conversations(tokens, config)
+
+
+def test_every_conversation_is_packed_whole_and_once_an_epoch(tokens):
+    alone, packed = alone_and_packed(tokens)
+    assert packed.count < 0.6 * alone.count and packed.conversations == alone.conversations == alone.count
+    assert packed.mean_size > 1.6 * alone.mean_size
+    assert count_rows(prefixes(tokens, "train"), PACKED.sequence_length, PACKED.seed) == packed.count
+    assert sorted(all_of(packed)) == sorted(all_of(alone))
+    epochs = [packed.batch(epoch * packed.count, packed.count).tolist() for epoch in range(2)]
+    assert epochs[0] != epochs[1] and sorted(epochs[0]) == sorted(epochs[1])
+    alone, packed = alone_and_packed(tokens, sequence_length=int(np.median(open_split(tokens, "train").lengths)) - 1)
+    assert packed.left_out == alone.left_out > 0 and sorted(all_of(packed)) == sorted(all_of(alone))
+
+
+def test_no_conversation_is_read_twice_by_two_ranks(tokens):
+    _, packed = alone_and_packed(tokens)
+    size = packed.count // 2 * 2
+    parts = [Shares(rank, 2, size, 1).micro_batches(packed, 0) for rank in (0, 1)]
+    read = [each for part in parts for batch in part for each, _ in conversations_of(batch)]
+    whole = Shares(0, 1, size, size).micro_batches(packed, 0)
+    assert read == [each for batch in whole for each, _ in conversations_of(batch)]
+    assert len(read) == len(set(read)) > packed.conversations / 2
+
+
+def test_each_conversation_has_the_loss_that_it_has_alone(tokens, base):
+    network = load_base(base).eval()
+    losses = []
+    for source in alone_and_packed(tokens):
+        batch = batch_of(torch.from_numpy(source.rows(np.arange(source.count))), None)
+        with torch.no_grad():
+            logits = network(input_ids=batch.inputs, position_ids=batch.positions, use_cache=False).logits
+        each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+        losses.append(dict(conversations_of(batch, each.view(batch.targets.shape))))
+    assert batch.positions is not None and losses[0].keys() == losses[1].keys()
+    for conversation, loss in losses[0].items():
+        assert losses[1][conversation] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def packed_alone(launch, tokens, base, tmp_path_factory):
+    job = tmp_path_factory.mktemp("jobs") / "packed"
+    assert run(launch, job, tokens, base, PACKED) == [0], said_by(job)
+    return job
+
+
+def test_packed_rows_give_the_same_losses_on_two_ranks(launch, packed_alone, tokens, base, tmp_path):
+    two = tmp_path / "two"
+    assert run(launch, two, tokens, base, PACKED, ranks=2, parallel="fsdp") == [0, 0], said_by(two)
+    assert losses(two) == pytest.approx(losses(packed_alone), rel=1e-4)
+    figures = result(packed_alone)["metrics"]
+    assert figures["conversations"] == open_split(tokens, "train").document_count
+    assert losses(packed_alone)[-1] < losses(packed_alone)[0] - 0.5
+
+
+def test_a_kill_changes_nothing_of_packed_rows(launch, packed_alone, tokens, base, tmp_path):
+    job = tmp_path / "killed"
+    assert run(launch, job, tokens, base, PACKED, fault=KILLED_AFTER_4) == [9]
+    assert run(launch, job, tokens, base, PACKED, attempt=2) == [0], said_by(job)
+    assert result(job)["resumed_from_step"] == 3 and numbers(job) == numbers(packed_alone)
+    written = [(each / "out" / "model.safetensors").read_bytes() for each in (job, packed_alone)]
+    assert written[0] == written[1]
+
+
+def test_a_base_that_reads_on_over_positions_is_not_packed(base):
+    from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
+
+    require_packable(load_base(base))
+    shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    others = BloomForCausalLM(BloomConfig(n_head=2, **shape)), MambaForCausalLM(MambaConfig(state_size=4, **shape))
+    for network in others:
+        with pytest.raises(
+            ValueError, match=rf"training\.packing: in a row of {type(network).__name__} a conversation"
+        ):
+            require_packable(network)
