@@ -82,7 +82,7 @@ def once(units: list, work, folder: Path, links: Path, workers: int) -> tuple[fl
     from dataclasses import replace
     from hashlib import sha256
 
-    from tasks.data.corpus.linking import STEPS
+    from tasks.data.corpus.duplicates import STEPS
     from tasks.data.corpus.profile import linking_of
 
     before, began = processors(), time.perf_counter()

@@ -87,9 +87,9 @@ MUTANTS = (
         "document = place_of(store, name)",
         "A ref moves from where it stands now, not from where it was decided on: who promoted meanwhile is overwritten."),
     Mutant("near-copies-across-the-border", "tasks/data/corpus/parts.py",
-        'linking.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)',
+        'duplicates.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)',
         'learnt = rows["shingled"] & ~rows["heldout"]\n'
-        '        linking.write_runs(folder, rows["high"], rows["low"], values, learnt, work.threshold or 0.0)',
+        '        duplicates.write_runs(folder, rows["high"], rows["low"], values, learnt, work.threshold or 0.0)',
         "Near copies are looked for in what is learnt only: a held-out document that nearly repeats one of it stays."),
     Mutant("refused-event-forgotten", "deployments/bridge/intake.py",
         "_forget(db, [row.number for row, value in looked if isinstance(value, NotAllowed)])",

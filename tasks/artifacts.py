@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.common.errors import GateFailed
-from tasks.common.names import Verdict
 from tasks.config.base import NodeName
 from tasks.config.cluster import ClusterConfig
+from tasks.config.qualification import Verdict
 
 KINDS = (
     "dataset",

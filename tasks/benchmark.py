@@ -42,8 +42,7 @@ from tasks.orchestration.observers import Shown
 from tasks.orchestration.run import current
 from tasks.orchestration.stage import stage
 from tasks.orchestration.stage_context import at_work, intended_nodes, publish, run_again, run_job, scratch
-from tasks.qualification.history import Past
-from tasks.qualification.judge import judge
+from tasks.qualification.judge import Past, judge
 from tasks.qualification.measured import Measurement, Sweep, read_measurement
 from tasks.qualification.remaining import Remaining, gate_checks, usable
 from tasks.qualification.verdicts import ClusterVerdict

@@ -27,8 +27,8 @@ from tasks.data import judging
 from tasks.data.admission import refused
 from tasks.data.corpus.index import publishable
 from tasks.data.corpus.quarantine import Profile, rewrite, write
+from tasks.data.judging import Judged, verdict
 from tasks.data.suite import PAGES, Suite
-from tasks.data.verdict import Judged, verdict
 from tasks.orchestration.job_spec import Program
 from tasks.orchestration.observers import Shown
 from tasks.orchestration.stage import stage

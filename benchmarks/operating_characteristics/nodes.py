@@ -16,8 +16,7 @@ from typing import NamedTuple
 from scipy import stats
 
 from benchmarks.operating_characteristics import Line
-from tasks.common.names import Collective
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import BenchmarkConfig, Collective
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.plans import Answer, Found, Group, Outcome, Plan, Standard, Step, collectives_plan, pairs_plan
 from tasks.qualification.judge import judge

@@ -7,9 +7,9 @@ from benchmarks.scale.clock import Machines, Stage, shared_out
 from tasks.storage.manifest import THREADS
 
 OF_A_DOCUMENT = {"ranks": 1, "mapped": 21, "launcher": 5}
-"""Bytes that are held for a document of the whole corpus. Each machine: whether it equals an earlier one (linking.py). The first
-one, in mapped files: what it repeats, how similarly, and its split (profile.py). The launcher: the rules that it breaks, and
-whether it is set aside, on the held-out side, and named (judging.py)."""
+"""Bytes that are held for a document of the whole corpus. Each machine: whether it equals an earlier one (duplicates.py). The
+first one, in mapped files: what it repeats, how similarly, and its split (profile.py). The launcher: the rules that it breaks,
+and whether it is set aside, on the held-out side, and named (judging.py)."""
 PARTS = 536
 """Bytes of a unit's files for a document: its row, signature, hashes and bands."""
 

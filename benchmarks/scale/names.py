@@ -313,7 +313,7 @@ def launcher(names: Names, clock: Clock) -> None:
     from tasks.data.corpus.quarantine import Profile
     from tasks.data.drift.histograms import outliers
     from tasks.data.expectations import DocumentRule  # noqa: F401 - what a stage has imported
-    from tasks.data.verdict import Judged, _shard
+    from tasks.data.judging import Judged, _shard
     from tasks.storage.manifest import Content, FileEntry, Manifest, Provenance, manifest_bytes, parse_manifest
 
     paths = sorted(path.name for path in os.scandir(names.corpus))

@@ -149,8 +149,8 @@ def held() -> int:
 def validating(corpus: Path, home: Path, ledger: Ledger, *, often: int) -> int:
     from tasks.config.data import ValidationConfig
     from tasks.data import judging
+    from tasks.data.corpus.duplicates import STEPS
     from tasks.data.corpus.inputs import find_shards
-    from tasks.data.corpus.linking import STEPS
     from tasks.data.corpus.parts import Work, divide
     from tasks.data.corpus.profile import linking_of, measure, merge
     from tasks.data.corpus.quarantine import Profile, rewrite, write

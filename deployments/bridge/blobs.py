@@ -28,9 +28,9 @@ from deployments.configuration.events import ContainerConfig, EventsConfig, Queu
 from tasks.common.errors import Missing
 from tasks.common.process import private_folder, read_json, write_json
 from tasks.storage.blob import faults
+from tasks.storage.blob.client import in_order
 from tasks.storage.blob.credentials import access
 from tasks.storage.blob.faults import CONNECT_SECONDS, READ_SECONDS, Retries
-from tasks.storage.blob.parallel import in_order
 from tasks.storage.cache import require_room
 from tasks.storage.settings import Identity, StoreConfig
 

@@ -25,7 +25,7 @@ from tasks.common.redaction import redact
 from tasks.events.event import Event
 from tasks.events.ledger import Ledger
 from tasks.storage.blob import faults
-from tasks.storage.blob.parallel import in_order
+from tasks.storage.blob.client import in_order
 
 AT_ONCE = 32
 """Messages of one request; the service gives no more."""

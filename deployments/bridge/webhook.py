@@ -26,7 +26,7 @@ from deployments.bridge.intake import Intake, code_of, listed, permission
 from deployments.bridge.messages import Told, cloud_event, read_events
 from deployments.bridge.senders import Notes, NotTaken, Senders, Unable, unset
 from deployments.configuration.events import EventsConfig
-from deployments.services.checks import choose_port
+from deployments.services.starting import choose_port
 from tasks.common import http_server, process
 from tasks.events.ledger import Ledger
 

@@ -53,7 +53,7 @@ def _look_at_home(
     from contextlib import nullcontext, suppress
     from functools import partial
 
-    from deployments.services.checks import no_file, not_newer
+    from deployments.services.starting import no_file, not_newer
 
     if context.invoked_subcommand is None:  # it only reads: what commands need besides takes time to import
         from deployments.cli.overview import overview

@@ -21,9 +21,9 @@ import yaml
 from deployments.bridge.folders import place_of
 from deployments.catalogue.flows import POOL, catalogue
 from deployments.configuration.platform import PlatformConfig, kept, load_settings
-from deployments.services import checks, database, mlflow_server, prefect_server
+from deployments.services import database, mlflow_server, prefect_server
 from deployments.services.parts import LAST_LOOK, PARTS, bridge, watch, worker, worker_name
-from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log
+from deployments.services.starting import SAY_SECONDS, START_SECONDS, Say, end_of_log, enough_room, write_layout
 from tasks.common import process
 from tasks.common.errors import HeadwayError, Missing
 from tasks.common.home import stopped_mark
@@ -169,8 +169,8 @@ def up(home: Path, config: PlatformConfig, say: Say, *, port: int | None, mlflow
     Raises Missing when something that is needed is not there, ValueError for a mistake in the settings.
     """
     catalogue(config)
-    checks.enough_room(home)
-    checks.write_layout(home, version("headway"))
+    enough_room(home)
+    write_layout(home, version("headway"))
     with locked(home / "platform" / "up.lock", waiting=lambda: say("another `headway up` starts this home; waiting")):
         take_over(home)
         stopped_mark(home).unlink(missing_ok=True)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.config.base import digest
 from tasks.data.admission import covers
-from tasks.data.corpus.arrays import to_lines
-from tasks.data.corpus.packing import Packed, pack
+from tasks.data.corpus.packing import Packed, pack, to_lines
 from tasks.orchestration.run import code_version
 from tasks.registry.versions import publish
 from tasks.security.audit import actor

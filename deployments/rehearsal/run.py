@@ -17,10 +17,25 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, computed_field
 
+from deployments.rehearsal.data import ArtifactFlipped, DataDrifted, SecretGiven, ShardPoisoned
 from deployments.rehearsal.fault import Fault, check
-from deployments.rehearsal.faults import FAULTS
+from deployments.rehearsal.network import StoreLost, StoreRefuses, StoreSlow, WebhookForged
+from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PlatformKilled, PrefectKilled, TwoRuns
 from deployments.rehearsal.scene import Moment, Scene
-from deployments.rehearsal.training import RandomFaults
+from deployments.rehearsal.serving import CanaryFails, CanarySlow, KeyRevoked, ModelTampered, Overload, ServerKilled
+from deployments.rehearsal.training import (
+    CheckpointFlipped,
+    CheckpointTorn,
+    DiskFull,
+    EvictionNotice,
+    GpuFails,
+    LauncherKilled,
+    MachineLost,
+    MachineOff,
+    RandomFaults,
+    RankKilled,
+    SlowMachine,
+)
 from tasks.artifacts import Check, Value, parse_ref
 from tasks.common.errors import HeadwayError, Unknown
 from tasks.common.home import home
@@ -31,6 +46,39 @@ from tasks.planning.prices.book import machine_price, open_book
 from tasks.report.data import number
 from tasks.report.pages import render, write_page
 from tasks.storage.store import Store, find
+
+FAULTS: tuple[type[Fault], ...] = (
+    OrchestratorKilled,
+    LostAnswer,
+    TwoRuns,
+    PrefectKilled,
+    PlatformKilled,
+    RankKilled,
+    LauncherKilled,
+    MachineLost,
+    MachineOff,
+    CheckpointFlipped,
+    CheckpointTorn,
+    EvictionNotice,
+    DiskFull,
+    GpuFails,
+    SlowMachine,
+    StoreRefuses,
+    StoreLost,
+    StoreSlow,
+    WebhookForged,
+    ArtifactFlipped,
+    ShardPoisoned,
+    DataDrifted,
+    SecretGiven,
+    ServerKilled,
+    Overload,
+    CanaryFails,
+    CanarySlow,
+    KeyRevoked,
+    ModelTampered,
+)
+
 
 SCHEMA = "headway/rehearsal/1"
 STEPS, CHECKPOINTS = 240, 12

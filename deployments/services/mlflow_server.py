@@ -14,9 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from deployments.services.checks import choose_port, not_locked, require_same_port
 from deployments.services.prefect_server import ANSWER_SECONDS, password
-from deployments.services.starting import Say, wait_until_it_answers
+from deployments.services.starting import Say, choose_port, not_locked, require_same_port, wait_until_it_answers
 from tasks.common import process
 from tasks.config import database
 

@@ -21,9 +21,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deployments.services.checks import choose_port, not_locked, require_same_port
 from deployments.services.library_settings import take_no_files
-from deployments.services.starting import Say, wait_until_it_answers
+from deployments.services.starting import Say, choose_port, not_locked, require_same_port, wait_until_it_answers
 from tasks.common import process
 from tasks.common.errors import Missing, Refused
 from tasks.config import database

@@ -6,6 +6,7 @@ the ledger, so a killed watch goes on where it was, and a backend that is away g
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sqlite3
@@ -33,7 +34,6 @@ from deployments.telemetry.measure import (
     totals,
     written,
 )
-from deployments.telemetry.quality import Quality
 from deployments.telemetry.runs import Jobs, Key, Ledger, Runs, Tail, read_object
 from deployments.telemetry.sinks import FileSink, Sink, azure_sink, metrics_data, otlp_sink
 from deployments.telemetry.trace_builder import Log, Span, Story
@@ -42,6 +42,58 @@ from tasks.common.errors import HeadwayError, Missing
 from tasks.security import audit_chain
 from tasks.security.audit import Entry
 from tasks.storage import open_store
+from tasks.storage.history import current
+from tasks.storage.manifest import Manifest
+from tasks.storage.store import Store
+
+ASKED_SECONDS = 60.0
+QUALITY_NAMES = 50
+"""Of models, and of datasets, that have figures: those whose figures are newest."""
+EVALUATED = ("bits_per_byte", "perplexity", "accuracy", "calibration_error", "gain_over_bigram", "documents")
+DRIFTED = ("p_value", "token_divergence", "domain_auc", "documents")
+FIGURES: tuple[tuple[str, Instrument, tuple[str, ...]], ...] = (
+    ("evaluation", of.EVALUATED, EVALUATED),
+    ("drift", of.DRIFTED, DRIFTED),
+)
+
+
+class Quality:
+    """What the store of a home has, looked at once a minute."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self._last = home, float("-inf")
+        self._points: list[Point] = []
+        self._known: dict[tuple[str, str, str], Manifest] = {}
+
+    def look(self, now: float) -> list[Point]:
+        """The newest figures; of a store that is away, those of before."""
+        if not 0 <= now - self._last < ASKED_SECONDS:
+            self._last = now
+            with contextlib.suppress(HeadwayError, OSError, ValueError):
+                self._points = list(self._read(open_store(self.home)))
+        return self._points
+
+    def _read(self, store: Store) -> Iterator[Point]:
+        for kind, instrument, metrics in FIGURES:
+            newest = sorted(self._newest(store, kind), key=lambda one: one.provenance.created, reverse=True)
+            for one in newest[:QUALITY_NAMES]:
+                for metric in metrics:
+                    if metric in one.provenance.metrics:
+                        yield Point(instrument, (one.provenance.name, metric), one.provenance.metrics[metric])
+
+    def _newest(self, store: Store, kind: str) -> Iterator[Manifest]:
+        """The current version of each name of a kind."""
+        names = {key.split("/")[2] for key in store.list(f"history/{kind}")}
+        for name in sorted(names):
+            version = current(store, kind, name)
+            if version is None:
+                continue
+            key = (kind, name, version)
+            manifest = self._known.get(key) or store.manifest(*key)
+            if manifest:
+                self._known[key] = manifest
+                yield manifest
+
 
 EVENTS_AT_ONCE = 1000
 HISTORY_SECONDS = 86_400.0

@@ -38,10 +38,9 @@ from tasks.common.validation import explain
 from tasks.config.base import Settings, digest
 from tasks.config.cluster import ClusterConfig
 from tasks.config.continue_from import ContinueFrom
-from tasks.config.data import PreprocessingConfig, ValidationConfig
+from tasks.config.data import LicensesConfig, PreprocessingConfig, ValidationConfig
 from tasks.config.files import load, load_cluster, part_of, places, presets, with_settings
 from tasks.config.flows import RetrainConfig
-from tasks.config.licenses import LicensesConfig
 from tasks.config.training import TrainingConfig
 from tasks.data.licenses import checks, judge
 from tasks.data.suite import read_suite

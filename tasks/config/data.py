@@ -1,11 +1,12 @@
-"""Settings of the two data stages, validation and preprocessing: part of the tree in tasks/config/flows.py.
+"""Settings of validation, preprocessing, and waivers of licences: part of the tree in tasks/config/flows.py.
 
 A field's docstring is its help text, in docs/configuration.md. What the rules mean: docs/data.md.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import datetime
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -193,3 +194,23 @@ class PreprocessingConfig(Settings):
         if self.chat_template and self.text_field != CONVERSATIONS:
             raise ValueError("chat_template is for conversations: set text_field: messages, or leave it empty")
         return self
+
+
+class LicenseWaiver(Settings):
+    """Somebody's decision about one base model or dataset."""
+
+    of: Annotated[str, Field(pattern=r"^(dataset|checkpoint)/[a-z0-9][a-z0-9._-]*$")]
+    """What is waived: dataset/NAME or checkpoint/NAME, all of its versions."""
+    who: Annotated[str, Field(min_length=1)]
+    """Who decided."""
+    why: Annotated[str, Field(min_length=1)]
+    """Why: the contract, the purpose, the permission."""
+    until: datetime.date
+    """Last day on which it counts."""
+
+
+class LicensesConfig(Settings):
+    """What was decided about licences that forbid commercial use or derived works."""
+
+    waivers: tuple[LicenseWaiver, ...] = ()
+    """Decisions of people; without one the gate closes before anything is spent."""

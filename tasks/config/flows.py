@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 
 from tasks.config.base import Name, Positive, Settings
 from tasks.config.cluster import ClusterConfig
-from tasks.config.data import CONVERSATIONS, PreprocessingConfig, ValidationConfig
+from tasks.config.data import CONVERSATIONS, LicensesConfig, PreprocessingConfig, ValidationConfig
 from tasks.config.engines.registry import ENGINES
 from tasks.config.evaluation import ComparisonConfig, EvaluationConfig, require_measured
-from tasks.config.licenses import LicensesConfig
 from tasks.config.planning import PlanningConfig
 from tasks.config.qualification import BenchmarkConfig
 from tasks.config.revalidation import RevalidationConfig

@@ -5,11 +5,16 @@ A field's docstring is its help text, in docs/configuration.md. See docs/qualifi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from tasks.config.base import Fraction, Positive, Settings
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+Verdict = Literal["healthy", "degraded", "failed", "unknown"]
+
 
 CheckName = Literal["health", "compute", "memory", "collectives", "pairs", "storage", "training", "soak"]
 QUICK: tuple[CheckName, ...] = ("health", "compute", "memory", "collectives", "pairs")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from tasks.artifacts import Check
-from tasks.config.licenses import LicenseWaiver
+from tasks.config.data import LicenseWaiver
 
 Verdict = Literal["allows", "forbids", "not judged", "waived"]
 ALLOWS = re.compile(

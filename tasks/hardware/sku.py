@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.common.names import Collective
+from tasks.config.qualification import Collective
 
 
 class Data(BaseModel):

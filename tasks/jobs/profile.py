@@ -2,7 +2,7 @@
 
 The ranks share the job folder, where each unit's part lies with a receipt, and the links of each range of hashes (`parts/`):
 after a restart only what is missing is done. Where machines share no folder, parts come to rank 0, which does all ranges.
-What is measured: tasks/data/corpus/profile.py; duplicates: tasks/data/corpus/linking.py. See docs/data.md.
+What is measured: tasks/data/corpus/profile.py; duplicates: tasks/data/corpus/duplicates.py. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tasks.config.data import ValidationConfig
+from tasks.data.corpus.duplicates import STEPS, Step
 from tasks.data.corpus.index import open_index
 from tasks.data.corpus.inputs import Unit, find_shards
-from tasks.data.corpus.linking import STEPS, Step
 from tasks.data.corpus.parts import Work, divide, receipt
 from tasks.data.corpus.profile import linking_of, measure, merge, pieces_of, write_pieces
 from tasks.jobs.node.runtime import Rank, main

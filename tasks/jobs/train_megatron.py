@@ -1,7 +1,7 @@
 """The training job of the engine `megatron`: on every rank Megatron-LM's `pretrain_gpt.py` in a process of its own.
 
 What is ours is around it: the checkpoint that it goes on from is verified first, what it saves is hashed and committed
-(megatron/commits.py), its log becomes `metrics.jsonl` (tasks/formats/megatron_log.py), its last checkpoint a Hugging Face folder
+(megatron/commits.py), its log becomes `metrics.jsonl` (tasks/formats/training_logs.py), its last checkpoint a Hugging Face folder
 (megatron/child.py). Its arguments: tasks/formats/megatron_arguments.py. Which stage starts it: tasks/train.py. Ranks of
 torchrun agree in torchrun's own store, for Megatron has the process group. See docs/megatron.md.
 """

@@ -18,13 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from tasks.common.names import Verdict
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import BenchmarkConfig, Verdict
 from tasks.formats.aznhc import NhcRun, is_aznhc, read_aznhc
 from tasks.formats.log_text import text_of
-from tasks.formats.megatron_log import MegatronRun, read_megatron
 from tasks.formats.nccl_run import NcclLog, NcclRun, read_log, read_nccl_json
 from tasks.formats.nccl_tests import read_nccl_tests, words_during
+from tasks.formats.training_logs import MegatronRun, read_megatron
 from tasks.hardware.sku import Sku, plain_name
 from tasks.qualification import aznhc_findings, nccl_findings
 from tasks.qualification.judge import judge

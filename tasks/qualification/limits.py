@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tasks.common.names import Verdict
+from tasks.config.qualification import Verdict
 from tasks.hardware.sku import BusBandwidth, Level, Limit, Sku
 from tasks.qualification.measured import Probe
 from tasks.qualification.remaining import RATES

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.common.names import Collective
+from tasks.config.qualification import Collective
 
 Status = Literal["measured", "missing", "timed out", "failed", "skipped"]
 """`missing`: there is no way to look, such as no nvidia-smi; `failed`: looking went wrong; `skipped`: nobody asked for it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tasks.common.names import COLLECTIVES, Verdict
+from tasks.config.qualification import COLLECTIVES, Verdict
 from tasks.formats.nccl_run import FACTORS, NcclRun
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Row, Sweep

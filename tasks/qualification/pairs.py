@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from tasks.common.names import Verdict
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import BenchmarkConfig, Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import tolerances
 from tasks.qualification.peers import Item, reference

@@ -19,8 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tasks.common.names import Verdict
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import BenchmarkConfig, Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import by_limit, cited_by, knows_soundness, tolerances
 from tasks.qualification.measured import Measurement, Probe, TrainingPoint

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tasks.artifacts import Check
-from tasks.common.names import COLLECTIVES, Verdict
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import COLLECTIVES, BenchmarkConfig, Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, RankReport
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tasks.common.names import COLLECTIVES, Collective, Verdict
+from tasks.config.qualification import COLLECTIVES, Collective, Verdict
 from tasks.hardware.sku import BusBandwidth, Sku
 from tasks.qualification.limits import (
     Judged,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.common.names import Verdict
+from tasks.config.qualification import Verdict
 
 WORST: tuple[Verdict, ...] = ("unknown", "failed", "degraded", "healthy")
 

@@ -1,6 +1,6 @@
 """Qualifications that were made before: what became of each machine, from the artifacts in the store.
 
-`headway qualify --history` shows them, and a new verdict is made with them (tasks/qualification/history.py).
+`headway qualify --history` shows them, and a new verdict is made with them (tasks/qualification/judge.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.artifacts import Qualification, parse_ref
 from tasks.common.errors import IntegrityError
-from tasks.qualification.history import Past
+from tasks.qualification.judge import Past
 from tasks.qualification.measured import Measurement
 from tasks.qualification.remaining import as_told
 from tasks.qualification.verdicts import ClusterVerdict

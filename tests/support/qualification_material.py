@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.common.names import COLLECTIVES
+from tasks.config.qualification import COLLECTIVES
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport, Row, Sweep, TrainingPoint
 from tasks.qualification.verdicts import ClusterVerdict, NodeVerdict, Reason

@@ -131,9 +131,8 @@ def train_log(
 ) -> None:
     """Show losses, learning rates, speed and the end of a training from its log, in the fields of our own `metrics.jsonl`."""
     from tasks.common.redaction import redact, redact_value
-    from tasks.formats.deepspeed_log import read_deepspeed
     from tasks.formats.log_text import text_of
-    from tasks.formats.megatron_log import read_megatron
+    from tasks.formats.training_logs import read_deepspeed, read_megatron
 
     if not file.is_file():
         raise ValueError(f"there is no file {file}")

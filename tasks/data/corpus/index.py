@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.data.corpus import duplicates
-from tasks.data.corpus.linking import PIECE, Part, write_runs
+from tasks.data.corpus.duplicates import PIECE, Part, write_runs
 
 DOCUMENTS, SIGNATURES, ABOUT = "documents.bin", "signatures.bin", "index.json"
 DOCUMENT = np.dtype([("shard", "<i4"), ("line", "<i8"), ("shingled", "?"), ("high", "<u8"), ("low", "<u8")])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tasks.config.base import digest
 from tasks.config.data import CONVERSATIONS, ValidationConfig
-from tasks.data.corpus import duplicates, linking, measures, secrets
+from tasks.data.corpus import duplicates, measures, secrets
 from tasks.data.corpus.conversations import CONVERSATION, longest_turn
 from tasks.data.corpus.index import Index
 from tasks.data.corpus.inputs import UNIT_BYTES, Shard, Unit, cut, find_shards
@@ -325,13 +325,13 @@ def measure_unit(unit: Unit, work: Work, folder: Path) -> None:
 
 
 def _write_runs(folder: Path, work: Work, documents: int) -> None:
-    """The unit's hashes and bands, sorted: what the ranges of tasks/data/corpus/linking.py are read from."""
+    """The unit's hashes and bands, sorted: what the ranges of tasks/data/corpus/duplicates.py are read from."""
     if documents:
         rows = np.memmap(folder / "rows.bin", ROW, "r")
         values = None
         if work.threshold:
             values = np.memmap(folder / "signatures.bin", np.uint16, "r", shape=(documents, duplicates.HASHES))
-        linking.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)
+        duplicates.write_runs(folder, rows["high"], rows["low"], values, rows["shingled"], work.threshold or 0.0)
 
 
 @contextmanager

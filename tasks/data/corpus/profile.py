@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from tasks.config.base import digest
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus import measures, parts
-from tasks.data.corpus.duplicates import Links
+from tasks.data.corpus.duplicates import STEPS, Linking, Links, Part, Step
 from tasks.data.corpus.index import Index, Piece, open_index, write_part
 from tasks.data.corpus.index import write as write_index
 from tasks.data.corpus.inputs import Shard, Unit, cut, find_shards
-from tasks.data.corpus.linking import STEPS, Linking, Part, Step
 from tasks.data.corpus.measures import CLASSES, EDGES, LENGTHS
 from tasks.data.corpus.parts import MOST_FINDINGS, ROW, WORDS, Work, divide, measure_unit
 from tasks.data.corpus.pool import on_processes

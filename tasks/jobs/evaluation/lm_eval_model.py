@@ -4,7 +4,7 @@ The harness divides documents by rank itself (`lm.rank`, `lm.world_size`), but t
 other bits, and nothing is left of a rank that is lost. Here all ranks ask for all requests, each computes every n-th batch, and
 the harness's own code makes metrics of the whole on rank 0.
 
-Which requests make a batch is lm_eval_batches.py's.
+Which requests make a batch is division.py's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.models.huggingface import HFLM
 
-from tasks.jobs.evaluation.division import Division, OnRankZero
-from tasks.jobs.evaluation.lm_eval_batches import Tokenized, batches_of_contexts, batches_of_prompts
+from tasks.jobs.evaluation.division import Division, OnRankZero, Tokenized, batches_of_contexts, batches_of_prompts
 
 
 class DividedModel(HFLM):  # type: ignore[misc]

@@ -30,14 +30,14 @@ import torch
 from tasks.common.errors import IntegrityError, Missing
 from tasks.common.process import die_with_parent, process_started, read_json
 from tasks.config.training import MegatronConfig, TrainingConfig
-from tasks.formats.megatron_log import Iteration, iterations_of
+from tasks.formats.training_logs import Iteration, iterations_of
 from tasks.jobs.node.elastic import process_age
 from tasks.jobs.node.runtime import Rank
 from tasks.jobs.training.network import build_network
 
 # Megatron's log, read while it grows, as records of `metrics.jsonl` under the names that our own loop uses.
 #
-# The line itself is read by tasks/formats/megatron_log.py. Megatron prints it on the last rank; rank 0 follows that
+# The line itself is read by tasks/formats/training_logs.py. Megatron prints it on the last rank; rank 0 follows that
 # rank's log.
 
 

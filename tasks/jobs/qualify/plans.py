@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from tasks.common.names import COLLECTIVES, Collective
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import COLLECTIVES, BenchmarkConfig, Collective
 from tasks.hardware.sku import Sku
 from tasks.qualification.limits import tolerances
 from tasks.qualification.measured import Status

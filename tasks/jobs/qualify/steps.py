@@ -24,7 +24,7 @@ from typing import Any, cast, get_args
 import torch
 from torch.distributed import DistStoreError
 
-from tasks.common.names import Collective
+from tasks.config.qualification import Collective
 from tasks.formats.nccl_run import transports
 from tasks.formats.nccl_tests import read_nccl_tests
 from tasks.jobs.qualify.bench import Bench

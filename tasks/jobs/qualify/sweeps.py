@@ -21,8 +21,7 @@ import psutil
 import torch
 from torch import Tensor, cuda, distributed
 
-from tasks.common.names import Collective
-from tasks.config.qualification import BenchmarkConfig
+from tasks.config.qualification import BenchmarkConfig, Collective
 from tasks.formats.nccl_run import transports
 from tasks.hardware.sku import Sku
 from tasks.jobs.qualify.bench import Bench

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from tasks.config.base import Settings
 from tasks.report.estate.exports import Export, Resource
-from tasks.report.estate.record import Record
+from tasks.report.estate.records import Record
 from tasks.report.estate.regions import zone_regions
 
 FILE = Path(__file__).with_name("recommendations.yaml")

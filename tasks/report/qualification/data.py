@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from tasks.common.names import Verdict
+from tasks.config.qualification import Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, Probe, RankReport
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, Reason

@@ -10,7 +10,9 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,8 +35,34 @@ from tasks.common.errors import IntegrityError
 from tasks.storage.blob import faults
 from tasks.storage.blob.credentials import access
 from tasks.storage.blob.faults import CONNECT_SECONDS, READ_SECONDS, Retries
-from tasks.storage.blob.parallel import WORKERS
 from tasks.storage.settings import StoreConfig
+
+A = TypeVar("A")
+R = TypeVar("R")
+WORKERS = 16
+"""Requests at once for what is small."""
+
+
+def in_order(work: Callable[[A], R], items: Iterable[A], *, workers: int, ahead: int) -> Iterator[R]:
+    """Results one by one; at most `ahead` and one more are under way or wait to be taken. The first error ends it."""
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def in_parallel(work: Callable[[A], R], items: Iterable[A]) -> list[R]:
+    """The results of many small requests."""
+    return list(in_order(work, items, workers=WORKERS, ahead=4 * WORKERS))
+
 
 if TYPE_CHECKING:
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential

@@ -26,9 +26,8 @@ from tasks.artifacts import parse_ref
 from tasks.common.errors import IntegrityError
 from tasks.common.process import whole
 from tasks.storage.blob import layout
-from tasks.storage.blob.client import BLOCK, Container, Small, open_container
+from tasks.storage.blob.client import BLOCK, Container, Small, in_parallel, open_container
 from tasks.storage.blob.credentials import token_credential
-from tasks.storage.blob.parallel import in_parallel
 from tasks.storage.blob.store import BlobStore
 from tasks.storage.blob.transfer import check_stored, upload
 from tasks.storage.manifest import FileEntry, require_inside

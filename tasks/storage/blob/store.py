@@ -21,8 +21,7 @@ from tasks.common.seal import sealed
 from tasks.storage import cache
 from tasks.storage.blob import layout, lease, versions
 from tasks.storage.blob.claims import BlobClaims
-from tasks.storage.blob.client import BLOCK, Container, Written
-from tasks.storage.blob.parallel import in_parallel
+from tasks.storage.blob.client import BLOCK, Container, Written, in_parallel
 from tasks.storage.blob.transfer import check_stored, over_files, upload
 from tasks.storage.blob.versions import Mode, id_of, stored_sizes
 from tasks.storage.history import current

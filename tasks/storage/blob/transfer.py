@@ -18,9 +18,8 @@ from azure.storage.blob import BlobBlock, BlobClient
 
 from tasks.common.errors import Missing
 from tasks.storage.blob import faults
-from tasks.storage.blob.client import BLOCK, Container, Written, md5, until_whole
+from tasks.storage.blob.client import BLOCK, Container, Written, in_order, in_parallel, md5, until_whole
 from tasks.storage.blob.faults import SLOW_READ_SECONDS
-from tasks.storage.blob.parallel import in_order, in_parallel
 from tasks.storage.manifest import FileEntry, Problem
 
 A = TypeVar("A")

@@ -18,8 +18,7 @@ from azure.storage.blob import BlobProperties
 
 from tasks.common.errors import HeadwayError, Missing
 from tasks.storage.blob import faults, layout
-from tasks.storage.blob.client import Container, Written, open_container
-from tasks.storage.blob.parallel import in_parallel
+from tasks.storage.blob.client import Container, Written, in_parallel, open_container
 from tasks.storage.manifest import Manifest
 from tasks.storage.settings import StoreConfig
 

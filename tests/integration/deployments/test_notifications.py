@@ -14,7 +14,7 @@ from waiting import limit
 from deployments.configuration.platform import NotificationConfig, PlatformConfig
 from deployments.platform.notifications import address_of, send
 from deployments.services import prefect_server
-from deployments.services.checks import free_port
+from deployments.services.starting import free_port
 from deployments.watch.alerts import event_of
 
 WAIT_SECONDS = 30.0

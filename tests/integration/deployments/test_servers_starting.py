@@ -11,8 +11,7 @@ import pytest
 from support import Home
 
 from deployments.platform.state import words
-from deployments.services import checks
-from deployments.services.starting import starting, wait_until_it_answers
+from deployments.services.starting import free_port, starting, wait_until_it_answers
 from tasks.common import process
 from tasks.common.errors import Missing
 
@@ -27,7 +26,7 @@ def server(tmp_path):
     process.write_json(folder / "attempts.json", {"attempts": 1}, seal=True)
     os.utime(folder / "attempts.json", (time.time() - 40,) * 2)
     (folder / "server.log").write_text("")
-    port = checks.free_port()
+    port = free_port()
     made = {"url": f"http://127.0.0.1:{port}", "port": port, "since": time.time() - 4000, "folder": str(folder)}
     (folder / "server.json").write_text(json.dumps(made))
     return made

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import limit, until
 
 from deployments.configuration.platform import PlatformConfig
-from deployments.telemetry import export, quality
+from deployments.telemetry import export
 from deployments.telemetry import instruments as of
 from deployments.telemetry.alert_rules import RULES
 from deployments.telemetry.export import Telemetry
@@ -363,10 +363,10 @@ def test_running_stages_and_training_have_gauges_that_go_when_they_end(here):
 
 
 def test_the_newest_figures_of_models_and_datasets_are_gauges_of_bounded_number(here, monkeypatch):
-    monkeypatch.setattr(quality, "NAMES", 2)
+    monkeypatch.setattr(export, "QUALITY_NAMES", 2)
     measured(here, "evaluation", "a", {"accuracy": 0.5, "seconds.of.mine": 3.0}, at=NOW)
     measured(here, "drift", "web", {"domain_auc": 0.9, "p_value": 0.01}, at=NOW)
-    look = quality.Quality(here)
+    look = export.Quality(here)
 
     def points(now):
         return {(*point.labels, point.value) for point in look.look(now)}

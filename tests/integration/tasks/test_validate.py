@@ -15,9 +15,8 @@ from own_expectation import PLUGIN
 from tasks.config.data import ValidationConfig
 from tasks.data.corpus.profile import profile
 from tasks.data.corpus.quarantine import Profile, write
-from tasks.data.judging import Place, judge, judge_apart, require_judgeable
+from tasks.data.judging import Place, judge, judge_apart, require_judgeable, verdict
 from tasks.data.suite import FOLDER, PAGES, PLUGINS, read_suite
-from tasks.data.verdict import verdict
 
 GOOD = [f"def function_{number}():\n\treturn {number} * {number * 7919}\r\n" for number in range(20)]
 NAMES = [

@@ -11,7 +11,7 @@ import pytest
 from deployments.rehearsal import run
 from deployments.rehearsal import scene as scene_module
 from deployments.rehearsal.fault import Fault, check
-from deployments.rehearsal.faults import FAULTS, RankKilled
+from deployments.rehearsal.run import FAULTS, RankKilled
 from deployments.rehearsal.scene import NotSeen, Scene
 from tasks.common.errors import Unknown
 from tasks.config.files import load

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
-from tasks.formats.deepspeed_log import read_deepspeed
+from tasks.formats.training_logs import read_deepspeed
 
 LOGS = Path(__file__).parents[3] / "support" / "logs"
 DEEPSPEED = """\

@@ -16,9 +16,8 @@ from tasks.qualification.verdicts import PairVerdict
 from tasks.report.charts import Line
 from tasks.report.published import QualificationReport
 from tasks.report.qualification.data import by_number, size_text
-from tasks.report.qualification.pairs import colour, pair_map
 from tasks.report.qualification.rates import curves, limit_steps
-from tasks.report.qualification.report import qualification_markdown, write_qualification
+from tasks.report.qualification.report import colour, pair_map, qualification_markdown, write_qualification
 
 pytestmark = pytest.mark.unit
 

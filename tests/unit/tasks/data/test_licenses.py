@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from tasks.config.licenses import LicenseWaiver
+from tasks.config.data import LicenseWaiver
 from tasks.data.licenses import Terms, checks, judge
 
 pytestmark = pytest.mark.unit

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.formats.aznhc import is_aznhc, read_aznhc
-from tasks.formats.megatron_log import iterations_of, read_megatron
+from tasks.formats.training_logs import iterations_of, read_megatron
 from tasks.qualification.aznhc_findings import fault_of, impact_of, probes_of
 
 pytestmark = pytest.mark.unit

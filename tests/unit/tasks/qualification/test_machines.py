@@ -6,8 +6,7 @@ import random
 import pytest
 from made_measurements import BARE, CPU, GPU, ONLY, complete, config, found, names, quiet, rank, rates, sweep, together
 
-from tasks.qualification.history import Past
-from tasks.qualification.judge import judge
+from tasks.qualification.judge import Past, judge
 from tasks.qualification.measured import Measurement, Probe, TrainingPoint
 from tasks.qualification.verdicts import NodeVerdict
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.config.cluster import ClusterConfig
-from tasks.jobs.evaluation.division import Division, OnRankZero
-from tasks.jobs.evaluation.lm_eval_batches import batches_of_contexts, batches_of_prompts
+from tasks.jobs.evaluation.division import Division, OnRankZero, batches_of_contexts, batches_of_prompts
 
 pytestmark = pytest.mark.unit
 UNITS = list(range(11))
