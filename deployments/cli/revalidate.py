@@ -95,7 +95,11 @@ def _parts(fields: dict[str, Any]) -> RenderableType:
     row = f", window {window['number']} of {window['of']}" if payload["verdict"] == "degraded" else ""
     if same := row and window.get("shares_documents_with"):
         row += f": shares documents with {same}, which counted already"
-    return Group(table, Text(f"{payload['verdict']}{row}"), Text(f"Evidence: {payload['evidence']}", overflow="fold"))
+    return Group(
+        table,
+        Text(f"{payload['verdict']}{row}"),
+        Text(f"Evidence: {payload['evidence']}", overflow="ignore", no_wrap=True),
+    )
 
 
 def of_champion(model: str, data: str, overrides: list[str]) -> dict[str, Any]:

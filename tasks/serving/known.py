@@ -140,10 +140,12 @@ def require_accepted(home: Path, name: str, model_ref: str) -> None:
         )
 
 
-def accept_again(home: Path, model_ref: str) -> None:
-    """A person promoted a model: endpoints that it was rolled back on take it again."""
-    for name in known_endpoints(home):
+def accept_again(home: Path, model_ref: str) -> list[str]:
+    """A person promoted a model: endpoints that it was rolled back on, which are returned, take it again."""
+    names = [name for name in known_endpoints(home) if model_ref in refused_models(home / "endpoints" / name)]
+    for name in names:
         accept(home / "endpoints" / name, model_ref)
+    return [f"endpoint/{name}" for name in names]
 
 
 def _leave() -> None:

@@ -129,7 +129,10 @@ def roll_back(ref: str, *, to: str, dry_run: bool, reason: str, as_: str, as_jso
 
     name = require_known(home(), ref)
     if to:
-        raise ValueError(f"--to {to}: an endpoint goes back to the model before only; deploy another with its settings")
+        raise ValueError(
+            f"--to {to}: an endpoint goes back to the model before only. For another one: `headway rollback model/NAME --to {to} "
+            "--reason TEXT`, then `headway retrain` with the data and settings that made it, which runs only the deploy"
+        )
     before = served_model(home(), name)
     record = read_json(home() / "endpoints" / name / "endpoint.json")
     previous = (record.get("previous") or {}).get("model_ref")

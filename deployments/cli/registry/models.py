@@ -113,6 +113,7 @@ def promote(
 
     store = open_store(home())
     made = promoting.would_promote(store, ref)
+    accepted: list[str] = []
     if not dry_run:
         if not reason.strip():
             raise ValueError(f"say why: --reason TEXT goes into the audit log with the promotion of {made.model.ref}")
@@ -121,10 +122,12 @@ def promote(
             made = promoting.promote(
                 store, made.model.ref, keys=home() / "keys", reason=reason, when_champion=when_champion
             )
-        accept_again(home(), made.model.ref)
+        accepted = accept_again(home(), made.model.ref)
     fields = {"ref": made.model.ref, "before": made.before, "changed": made.changed and not dry_run, "dry_run": dry_run}
     new, old = short_ref(made.model.ref), short_ref(made.before or "none")
-    words = f"{new} is the champion already: nothing to do"
+    words = f"{new} is the champion already: " + (
+        f"{', '.join(accepted)} may serve it again" if accepted else "nothing to do"
+    )
     if made.before != made.model.ref:
         words = f"{new} {'would become' if dry_run else 'is'} the champion; before: {old}"
         words += "\nWhat endpoints serve stays as it is."
