@@ -60,6 +60,9 @@ def next_steps(
         run and run.status == "stopped" and not run.handle.get("command")
     ):  # the platform's, when `headway down` stopped it
         steps += [("headway up --detach", "Start the platform: it resumes what was stopped")]
+    elif run and run.status == "cancelled":
+        steps += [(_again(run, directory), "Continue it, reusing finished stages and checkpoints")]
+        steps += [("headway jobs", "Whether a job of it still runs, by itself")]
     elif run and run.status != "completed":
         steps += [("headway doctor", "Whether anything is missing on this machine")]
         steps += [(_again(run, directory), "Start it again, reusing finished stages and checkpoints")]

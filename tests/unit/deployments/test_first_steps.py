@@ -90,6 +90,25 @@ def test_a_configuration_whose_dataset_nobody_published_is_first_given_it(desk):
     assert proposed(home, desk)[:2] == ["headway dataset publish mine PATH", "headway retrain -c headway.yaml"]
 
 
+def test_after_ctrl_c_the_same_command_comes_first_and_then_what_was_left_running(desk):
+    folder = desk / ".headway" / "runs" / "a"
+    folder.mkdir(parents=True)
+    command = "headway retrain -c mine.yaml"
+    handle = {
+        "pid": 1,
+        "started": 0,
+        "boot_id": "",
+        "flow": "retrain",
+        "subject": "mine",
+        "host": "h",
+        "command": command,
+    }
+    (folder / "handle.json").write_text(json.dumps(handle))
+    events = [{"event": "opened", "time": 1.0}, {"event": "closed", "time": 2.0, "status": "cancelled"}]
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    assert proposed(desk / ".headway", desk)[:2] == [command, "headway jobs"]
+
+
 @pytest.mark.parametrize(
     "flow, subject, dataset, command",
     [
