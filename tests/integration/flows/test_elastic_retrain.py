@@ -20,15 +20,15 @@ CLUSTER = {
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when_it_is(home, tmp_path):
+def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when_it_is(fresh, tmp_path):
     path = tmp_path / "range.yaml"
     path.write_text(yaml.safe_dump(CLUSTER))
-    publish_tiny(home)
+    publish_tiny(fresh)
 
     def metrics():
         return [
             json.loads(line)
-            for file in home.path.glob("jobs/train-*/metrics.jsonl")
+            for file in fresh.path.glob("jobs/train-*/metrics.jsonl")
             for line in file.read_text().splitlines()
         ]
 
@@ -43,12 +43,12 @@ def test_training_begins_on_the_machine_that_is_free_and_takes_the_other_in_when
         leaving = threading.Thread(target=leave)
         leaving.start()
         words = ("retrain", "-c", "tiny", "-c", str(path), "--to", "train", "--dataset", "tiny")
-        ran = home.ok(*words)
+        ran = fresh.ok(*words)
         leaving.join()
-        again = home.ok(*words)
+        again = fresh.ok(*words)
     assert set(again.statuses().values()) == {"reused", "not_run"}
     assert ran.statuses()["benchmark"] == ran.statuses()["train"] == "ran"
-    (folder,) = home.path.glob("jobs/train-*")
+    (folder,) = fresh.path.glob("jobs/train-*")
     logs = {
         json.loads(path.read_text())["name"]: path.with_name("node.log") for path in folder.glob("nodes/*/node.json")
     }
