@@ -245,7 +245,7 @@ def module_template(estate: EstateConfig, module: Module, context: dict[str, Any
 
 def _alerts(estate: EstateConfig) -> dict[str, Any]:
     """The rules that the watch follows too (docs/monitoring/headway-alerts-azure.json), on the estate's own component."""
-    at, template = places(estate), azure_rules(AlertsConfig(runbooks=estate.runbooks))
+    at, template = places(estate), azure_rules(AlertsConfig(), estate.runbooks)
     values = {"component": at["insights"].id, "actionGroups": [at["action"].id] if estate.alert_emails else []}
     declared = template["parameters"]
     for name, value in values.items():

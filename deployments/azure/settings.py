@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from deployments.configuration.platform import RUNBOOKS, RunbooksPage
+from deployments.telemetry.monitors import RUNBOOKS
 from tasks.config.access import TENANT
 from tasks.config.base import Positive, Settings
 from tasks.config.files import BASED_ON, merged, read_whole, validated
@@ -196,7 +196,7 @@ class EstateConfig(Settings):
     """Days that logs are kept."""
     alert_emails: tuple[Email, ...] = ()
     """Who is notified of alerts; nobody: alerts are only shown in Azure Monitor."""
-    runbooks: RunbooksPage = RUNBOOKS
+    runbooks: Annotated[str, Field(pattern=r"^[^\s#'\"\[\]]+$")] = RUNBOOKS
     """Page of the runbooks that alerts link to: the address of your copy of the site, for example
     https://docs.example.com/headway/runbooks.html."""
     budget: BudgetConfig | None = None

@@ -91,11 +91,6 @@ class NotificationConfig(Settings):
         return value
 
 
-RUNBOOKS = "docs/runbooks.md"
-"""By its path in the repository: nobody knows where a team's copy of the site is."""
-RunbooksPage = Annotated[str, Field(pattern=r"^[^\s#'\"\[\]]+$")]
-
-
 class AlertsConfig(Settings):
     """Limits whose breach is reported, once when it begins and once when it is over."""
 
@@ -121,9 +116,6 @@ class AlertsConfig(Settings):
     """Most that one name reads within an hour, in times of what an hour of that name usually comes to."""
     new_place_hours: float = Field(24.0, gt=0)
     """A name at a host or account where it never was before stays an alert for so long."""
-    runbooks: RunbooksPage = RUNBOOKS
-    """Page of the runbooks that rendered rules link to: the address of your copy of the site, for example
-    https://docs.example.com/headway/runbooks.html."""
 
 
 class TelemetryConfig(Settings):

@@ -16,6 +16,8 @@ from deployments.configuration.platform import AlertsConfig
 from deployments.telemetry import instruments as of
 from deployments.telemetry.alert_rules import RULES
 
+RUNBOOKS = "docs/runbooks.md"
+"""Page that rules link to: its path in the repository, because nobody knows where a team's copy of the site is."""
 WIDTH, HEIGHT = 24, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -211,12 +213,10 @@ class Rendered:
     """How long it must hold before it fires."""
 
 
-def rules(limits: AlertsConfig) -> list[Rendered]:
+def rules(limits: AlertsConfig, runbooks: str = RUNBOOKS) -> list[Rendered]:
     """Every rule of the watch, and the one about the watch."""
     own = [
-        Rendered(
-            rule.name, rule.when, rule.remedy, rule.severity, rule.promql(limits), f"{limits.runbooks}#{rule.name}"
-        )
+        Rendered(rule.name, rule.when, rule.remedy, rule.severity, rule.promql(limits), f"{runbooks}#{rule.name}")
         for rule in RULES
     ]
     silent = Rendered(
@@ -225,14 +225,14 @@ def rules(limits: AlertsConfig) -> list[Rendered]:
         remedy="`headway status` on the host; `headway up` starts what is missing. The log: platform/watch/watch.log.",
         severity="critical",
         promql=f"absent({of.TIME.prometheus}) or time() - {of.TIME.prometheus} > {SILENT_SECONDS}",
-        runbook=f"{limits.runbooks}#watch_silent",
+        runbook=f"{runbooks}#watch_silent",
         hold="1m",
     )
     return [*own, silent]
 
 
-def prometheus_rules(limits: AlertsConfig) -> str:
-    """A rule file, for `rule_files` of Prometheus."""
+def prometheus_rules(limits: AlertsConfig, runbooks: str = RUNBOOKS) -> str:
+    """A rule file, for `rule_files` of Prometheus. `runbooks` is the page that alerts link to."""
     named = (
         '{{ range $name, $value := $labels }}{{ if ne $name "__name__" }}{{ $name }}={{ $value }} {{ end }}{{ end }}'
     )
@@ -249,13 +249,13 @@ def prometheus_rules(limits: AlertsConfig) -> str:
                 "runbook_url": rule.runbook,
             },
         }
-        for rule in rules(limits)
+        for rule in rules(limits, runbooks)
     ]
     group = {"name": "headway", "interval": "30s", "rules": entries}
     return yaml.safe_dump({"groups": [group]}, sort_keys=False, width=120, allow_unicode=True)
 
 
-def azure_rules(limits: AlertsConfig) -> dict[str, Any]:
+def azure_rules(limits: AlertsConfig, runbooks: str = RUNBOOKS) -> dict[str, Any]:
     """An ARM template of scheduled query rules on the Application Insights component that the exporter sends to."""
     return {
         "$schema": "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#",
@@ -272,7 +272,7 @@ def azure_rules(limits: AlertsConfig) -> dict[str, Any]:
             },
             "location": {"type": "string", "defaultValue": "[resourceGroup().location]"},
         },
-        "resources": [_azure_rule(rule) for rule in rules(limits)],
+        "resources": [_azure_rule(rule) for rule in rules(limits, runbooks)],
     }
 
 

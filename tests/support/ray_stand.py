@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from waiting import limit
@@ -59,8 +60,11 @@ class RayStand:
 
     def runs(self, name, program):
         """Whether a process of the node has a program in its command line."""
-        commands = (Path(f"/proc/{pid}/cmdline") for pid in descendants(self.nodes[name].pid))
-        return any(program in path.read_text(errors="replace") for path in commands if path.exists())
+        for pid in descendants(self.nodes[name].pid):
+            with suppress(OSError):  # it ended meanwhile
+                if program in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                    return True
+        return False
 
     def jobs(self):
         return self._get("/api/jobs/")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -204,32 +204,8 @@ def beating(home: Path) -> Record:
     each = trainings(home)
     if not each:
         return Record(None, "no folder of a training is there")
-    silent = [one.name for one in each if not _any(home.glob(f"jobs/{one.name}/nodes/*/beat"))]
+    silent = [one.name for one in each if not any(home.glob(f"jobs/{one.name}/nodes/*/beat"))]
     return Record(not silent, f"never looked at: {', '.join(silent)}" if silent else f"all of {len(each)}")
-
-
-def _any(values: Iterable[Any]) -> bool:
-    return any(True for _ in values)
-
-
-TRAININGS: dict[str, Callable[[Path], Record]] = {
-    **{
-        each.__name__: each
-        for each in (
-            lora,
-            offloading,
-            distributed,
-            nodes,
-            model_parallel,
-            scratch,
-            waiting_for_data,
-            scaling,
-            small_model,
-            beating,
-        )
-    },
-    **{f"engine_{name}": partial(_engine, name) for name in ENGINES},
-}
 
 
 DAYS = 30
@@ -415,8 +391,18 @@ RECORDS: dict[str, Callable[[Path], Record]] = {
             rehearsed,
             audit_log,
             onnx,
+            lora,
+            offloading,
+            distributed,
+            nodes,
+            model_parallel,
+            scratch,
+            waiting_for_data,
+            scaling,
+            small_model,
+            beating,
         )
     },
     **{f"has_{kind}": partial(_made, kind) for kind in ("tokens", "plan", "evaluation")},
-    **TRAININGS,
+    **{f"engine_{name}": partial(_engine, name) for name in ENGINES},
 }
