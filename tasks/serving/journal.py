@@ -111,5 +111,4 @@ def remember_refused(endpoint: Path, model_ref: str, reason: str) -> None:
 def accept(endpoint: Path, model_ref: str) -> None:
     """A person promoted a model: it may be deployed here again."""
     left = {ref: value for ref, value in refused_models(endpoint).items() if ref != model_ref}
-    if left != refused_models(endpoint):
-        write_json(endpoint / "refused.json", left, seal=True)
+    write_json(endpoint / "refused.json", left, seal=True)

@@ -125,12 +125,12 @@ def promote(
         accepted = accept_again(home(), made.model.ref)
     fields = {"ref": made.model.ref, "before": made.before, "changed": made.changed and not dry_run, "dry_run": dry_run}
     new, old = short_ref(made.model.ref), short_ref(made.before or "none")
-    words = f"{new} is the champion already: " + (
-        f"{', '.join(accepted)} may serve it again" if accepted else "nothing to do"
-    )
+    words = f"{new} is the champion already{'' if accepted else ': nothing to do'}"
     if made.before != made.model.ref:
         words = f"{new} {'would become' if dry_run else 'is'} the champion; before: {old}"
         words += "\nWhat endpoints serve stays as it is."
+    if accepted:
+        words += f"\n{', '.join(accepted)} may serve it again."
     say(fields, words, as_json=as_json)
 
 

@@ -1,5 +1,6 @@
 """`headway rollback endpoint/NAME` as a person types it, with real servers, while clients ask 50 times a second."""
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,6 +101,10 @@ def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away
         require_accepted(home.path, "api", two)
     require_accepted(home.path, "api", one)
     assert list(refused_models(home.path / "endpoints" / "api")) == [two]
+    words = home.command("promote", two, "--reason", "it was the prompt")
+    ran = subprocess.run(words, env=home.environment(), capture_output=True, text=True, check=True)
+    assert "endpoint/api may serve it again" in ran.stdout
+    require_accepted(home.path, "api", two)
 
 
 def test_no_rollback_to_a_model_whose_key_was_revoked(home, model, versions):
