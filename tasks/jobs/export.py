@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from tasks.common.process import write_json
 from tasks.config.serving import ExportConfig
 from tasks.evaluation.scores import Estimate
+from tasks.formats.chat_template import CHAT_TEMPLATE, SETTINGS
 from tasks.formats.model_folder import FILE as REFERENCE
 from tasks.jobs.exporting.comparison import (
     Answer,
@@ -57,8 +58,13 @@ from tasks.jobs.training.card import CARD, UNKNOWN_LICENSE, front_matter_of
 
 LIMITS = """## Limits
 
-It completes text, as its training data does. It was not taught to follow instructions, to refuse or to be right, and may repeat
+{does} and may repeat
 what it was trained on. Its evaluations are artifacts of their own: `headway lineage` shows them."""
+COMPLETES = (
+    "It completes text, as its training data does. It was not taught to follow instructions, to refuse or to be right,"
+)
+CHATS = "It answers chats by the template of its tokenizer. Training does not make it refuse or be right,"
+FILLS_IN = "It fills in masked tokens, as its training data has them. It was not taught to be right,"
 SERVED = """## How to use it
 
 The stage deploy serves the folder with an OpenAI-compatible API. By itself, with Headway's code:
@@ -149,8 +155,15 @@ def write_card(
             lines.append(
                 f"| `{ref}` | {terms['license'] or 'not known'} | {terms['origin'] or 'files of its publisher'} |"
             )
-    lines += ["", LIMITS, "", ENCODER if encoder else SERVED if form == "onnx" else BY_VLLM]
+    does = FILLS_IN if encoder else CHATS if _has_chat_template(checkpoint) else COMPLETES
+    lines += ["", LIMITS.format(does=does), "", ENCODER if encoder else SERVED if form == "onnx" else BY_VLLM]
     (output / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _has_chat_template(checkpoint: Path) -> bool:
+    settings = checkpoint / SETTINGS
+    named = settings.is_file() and json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    return bool(named) or (checkpoint / CHAT_TEMPLATE).is_file()
 
 
 @dataclass(frozen=True)

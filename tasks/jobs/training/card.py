@@ -48,6 +48,10 @@ def write_account(
 
 CARD = "README.md"
 UNKNOWN_LICENSE = "unknown"
+COMPLETES = "It completes text. It was not taught to follow instructions or to refuse."
+ANSWERS = (
+    "It was tuned on the answers of conversations, and answers chats by its tokenizer's template. It may be wrong."
+)
 
 
 def write_card(folder: Path, config: TrainingConfig, facts: Mapping[str, Any], *, base: Path | None) -> None:
@@ -128,6 +132,6 @@ def _words(config: TrainingConfig, facts: Mapping[str, Any]) -> list[str]:
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         "```",
         "",
-        "It completes text. It was not taught to follow instructions or to refuse. What it was measured on is not in this",
+        f"{ANSWERS if config.objective == 'sft' else COMPLETES} What it was measured on is not in this",
         "folder: `headway lineage` shows its evaluations.",
     ]

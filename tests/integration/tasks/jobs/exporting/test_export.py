@@ -213,7 +213,23 @@ def test_the_card_says_what_the_model_is_made_from_and_what_was_measured(exporte
     assert f"| `{MADE_FROM[0]}` | cc-by-4.0 | hf://datasets/o/d@1 |" in words
     assert f"| `{MADE_FROM[1]}` | not known | files of its publisher |" in words
     assert f"{exported[1]['metrics']['bits_per_byte']:.4f} (95 % interval " in words
+    assert "It completes text" in words
     assert all(f"`variants/{name}/`" in words for name in ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [("chat_template.jinja", "{{ messages }}"), ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}')],
+)
+def test_the_card_of_a_model_with_a_chat_template_does_not_say_that_it_only_completes_text(tmp_path, name, payload):
+    from tasks.jobs.export import write_card
+
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / name).write_text(payload)
+    proof = {"max_logit_error": 0.0, "greedy_equal": 1, "greedy_total": 1}
+    write_card(tmp_path, tmp_path, made_from=(), proof=proof, bits=None, variants={})
+    text = (tmp_path / "README.md").read_text()
+    assert "It answers chats" in text and "It completes text" not in text
 
 
 def test_the_artifact_says_how_a_completion_ends(exported):
@@ -322,7 +338,9 @@ def test_an_encoder_is_exported_by_torch_with_shapes_that_vary(tmp_path):
         file["path"] for file in files_of(rank.output)
     }
     assert not (rank.output / "golden.json").exists() and not (rank.output / "genai_config.json").exists()
-    assert "not served by the completions endpoint" in (rank.output / "README.md").read_text()
+    text = (rank.output / "README.md").read_text()
+    assert "not served by the completions endpoint" in text and "It fills in masked tokens" in text
+    assert "It completes text" not in text
     session = onnxruntime.InferenceSession(rank.output / "model.onnx", providers=["CPUExecutionProvider"])
     for shape in ((1, 3), (4, 17)):
         given = {"input_ids": np.ones(shape, np.int64), "attention_mask": np.ones(shape, np.int64)}

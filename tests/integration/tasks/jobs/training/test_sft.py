@@ -213,6 +213,11 @@ def test_held_out_answers_are_measured(alone):
     assert result(alone)["metrics"]["conversations_left_out"] == 0
 
 
+def test_the_card_says_that_it_answers_chats(alone):
+    text = (alone / "out" / "README.md").read_text()
+    assert "It was tuned on the answers of conversations" in text and "It completes text" not in text
+
+
 def test_long_conversations_are_left_out_whole_and_counted(launch, tokens, base, tmp_path):
     sizes = open_split(tokens, "train").lengths
     length = int(np.median(sizes)) - 1
