@@ -91,9 +91,10 @@ def admission(proven: tuple[str, ...], *, nodes: str = "1:3", **changes: Any) ->
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """Every record so far."""
+    """Every record so far; the last line may be half written."""
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def consumed(folder: Path) -> list[tuple[int, int, int]]:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,15 @@ class Host:
 
     def stop(self) -> None:
         """Everything stands still, as in a virtual machine that is paused."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(pid, number)
 
 
 def children(pid: int) -> list[int]:
