@@ -58,8 +58,8 @@ class Mutant:
         parts = (path.read_text(encoding="utf-8") if path.is_file() else "").split(self.before)
         if len(parts) != 2:
             raise ValueError(
-                f"the fault {self.name} does not fit {self.file} any more: the text that it replaces must occur once there, and "
-                f"occurs {len(parts) - 1} times. The code has moved: move the fault along, in benchmarks/."
+                f"the mutant {self.name} does not fit {self.file} any more: the text that it replaces must occur once there, and "
+                f"occurs {len(parts) - 1} times. The code has moved: move the mutant along, in benchmarks/mutants.py."
             )
         return parts
 
