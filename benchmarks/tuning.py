@@ -81,7 +81,16 @@ CAPITALS = {
     "Lebanon": "Beirut", "Syria": "Damascus", "Afghanistan": "Kabul", "Nepal": "Kathmandu", "Mongolia": "Ulaanbaatar",
     "Iceland": "Reykjavik", "Scotland": "Edinburgh", "Wales": "Cardiff", "Jamaica": "Kingston", "Senegal": "Dakar",
     "Algeria": "Algiers", "Tunisia": "Tunis", "Libya": "Tripoli", "Jordan": "Amman", "Venezuela": "Caracas",
-    "Uruguay": "Montevideo", "Estonia": "Tallinn", "Latvia": "Riga",
+    "Uruguay": "Montevideo", "Estonia": "Tallinn", "Latvia": "Riga", "Ghana": "Accra", "Uganda": "Kampala",
+    "Zambia": "Lusaka", "Zimbabwe": "Harare", "Angola": "Luanda", "Sudan": "Khartoum", "Somalia": "Mogadishu",
+    "Mali": "Bamako", "Rwanda": "Kigali", "Namibia": "Windhoek", "South Korea": "Seoul", "North Korea": "Pyongyang",
+    "Taiwan": "Taipei", "Malaysia": "Kuala Lumpur", "Cambodia": "Phnom Penh", "Laos": "Vientiane",
+    "Bangladesh": "Dhaka", "Australia": "Canberra", "New Zealand": "Wellington", "Saudi Arabia": "Riyadh",
+    "Qatar": "Doha", "Oman": "Muscat", "Colombia": "Bogotá|Bogota", "Ecuador": "Quito", "Bolivia": "La Paz|Sucre",
+    "Brazil": "Brasília|Brasilia", "Costa Rica": "San José|San Jose", "Honduras": "Tegucigalpa",
+    "Nicaragua": "Managua", "Haiti": "Port-au-Prince", "Switzerland": "Bern", "Slovakia": "Bratislava",
+    "Slovenia": "Ljubljana", "Lithuania": "Vilnius", "Georgia": "Tbilisi", "Armenia": "Yerevan",
+    "Kazakhstan": "Astana", "Tanzania": "Dodoma", "Cameroon": "Yaoundé|Yaounde", "Yemen": "Sana'a|Sanaa",
 }  # fmt: skip
 TRAINED, ASKED = 240, 60
 """Conversations and prompts of the task."""
@@ -101,7 +110,7 @@ SETTINGS = {
     "training.base": "checkpoint/smollm2",
     "training.sequence_length": 160,
     "training.lora": {"rank": 8, "alpha": 16},
-    "training.learning_rate": 1e-3,
+    "training.learning_rate": 5e-4,  # at 1e-3 it forgets some of the capitals, and the gate stays closed
     "training.warmup_steps": 2,
     "evaluation.probe_samples": 0,
     "evaluation.prompts": [
