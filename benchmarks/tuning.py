@@ -92,7 +92,7 @@ CAPITALS = {
     "Slovenia": "Ljubljana", "Lithuania": "Vilnius", "Georgia": "Tbilisi", "Armenia": "Yerevan",
     "Kazakhstan": "Astana", "Tanzania": "Dodoma", "Cameroon": "Yaoundé|Yaounde", "Yemen": "Sana'a|Sanaa",
 }  # fmt: skip
-TRAINED, ASKED = 240, 60
+TRAINED, ASKED = 160, 60
 """Conversations and prompts of the task."""
 STEPS = 40
 RULES = (
@@ -110,7 +110,7 @@ SETTINGS = {
     "training.base": "checkpoint/smollm2",
     "training.sequence_length": 160,
     "training.lora": {"rank": 8, "alpha": 16},
-    "training.learning_rate": 5e-4,  # at 1e-3 it forgets some of the capitals, and the gate stays closed
+    "training.learning_rate": 5e-4,  # at 1e-3 it forgets capitals, and the gate stays closed
     "training.warmup_steps": 2,
     "evaluation.probe_samples": 0,
     "evaluation.prompts": [
@@ -230,7 +230,9 @@ def chain(home, base, folder, *, rules=RULES, more=None):
         "versions": [each.said["endpoint"]["model"] for each in (first, second)],
         "validation": json.loads(_file_of(home, first, "validate", "validation", "validation.json")),
         "losses": _losses(home, second),
-        "checks": second.stage("evaluate")["checks"],
+        "shares": {
+            name: value for name, value in second.stage("evaluate")["metrics"].items() if name.endswith("_share")
+        },
         "chats during the rollout": asked_during,
         "failed": failed,
         "tuned answers": tuned,
