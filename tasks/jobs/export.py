@@ -63,7 +63,7 @@ what it was trained on. Its evaluations are artifacts of their own: `headway lin
 COMPLETES = (
     "It completes text, as its training data does. It was not taught to follow instructions, to refuse or to be right,"
 )
-CHATS = "It answers chats by the template of its tokenizer. Training does not make it refuse or be right,"
+CHATS = "It answers chats by the template of its tokenizer. It was not taught to refuse or to be right,"
 FILLS_IN = "It fills in masked tokens, as its training data has them. It was not taught to be right,"
 SERVED = """## How to use it
 
