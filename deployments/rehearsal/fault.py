@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,13 @@ class Fault(ABC):
 
     def undo(self, scene: Scene) -> None:  # noqa: B027
         """Leave the home as the next fault needs it."""
+
+
+def plant(scene: Scene, source: str, folder: Path) -> None:
+    """Have Python import a file of this package wherever it starts for this home: as `sitecustomize.py` in a new folder."""
+    folder.mkdir()
+    shutil.copyfile(Path(__file__).with_name(source), folder / "sitecustomize.py")
+    scene.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 def flip(path: Path, dice: random.Random) -> bytes:

@@ -22,10 +22,19 @@ from deployments.rehearsal.fault import Fault, check
 from deployments.rehearsal.network import StoreLost, StoreRefuses, StoreSlow, WebhookForged
 from deployments.rehearsal.runs import LostAnswer, OrchestratorKilled, PlatformKilled, PrefectKilled, TwoRuns
 from deployments.rehearsal.scene import Moment, Scene
-from deployments.rehearsal.serving import CanaryFails, CanarySlow, KeyRevoked, ModelTampered, Overload, ServerKilled
+from deployments.rehearsal.serving import (
+    CanaryFails,
+    CanarySlow,
+    CanaryWrong,
+    KeyRevoked,
+    ModelTampered,
+    Overload,
+    ServerKilled,
+)
 from deployments.rehearsal.training import (
     CheckpointFlipped,
     CheckpointTorn,
+    ClockMoved,
     DiskFull,
     EvictionNotice,
     GpuFails,
@@ -33,6 +42,7 @@ from deployments.rehearsal.training import (
     MachineLost,
     MachineOff,
     RandomFaults,
+    RankHangs,
     RankKilled,
     SlowMachine,
 )
@@ -55,6 +65,7 @@ FAULTS: tuple[type[Fault], ...] = (
     PlatformKilled,
     RankKilled,
     LauncherKilled,
+    RankHangs,
     MachineLost,
     MachineOff,
     CheckpointFlipped,
@@ -63,6 +74,7 @@ FAULTS: tuple[type[Fault], ...] = (
     DiskFull,
     GpuFails,
     SlowMachine,
+    ClockMoved,
     StoreRefuses,
     StoreLost,
     StoreSlow,
@@ -75,6 +87,7 @@ FAULTS: tuple[type[Fault], ...] = (
     Overload,
     CanaryFails,
     CanarySlow,
+    CanaryWrong,
     KeyRevoked,
     ModelTampered,
 )

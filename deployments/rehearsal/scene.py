@@ -264,15 +264,15 @@ class Scene:
 
     # --- processes of jobs, wherever they run ----------------------------------------------------------------------------
 
-    def kill_rank(self, folder: Path, dice: Random, *, launcher: bool = False) -> str:
-        """SIGKILL one of a job's ranks, or what started it; returns which. Raises Missing when it is gone already."""
+    def signal_rank(self, folder: Path, dice: Random, name: str = "KILL", *, launcher: bool = False) -> str:
+        """Send a signal to one of a job's ranks, or to what started it; returns which. Raises Missing when it is gone."""
         rank = read_json(folder / "ranks" / f"{dice.randrange(self.cluster.world_size)}.json")
         if not rank:
             raise NotSeen(f"no rank has said in {folder} that it runs")
         pid = f"$(sed -n 's/^PPid:[[:space:]]*//p' /proc/{rank['pid']}/status)" if launcher else rank["pid"]
         node = rank["rank"] // self.cluster.ranks_per_node
         own = f"grep -qzxF {shlex.quote(f'HEADWAY_JOB={folder}')} /proc/{rank['pid']}/environ"
-        self.execute(folder, node, f"{own} && kill -9 {pid}")
+        self.execute(folder, node, f"{own} && kill -{name} {pid}")
         return f"{'the launcher of ' if launcher else ''}rank {rank['rank']}"
 
     def kill_machine(self, folder: Path, dice: Random) -> str:

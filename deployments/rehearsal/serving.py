@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, exits, flip, rewrite
+from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, exits, flip, plant, rewrite
 from deployments.rehearsal.scene import (
     NotSeen,
     Scene,
@@ -143,6 +143,7 @@ class CanaryFails(Fault):
     page = "rollout.md"
     quick = False
     harm: ClassVar[str] = "the new model's server is killed, again and again,"
+    step_requests: ClassVar[int] = 20
 
     def inject(self, scene: Scene) -> None:
         self.before = scene.served()
@@ -151,7 +152,7 @@ class CanaryFails(Fault):
         settings = {
             "training.seed": scene.random.randrange(10**6),  # another model
             "comparison.max_loss_to_champion": 1.0,  # which may be a worse one
-            "deployment.rollout.step_requests": 20,
+            "deployment.rollout.step_requests": self.step_requests,
             "deployment.rollout.step_seconds": 60,
         }
         words = (word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
@@ -164,7 +165,7 @@ class CanaryFails(Fault):
                 raise NotSeen(f"the run ended before a new model was deployed, with {command.answer().summary()}")
             (new,) = set(servers.glob("*")) - old
             scene.until("traffic to the new model", lambda: share_of(scene, new) > 0 or command.has_ended())
-            scene.mark("injected", f"{self.harm} of {share_of(scene, new)} % of the traffic")
+            scene.mark("injected", f"{self.harm} with {share_of(scene, new)} % of the traffic")
             while not command.has_ended():
                 self.hurt(parent_of(new / "handle.json"))
             self.answer = command.answer()
@@ -195,6 +196,36 @@ class CanarySlow(CanaryFails):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             time.sleep(seconds)
+
+
+class CanaryWrong(CanaryFails):
+    name = "canary-wrong"
+    what = "A new model takes over the traffic, and from then on its process computes wrongly (a planted `sitecustomize.py`)."
+    promise = "Its answers are seen to differ from the old model's; traffic goes back, exit code 3, the champion stays."
+    harm = "the new model's answers become wrong,"
+    step_requests = 200  # answers are compared when there are enough of them
+
+    def inject(self, scene: Scene) -> None:
+        self.folder = scene.home.parent / self.name
+        plant(scene, "wrong_answers.py", self.folder)
+        super().inject(scene)
+        if not (self.folder / "done").exists():
+            raise NotSeen(
+                "the new model's process has not computed wrongly: is it served by something else than ONNX Runtime?"
+            )
+
+    def hurt(self, parent: int) -> None:
+        (self.folder / "wrong").touch()
+        time.sleep(0.1)
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield from super().expect(scene)
+        checks = (self.answer.fields.get("error") or {}).get("checks", [])
+        named = [one["name"] for one in checks if "of answers" in one["name"]]
+        yield check("what was measured of its answers", ", ".join(named) or "nothing", "one at least", bool(named))
+
+    def undo(self, scene: Scene) -> None:
+        scene.environment.pop("PYTHONPATH", None)
 
 
 def share_of(scene: Scene, server: Path) -> int:

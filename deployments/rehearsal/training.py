@@ -16,13 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, rewrite
+from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, plant, rewrite
 from deployments.rehearsal.scene import (
     JOBS,
     Command,
     NotSeen,
     Scene,
     checkpoints_of,
+    lines_of,
     losses,
     newest_step,
     rank_pids,
@@ -31,7 +32,7 @@ from deployments.rehearsal.scene import (
 )
 from tasks.artifacts import Check
 from tasks.common.errors import Missing
-from tasks.common.process import read_json
+from tasks.common.process import read_json, write_text
 
 
 class RankKilled(Fault):
@@ -42,7 +43,7 @@ class RankKilled(Fault):
 
     def inject(self, scene: Scene) -> None:
         command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
-        killed = scene.kill_rank(self.folder, scene.random, launcher=self.launcher)
+        killed = scene.signal_rank(self.folder, scene.random, launcher=self.launcher)
         scene.mark("injected", f"{killed} is killed at step {newest_step(self.folder)}")
         count = reported(self.folder)
         scene.until("a step after the restart", lambda: reported(self.folder) > count + 1 or command.has_ended())
@@ -63,6 +64,77 @@ class LauncherKilled(RankKilled):
     what = "What has started the ranks of a training on a machine (torchrun) is killed with SIGKILL."
     launcher = True
     quick = False
+
+
+class RankHangs(RankKilled):
+    name = "rank-hangs"
+    what = "A rank of a training is stopped and answers nobody, as when the network between machines is cut."
+    promise = "Missing steps are noticed, the submission ends, and the next one resumes with the same numbers."
+    page = "compute.md"
+    quick = False
+
+    def inject(self, scene: Scene) -> None:
+        command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
+        ends = f"{JOBS}/*/*/end.json"
+        known, count = scene.known(ends), reported(self.folder)
+        stopped = scene.signal_rank(self.folder, scene.random, "STOP")
+        scene.mark("injected", f"{stopped} is stopped at step {newest_step(self.folder)}")
+        self.end = scene.appears(ends, known)
+        scene.mark("noticed", "the submission is closed")
+        scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
+        scene.mark("recovered", "trains again")
+        self.answer = command.answer()
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        words = str((read_json(self.end) or {}).get("message", ""))
+        yield check("why the submission ended", words, "no step for too long", words.startswith("no step after step"))
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
+        yield repeated(scene, self.folder)
+        yield equal_losses(scene, self.folder)
+
+
+class ClockMoved(Fault):
+    name = "clock-moved"
+    what = "The clock jumps an hour ahead while a training runs, and two hours back (a planted `sitecustomize.py`)."
+    promise = (
+        "Nothing comes of it: the same submission and attempt train on to the same numbers, and every record verifies."
+    )
+    quick = False
+    local_only = "the clock is moved by a module on the PYTHONPATH of this machine's jobs"
+    jumps = (3600, -3600)
+    """Seconds from the true time."""
+
+    def inject(self, scene: Scene) -> None:
+        planted = scene.home.parent / self.name
+        plant(scene, "moved_clock.py", planted)
+        command, self.folder, _ = scene.training(self.name, after=scene.interval)
+        for jump in self.jumps:
+            step = newest_step(self.folder)
+            write_text(planted / "offset", str(jump))
+            scene.mark("injected", f"the clock is {jump} s off at step {step}")
+            self.until_step(step + scene.interval, scene, command)
+        self.answer = command.answer()
+        scene.mark("recovered", "the run has ended")
+        self.verified = scene.run("verify")
+
+    def until_step(self, step: int, scene: Scene, command: Command) -> None:
+        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        times = [record["time"] for record in lines_of(self.folder / "metrics.jsonl") if "loss" in record]
+        moved, least = max(times) - min(times), max(self.jumps) - min(self.jumps) - 60
+        yield check("seconds between the times of steps", round(moved), f">= {least}: it was moved", moved >= least)
+        yield exits(self.answer, 0)
+        job = self.answer.stage("train").get("job") or {}
+        for name in ("submissions", "attempts"):
+            yield check(name, job.get(name, 0), "1", job.get(name) == 1)
+        yield equal_losses(scene, self.folder)
+        yield check("every byte and record", self.verified.summary(), "exit code 0", self.verified.code == 0)
+
+    def undo(self, scene: Scene) -> None:
+        scene.environment.pop("PYTHONPATH", None)
 
 
 def repeated(scene: Scene, folder: Path) -> Check:
@@ -418,7 +490,7 @@ class RandomFaults(Fault):
         scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
 
     def rank(self, scene: Scene, command: Command) -> str:
-        return f"{scene.kill_rank(self.folder, self.random)} is killed"
+        return f"{scene.signal_rank(self.folder, self.random)} is killed"
 
     def machine(self, scene: Scene, command: Command) -> str:
         """Everything of the job; and now and then its newest checkpoint is damaged before anything reads it again."""

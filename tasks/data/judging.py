@@ -64,6 +64,9 @@ TOTALS = (
 TYPES = ("secret_types", "personal_types")
 
 
+SHORT = "benchmark_documents_too_short"
+
+
 OF_A_SHARD = ("name", "documents", "unreadable", "bytes", "characters", "duplicates", "near", "secrets", "personal")
 
 
@@ -126,6 +129,7 @@ def verdict(judged: Judged, refs: Mapping[str, str | None]) -> dict[str, Any]:
         **{key: columns[key] for key in (*TOTALS, *TYPES)},
         "duplicates": columns["exact"],
         **({"known": columns["known"]} if "known" in columns else {}),
+        **({SHORT: columns.get(SHORT, 0)} if columns.get("benchmarks") else {}),
         "lengths": shown,
         "classes": shares(columns["classes"]),
         "passed": judged.passed,

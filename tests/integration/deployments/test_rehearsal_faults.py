@@ -52,18 +52,18 @@ def test_everything_of_a_job_is_killed_and_nothing_else(scene):
 def test_a_process_that_is_no_rank_is_not_killed_as_one(scene):
     folder = scene.home / "jobs" / "train-1"
     with pytest.raises(NotSeen, match="no rank"):
-        scene.kill_rank(folder, random.Random(1))
+        scene.signal_rank(folder, random.Random(1))
     bystander = subprocess.Popen(["sleep", "600"], env={"HEADWAY_JOB": f"{folder}0"})
     rank = subprocess.Popen(["sleep", "600"], env={"HEADWAY_JOB": str(folder)})
     try:
         for number in range(scene.cluster.world_size):
             process.write_json(folder / "ranks" / f"{number}.json", {"rank": number, "pid": bystander.pid})
         with pytest.raises(Missing):
-            scene.kill_rank(folder, random.Random(1))
+            scene.signal_rank(folder, random.Random(1))
         assert bystander.poll() is None
         for number in range(scene.cluster.world_size):
             process.write_json(folder / "ranks" / f"{number}.json", {"rank": number, "pid": rank.pid})
-        assert scene.kill_rank(folder, random.Random(1)).startswith("rank ")
+        assert scene.signal_rank(folder, random.Random(1)).startswith("rank ")
         assert rank.wait() == -9
     finally:
         bystander.kill()

@@ -90,7 +90,7 @@ def planted(tmp_path_factory, home):
         "--set", "validation.max_near_duplicate_share=0.002",
         "--set", "validation.only_warn=[personal data]",
     )  # fmt: skip
-    exam = sources()[250:253]
+    exam = [*sources()[250:253], "too short to look for"]
     home.ok("dataset", "publish", "exam", write(folder / "exam.jsonl", exam))
     first = [write(good / "a.jsonl", texts[:125]), write(good / "b.jsonl.gz", texts[125:])]
     home.ok("dataset", "publish", "corpus", *first, "--sign-key", anna)
@@ -144,6 +144,12 @@ def test_every_plant_is_named_with_its_count(planted):
     assert count == 1 and far.startswith("poison.jsonl: ") and "cyrillic" in far
     assert told["admission"] == (1, [f"poison.jsonl: from {planted.folder}/elsewhere/poison.jsonl"])
     assert "cyrillic 0.0% ->" in " ".join(told["drift of classes"][1])
+
+
+def test_what_is_too_short_in_a_benchmark_to_be_looked_for_is_counted(planted):
+    version = planted.ran.said["validation"].rpartition("@")[2]
+    (path,) = planted.home.path.glob(f"store/artifacts/validation/*/{version}/files/validation.json")
+    assert json.loads(path.read_text())["benchmark_documents_too_short"] == 1
 
 
 def test_no_secret_leaves_the_corpus(planted):

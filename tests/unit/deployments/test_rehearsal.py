@@ -145,6 +145,7 @@ def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
     left_out = [fault.name for fault in FAULTS if fault not in map(type, run.chosen([], quick=True))]
     slow = {
         *("platform-killed", "launcher-killed", "machine-off", "checkpoint-torn", "disk-full", "slow-rank"),
+        *("rank-hangs", "clock-moved", "canary-wrong"),
         *("store-refuses", "store-lost", "store-slow", "webhook-forged", "canary-fails", "canary-slow"),
     }
     assert set(left_out) == slow
@@ -177,7 +178,7 @@ def test_what_a_cluster_does_not_allow_is_not_tried_there(home):
     run.require_rehearsable(load(["tiny"], ["cluster.backend=slurm"]))
     home.cluster = load(["tiny"], ["cluster.backend=slurm"]).cluster
     results = {fault.name: run.try_fault(fault(), home) for fault in FAULTS if fault.local_only}
-    assert set(results) == {"eviction-notice", "disk-full", "gpu-fails", "slow-rank"}
+    assert set(results) == {"eviction-notice", "disk-full", "gpu-fails", "slow-rank", "clock-moved"}
     assert all(one.verdict == "not tried" and one.why for one in results.values())
 
 

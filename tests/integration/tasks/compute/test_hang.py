@@ -152,6 +152,19 @@ def test_files_that_come_late_are_no_hang_and_a_silent_machine_is_one_later(job)
     assert clocked.passes(3, beats=False).endswith("and its machine is silent")
 
 
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
+def test_a_clock_that_jumps_is_no_hang_and_hides_none(job, jump):
+    clocked = job()
+    clocked.node(code=None, time=clocked.now)
+    clocked.steps(20)
+    for _ in range(200):
+        clocked.now += 1.0
+        clocked.step += 1
+        (clocked.folder / "nodes" / "0" / "beat").write_text(json.dumps({"time": clocked.now + jump}))
+        assert clocked.watch.look(RUNNING, [{"step": clocked.step, "time": clocked.now + jump}]) == ""
+    assert clocked.passes(100).startswith(f"no step after step {clocked.step} ")
+
+
 def test_an_elastic_job_may_meet_anew(job):
     clocked = job(elastic={"min_nodes": 1, "max_nodes": 2})
     clocked.steps(20)
