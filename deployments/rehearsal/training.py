@@ -475,7 +475,9 @@ class RandomFaults(Fault):
             self.wait(scene, command, newest_step(self.folder) + self.random.randrange(1, max(2, length // 4)))
             if (self.folder / "result.json").exists():
                 break
-            hurt = self.random.choice((self.rank, self.machine, self.orchestrator, self.asked_to_stop, self.second_run))
+            hurt = self.random.choice(
+                (self.rank, self.launcher, self.machine, self.orchestrator, self.asked_to_stop, self.second_run)
+            )
             try:
                 scene.mark("injected", f"{hurt(scene, command)} at step {newest_step(self.folder)}")
             except (Missing, NotSeen) as error:  # the fault before it has ended what this one would
@@ -491,6 +493,9 @@ class RandomFaults(Fault):
 
     def rank(self, scene: Scene, command: Command) -> str:
         return f"{scene.signal_rank(self.folder, self.random)} is killed"
+
+    def launcher(self, scene: Scene, command: Command) -> str:
+        return f"{scene.signal_rank(self.folder, self.random, launcher=True)} is killed"
 
     def machine(self, scene: Scene, command: Command) -> str:
         """Everything of the job; and now and then its newest checkpoint is damaged before anything reads it again."""

@@ -161,45 +161,6 @@ def cancel_in_prefect(home):
     until(cancel)
 
 
-@pytest.mark.long
-def test_a_killed_rank_resumes_and_every_number_is_that_of_an_unbroken_run(home, training):
-    command, folder, words = training(12, after_step=30)
-    os.kill(rank_pids(folder)[1], signal.SIGKILL)
-    out, err = command.communicate(timeout=limit(180))
-    assert command.returncode == 0, err
-    train = next(stage for stage in json.loads(out)["stages"] if stage["name"] == "train")
-    assert 0 < train["job"]["resumed_from_step"] < 240
-    assert (train["job"]["submissions"], train["job"]["attempts"]) == (1, 2)
-    broken = last_by_step(folder)
-    unbroken = home.ok(*words, "--from", "train")
-    assert unbroken.stage("train")["job"]["resumed_from_step"] is None
-    assert last_by_step(folder) == broken and len(broken) == 240
-    assert unbroken.stage("train")["outputs"] == train["outputs"]
-
-
-@pytest.mark.long
-def test_sigterm_stops_the_job_and_the_next_run_goes_on_from_its_checkpoint(home, training):
-    command, folder, words = training(13, after_step=30)
-    pids = rank_pids(folder)
-    command.terminate()
-    out, _ = command.communicate(timeout=limit(60))
-    assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
-    assert not any(map(is_running, pids))
-    job = home.ok(*words).stage("train")["job"]
-    assert job["submissions"] == 2 and not job["adopted"]
-    assert 0 < job["resumed_from_step"] < 240
-
-
-@pytest.mark.long
-def test_cancelling_the_flow_run_in_prefect_reaches_the_job(home, training):
-    command, folder, _ = training(14, after_step=5)
-    pids = rank_pids(folder)
-    cancel_in_prefect(home)
-    out, _ = command.communicate(timeout=limit(60))
-    assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
-    assert not any(map(is_running, pids))
-
-
 def prefect(home, server, path, body):
     login = base64.b64encode((home.path / "prefect" / "credentials").read_bytes()).decode()
     headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
@@ -234,34 +195,6 @@ def measuring(home, done):
     for command in commands:
         command.kill()
         command.communicate()
-
-
-def throttle(pid):
-    """Half a core: stopped and let go, twenty times a second, until it ends."""
-    while is_running(pid):
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                return
-            time.sleep(0.025)
-
-
-@pytest.mark.long
-def test_a_rank_throttled_to_half_a_core_closes_the_gate_by_name(measuring):
-    """Tried again on a busy machine, where the other rank may be slowed down as much."""
-    for seconds in (3.0, 3.2, 3.4):
-        command, folder = measuring(seconds)
-        throttle(rank_pids(folder)[1])
-        out, err = command.communicate(timeout=limit(120))
-        said = json.loads(out)
-        if command.returncode == 3:
-            break
-    assert command.returncode == 3, err
-    assert said["status"] == "gate_closed" and said["error"]["stage"] == "benchmark"
-    names = [check["name"] for check in said["error"]["checks"]]
-    assert any("rank 1" in name and "peers" in name for name in names), names
-    assert not any("rank 0" in name for name in names), names
 
 
 @pytest.mark.long
@@ -335,17 +268,3 @@ class Shown(threading.Thread):
                 self.text += os.read(self.terminal, 4096).decode(errors="replace")
             except OSError:
                 return
-
-
-@pytest.mark.long
-def test_two_runs_at_once_share_the_work(home, done):
-    words = ("retrain", "-c", "tiny", "--set", "training.seed=18", *TRAINING, "--json")
-    commands = [home.start(*words) for _ in range(2)]
-    said = []
-    for command in commands:
-        out, err = command.communicate(timeout=limit(180))
-        assert command.returncode == 0, err
-        said.append(json.loads(out))
-    trained = [next(stage for stage in one["stages"] if stage["name"] == "train") for one in said]
-    assert sorted(stage["status"] for stage in trained) == ["ran", "reused"]
-    assert trained[0]["outputs"] == trained[1]["outputs"] and trained[0]["job"]["submissions"] == 1

@@ -90,7 +90,7 @@ def planted(tmp_path_factory, home):
         "--set", "validation.max_near_duplicate_share=0.002",
         "--set", "validation.only_warn=[personal data]",
     )  # fmt: skip
-    exam = [*sources()[250:253], "too short to look for"]
+    exam = [*sources()[250:253], "too short"]
     home.ok("dataset", "publish", "exam", write(folder / "exam.jsonl", exam))
     first = [write(good / "a.jsonl", texts[:125]), write(good / "b.jsonl.gz", texts[125:])]
     home.ok("dataset", "publish", "corpus", *first, "--sign-key", anna)
