@@ -309,9 +309,9 @@ class Scene:
         """Paths of this home that fit a pattern now."""
         return frozenset(self.home.glob(pattern))
 
-    def appears(self, pattern: str, known: frozenset[Path]) -> Path:
+    def appears(self, pattern: str, known: frozenset[Path], seconds: float = SHOWN_SECONDS) -> Path:
         """Wait for a path that fits a pattern and is not among those that were known."""
-        return self.until(pattern, lambda: next(iter(self.known(pattern) - known), None))
+        return self.until(pattern, lambda: next(iter(self.known(pattern) - known), None), seconds)
 
     def folder_of(self, ref: str) -> Path:
         """The folder of an artifact of this home's own store."""

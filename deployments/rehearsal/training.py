@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, plant, rewrite
 from deployments.rehearsal.scene import (
     JOBS,
+    SHOWN_SECONDS,
     Command,
     NotSeen,
     Scene,
@@ -79,7 +80,7 @@ class RankHangs(RankKilled):
         known, count = scene.known(ends), reported(self.folder)
         stopped = scene.signal_rank(self.folder, scene.random, "STOP")
         scene.mark("injected", f"{stopped} is stopped at step {newest_step(self.folder)}")
-        self.end = scene.appears(ends, known)
+        self.end = scene.appears(ends, known, SHOWN_SECONDS + scene.cluster.watch.hang_seconds)
         scene.mark("noticed", "the submission is closed")
         scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
         scene.mark("recovered", "trains again")
