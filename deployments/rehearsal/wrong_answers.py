@@ -24,7 +24,7 @@ def plant() -> None:
         DONE.touch()
         return -logits
 
-    Decoder._run = wrong  # type: ignore[method-assign]
+    Decoder._run = wrong  # type: ignore[assignment, method-assign]
 
 
 if "tasks.jobs.serving.model_child" in sys.orig_argv:
