@@ -78,6 +78,11 @@ def plant(scene: Scene, source: str, folder: Path) -> None:
     scene.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
+def unplant(scene: Scene) -> None:
+    """What is started from now on imports nothing more."""
+    scene.environment.pop("PYTHONPATH", None)
+
+
 def flip(path: Path, dice: random.Random) -> bytes:
     """Flip one bit of a file; returns the bytes that it had."""
     before = path.read_bytes()

@@ -1,6 +1,6 @@
-"""The clock of a machine that jumps, as Python reads it (`time.time`): `clock-moved` plants this file as `sitecustomize.py`.
+"""A clock that jumps, as far as `time.time` goes: `clock-moved` plants this file as `sitecustomize.py`.
 
-The seconds that it is off are in the file `offset` beside it. Clocks for waiting (`time.monotonic`) go on, as the kernel's do.
+How many seconds it is off is in the file `offset` beside it. `time.monotonic` keeps running, as the kernel's clock does.
 """
 
 import time

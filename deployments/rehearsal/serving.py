@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, exits, flip, plant, rewrite
+from deployments.rehearsal.fault import RESTART_SECONDS, Fault, check, exits, flip, plant, rewrite, unplant
 from deployments.rehearsal.scene import (
     NotSeen,
     Scene,
@@ -200,10 +200,21 @@ class CanarySlow(CanaryFails):
 
 class CanaryWrong(CanaryFails):
     name = "canary-wrong"
-    what = "A new model takes over the traffic, and from then on its process computes wrongly (a planted `sitecustomize.py`)."
-    promise = "Its answers are seen to differ from the old model's; traffic goes back, exit code 3, the champion stays."
+    what = "A new model takes over the traffic, and from then on its process answers garbage (a planted `sitecustomize.py`)."
+    promise = (
+        "Its answers are seen to be others than the old model's; traffic goes back, exit code 3, the champion stays."
+    )
     harm = "the new model's answers become wrong,"
     step_requests = 200  # answers are compared when there are enough of them
+
+    def impossible(self, scene: Scene) -> str:
+        record = read_json(scene.endpoint_folder / "endpoint.json") or {}
+        graphs = (scene.folder_of(record.get("model_ref", "")) / "files").rglob("*.onnx*")
+        return (
+            ""
+            if any(graphs)
+            else "the endpoint does not serve by ONNX Runtime, whose process is made to answer garbage"
+        )
 
     def inject(self, scene: Scene) -> None:
         self.folder = scene.home.parent / self.name
@@ -225,7 +236,8 @@ class CanaryWrong(CanaryFails):
         yield check("what was measured of its answers", ", ".join(named) or "nothing", "one at least", bool(named))
 
     def undo(self, scene: Scene) -> None:
-        scene.environment.pop("PYTHONPATH", None)
+        unplant(scene)
+        (self.folder / "wrong").unlink(missing_ok=True)  # a model that was promoted all the same
 
 
 def share_of(scene: Scene, server: Path) -> int:

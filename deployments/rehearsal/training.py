@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, plant, rewrite
+from deployments.rehearsal.fault import Fault, check, equal_losses, exits, flip, plant, rewrite, unplant
 from deployments.rehearsal.scene import (
     JOBS,
     SHOWN_SECONDS,
@@ -43,7 +43,7 @@ class RankKilled(Fault):
     promise = "The job's parent starts the ranks again from the newest checkpoint, in the same submission, with the same numbers."
 
     def inject(self, scene: Scene) -> None:
-        command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
+        command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
         killed = scene.signal_rank(self.folder, scene.random, launcher=self.launcher)
         scene.mark("injected", f"{killed} is killed at step {newest_step(self.folder)}")
         count = reported(self.folder)
@@ -56,6 +56,7 @@ class RankKilled(Fault):
         job = self.answer.stage("train").get("job") or {}
         yield check("submissions", job.get("submissions", 0), "1", job.get("submissions") == 1)
         yield check("attempts", job.get("attempts", 0), "2", job.get("attempts") == 2)
+        yield resumed(job)
         yield repeated(scene, self.folder)
         yield equal_losses(scene, self.folder)
 
@@ -67,7 +68,7 @@ class LauncherKilled(RankKilled):
     quick = False
 
 
-class RankHangs(RankKilled):
+class RankHangs(Fault):
     name = "rank-hangs"
     what = "A rank of a training is stopped and answers nobody, as when the network between machines is cut."
     promise = "Missing steps are noticed, the submission ends, and the next one resumes with the same numbers."
@@ -75,7 +76,8 @@ class RankHangs(RankKilled):
     quick = False
 
     def inject(self, scene: Scene) -> None:
-        command, self.folder, _ = scene.training(self.name, after=2 * scene.interval)
+        command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
+        self.before(scene, command)
         ends = f"{JOBS}/*/*/end.json"
         known, count = scene.known(ends), reported(self.folder)
         stopped = scene.signal_rank(self.folder, scene.random, "STOP")
@@ -86,56 +88,73 @@ class RankHangs(RankKilled):
         scene.mark("recovered", "trains again")
         self.answer = command.answer()
 
+    def before(self, scene: Scene, command: Command) -> None:
+        """What happens before the rank is stopped."""
+
     def expect(self, scene: Scene) -> Iterator[Check]:
         words = str((read_json(self.end) or {}).get("message", ""))
-        yield check("why the submission ended", words, "no step for too long", words.startswith("no step after step"))
+        by_steps = words.startswith("no step after step") and "is silent" not in words
+        yield check("why the submission ended", words, "steps that did not come, from a machine that lives", by_steps)
         yield exits(self.answer, 0)
         job = self.answer.stage("train").get("job") or {}
         yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
+        yield resumed(job)
         yield repeated(scene, self.folder)
         yield equal_losses(scene, self.folder)
 
+    def undo(self, scene: Scene) -> None:
+        """A hang that nobody noticed would stay."""
+        for folder in scene.known("jobs/train-*"):
+            if not (folder / "result.json").exists() and (folder / "handle.json").exists():
+                scene.run("job", "cancel", folder.name, "--reason", "rehearsal")
 
-class ClockMoved(Fault):
+
+class ClockMoved(RankHangs):
     name = "clock-moved"
-    what = "The clock jumps an hour ahead while a training runs, and two hours back (a planted `sitecustomize.py`)."
-    promise = (
-        "Nothing comes of it: the same submission and attempt train on to the same numbers, and every record verifies."
+    what = (
+        "While a training runs, what `time.time` says jumps an hour ahead and two hours back (a planted `sitecustomize.py`); "
+        "then a rank is stopped."
     )
-    quick = False
+    promise = "The jumps are not taken for a hang, and do not hide the one that follows; every record verifies."
+    page = "reliability.md"
     local_only = "the clock is moved by a module on the PYTHONPATH of this machine's jobs"
     jumps = (3600, -3600)
     """Seconds from the true time."""
 
     def inject(self, scene: Scene) -> None:
-        planted = scene.home.parent / self.name
-        plant(scene, "moved_clock.py", planted)
-        command, self.folder, _ = scene.training(self.name, after=scene.interval)
+        self.planted = scene.home.parent / self.name
+        plant(scene, "moved_clock.py", self.planted)
+        super().inject(scene)
+        write_text(self.planted / "offset", "0")
+        self.verified = scene.run("verify")
+
+    def before(self, scene: Scene, command: Command) -> None:
         for jump in self.jumps:
             step = newest_step(self.folder)
-            write_text(planted / "offset", str(jump))
+            write_text(self.planted / "offset", str(jump))
             scene.mark("injected", f"the clock is {jump} s off at step {step}")
             self.until_step(step + scene.interval, scene, command)
-        self.answer = command.answer()
-        scene.mark("recovered", "the run has ended")
-        self.verified = scene.run("verify")
 
     def until_step(self, step: int, scene: Scene, command: Command) -> None:
         scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
 
     def expect(self, scene: Scene) -> Iterator[Check]:
+        yield from super().expect(scene)
         times = [record["time"] for record in lines_of(self.folder / "metrics.jsonl") if "loss" in record]
         moved, least = max(times) - min(times), max(self.jumps) - min(self.jumps) - 60
         yield check("seconds between the times of steps", round(moved), f">= {least}: it was moved", moved >= least)
-        yield exits(self.answer, 0)
-        job = self.answer.stage("train").get("job") or {}
-        for name in ("submissions", "attempts"):
-            yield check(name, job.get(name, 0), "1", job.get(name) == 1)
-        yield equal_losses(scene, self.folder)
         yield check("every byte and record", self.verified.summary(), "exit code 0", self.verified.code == 0)
 
     def undo(self, scene: Scene) -> None:
-        scene.environment.pop("PYTHONPATH", None)
+        super().undo(scene)
+        unplant(scene)
+        write_text(self.planted / "offset", "0")  # a server that was started meanwhile reads it as long as it runs
+
+
+def resumed(job: dict[str, Any]) -> Check:
+    """Training went on from a checkpoint, and did not begin anew."""
+    step = job.get("resumed_from_step")
+    return check("resumed from step", str(step), "> 0", bool(step))
 
 
 def repeated(scene: Scene, folder: Path) -> Check:
@@ -182,8 +201,7 @@ class MachineLost(Fault):
         yield exits(self.answer, 0)
         job = self.answer.stage("train").get("job") or {}
         yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
-        resumed = job.get("resumed_from_step")
-        yield check("resumed from step", str(resumed), "> 0", bool(resumed))
+        yield resumed(job)
         yield equal_losses(scene, self.folder)
 
 
@@ -238,10 +256,8 @@ class CheckpointDamaged(MachineLost):
 
     def expect(self, scene: Scene) -> Iterator[Check]:
         yield from super().expect(scene)
-        resumed = (self.answer.stage("train").get("job") or {}).get("resumed_from_step")
-        yield check(
-            "older than the damaged one", str(resumed), f"< {self.step}", resumed is not None and resumed < self.step
-        )
+        step = (self.answer.stage("train").get("job") or {}).get("resumed_from_step")
+        yield check("older than the damaged one", str(step), f"< {self.step}", step is not None and step < self.step)
 
 
 class CheckpointFlipped(CheckpointDamaged):
@@ -384,10 +400,11 @@ class SlowMachine(Fault):
         known = scene.known("jobs/benchmark-*")
         command = scene.start("retrain", *scene.words, "--to", "benchmark", "--set", f"benchmark.seconds={seconds}")
         folder = scene.appears("jobs/benchmark-*", known)
-        pids = scene.until("its ranks", lambda: rank_pids(folder))
-        if len(pids) < 2:
+        ranks = scene.cluster.world_size
+        if ranks < 2:
             raise NotSeen("the benchmark has one rank, and none to compare it with")
-        self.rank = len(pids) - 1
+        pids = scene.until("its ranks", lambda: pids if len(pids := rank_pids(folder)) == ranks else None)
+        self.rank = ranks - 1
         scene.mark("injected", f"rank {self.rank} gets half a core")
         throttle(pids[-1])
         self.answer = command.answer()

@@ -1,8 +1,8 @@
 """A model's process that computes wrongly, as with a faulty processor or library: the least likely token comes first.
 
-`canary-wrong` plants this file as `sitecustomize.py`, which Python imports when it starts. Only what
-serves a model by ONNX Runtime is changed, and only while the file `wrong` is beside it: the golden prompts before are answered
-rightly. `done` beside it says that an answer was wrong.
+`canary-wrong` plants this file as `sitecustomize.py`, which Python imports when it starts. Only what serves a model by ONNX
+Runtime is changed, and only while the file `wrong` is beside it: the golden prompts before that are answered correctly. `done`
+beside it says that an answer was wrong.
 """
 
 import sys

@@ -94,7 +94,7 @@ class HangWatch:
                 self._moved = now
             self._progress, self._saved = progress, saved
         for record in filter(is_step, records):
-            # Behind a step of this attempt come only its own, also when its machine's clock was set back.
+            # After a step of this attempt only its own follow, even when its machine's clock was set back.
             of_attempt = self._steps or float(record.get("time") or self._opened) >= self._opened
             if of_attempt and self._opened < math.inf:
                 at = float(record.get("time") or time.time())

@@ -81,6 +81,27 @@ SABOTAGES = (
         "What is wrong with a machine is written down, and nothing comes of it.",
     ),
     Mutant(
+        "rank-hangs",
+        "tasks/compute/job_monitor.py",
+        "still = now - self._moved",
+        "still = 0.0",
+        "Nothing ever hangs.",
+    ),
+    Mutant(
+        "clock-moved",
+        "tasks/compute/job_monitor.py",
+        "of_attempt = self._steps or float(",
+        "of_attempt = float(",
+        "Steps of a machine whose clock was set back do not count.",
+    ),
+    Mutant(
+        "canary-wrong",
+        "tasks/serving/protocol/judge.py",
+        "if apart > self._config.max_output_shift:",
+        "if False:",
+        "Answers of the new model are not compared with those of the old one.",
+    ),
+    Mutant(
         "webhook-forged",
         "deployments/bridge/senders.py",
         "if not any([hmac.compare_digest(one, right) for one in given]):",

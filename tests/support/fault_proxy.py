@@ -110,8 +110,7 @@ class FaultProxy(Relay):
         return Fault("cut" if self._count // self.every % 2 else "busy")
 
     def _deliver(self, handler: Handler, response: Response, fault: Fault | None) -> None:
-        refused = self.every and response.status >= 400  # half of an error is another error than the whole
-        if fault is None or fault.direction == "up" or refused:
+        if fault is None or fault.direction == "up":
             handler.write(response)
         elif fault.kind == "flip":
             handler.write(replace(response, body=flipped(response.body)))

@@ -62,7 +62,10 @@ class Retries(RetryPolicy[Any, Any]):
         return super().configure_retries(options) | {"began": time.monotonic(), "methods": METHODS}
 
     def is_retry(self, settings: dict[str, Any], response: PipelineResponse[Any, Any]) -> bool:
-        return response.http_response.status_code in (*BUSY, *FAILED)
+        answer = response.http_response
+        if answer.status_code >= 400:
+            answer.read()  # an error whose text breaks off on its way is a lost connection, and raised here it is sent again
+        return answer.status_code in (*BUSY, *FAILED)
 
     def increment(self, settings: dict[str, Any], response: Any = None, error: Exception | None = None) -> bool:
         """Count a failure. False when no further try is to follow: the wait before it would end after the time limit."""

@@ -1,4 +1,4 @@
-"""Whatever is killed, the same command goes on: one submission, nothing finished run again, the same numbers."""
+"""Whatever is killed, the same command goes on: one submission, and nothing finished runs again."""
 
 import base64
 import json

@@ -14,7 +14,7 @@ from ssh_stand import ssh_stand
 from waiting import limit
 
 TRIED = ("answer-lost", "rank-killed", "launcher-killed", "machine-lost", "machine-off", "checkpoint-flipped")
-LEFT_OUT = ("eviction-notice", "disk-full", "slow-rank")
+LEFT_OUT = ("eviction-notice", "disk-full", "gpu-fails", "slow-rank", "clock-moved")
 CLUSTER = {
     "nodes": 2,
     "ranks_per_node": 1,

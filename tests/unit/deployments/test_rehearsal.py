@@ -149,6 +149,8 @@ def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
         *("store-refuses", "store-lost", "store-slow", "webhook-forged", "canary-fails", "canary-slow"),
     }
     assert set(left_out) == slow
+    page = (DOCS / "rehearsal.md").read_text()
+    assert f"`--quick` tries {len(FAULTS) - len(slow)} of them" in page and f"the {len(FAULTS)} faults" in page
     with pytest.raises(Unknown, match="there is no fault 'rank-kiled'") as raised:
         run.chosen(["rank-kiled"], quick=False)
     assert "rank-killed" in raised.value.remedy

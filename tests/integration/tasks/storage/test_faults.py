@@ -90,6 +90,16 @@ def test_what_is_corrupted_on_the_way_up_every_time_is_not_published(stand, tmp_
     assert contents(store.fetch(put(store, source))) == contents(source)
 
 
+@pytest.mark.parametrize("kind", ["cut", "stall"])
+def test_an_answer_that_there_is_none_and_breaks_off_is_asked_for_again(stand, kind):
+    """Seen in a rehearsal: the text of a 404 broke off, and the run ended."""
+    store = stand.open()
+    fault = stand.relay.arm(kind, "down", method="GET", contains="ref.json")
+    with within(DEAD):
+        assert store.read("refs/ref.json") is None
+    assert fault.fired == 1 and fault.again < float("inf")
+
+
 def test_a_manifest_whose_answer_is_lost_is_published_all_the_same(stand, tmp_path):
     store, source = stand.open(), source_of(tmp_path, SMALL)
     fault = stand.relay.arm("cut", "down", method="PUT", contains="manifest.json")

@@ -1,7 +1,7 @@
 """Faults 1 to 26 of training and its checkpoints: which test shows what happens then, and the kills themselves.
 
-The numbers are those of docs/training.md, "Faults". Kills are seeded, on real ranks and writers; with torchrun and the
-small parent among them, for hours: `headway rehearse --hours`.
+The numbers are those of docs/training.md, "Faults". Kills are seeded, on real ranks and writers; with torchrun, and with
+everything of the job at once, for hours: `headway rehearse --hours`.
 """
 
 import ast
