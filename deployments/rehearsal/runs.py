@@ -36,6 +36,7 @@ class OrchestratorKilled(Fault):
     name = "orchestrator-killed"
     what = "`headway retrain` is killed with SIGKILL in every stage of a whole lifecycle, and started again each time."
     promise = "Jobs continue and are adopted: each is submitted once, and the numbers are those of an undisturbed run."
+    quick = False
 
     def inject(self, scene: Scene) -> None:
         self.twin = scene.twin("killed")

@@ -169,6 +169,7 @@ class MachineLost(Fault):
     what = "All processes of a training's job on one machine are killed at once, as when it is taken without notice."
     promise = "The run submits the job again, which resumes from the newest checkpoint with the same numbers."
     page = "compute.md"
+    quick = False  # `checkpoint-flipped` has it in it
 
     def inject(self, scene: Scene) -> None:
         command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
@@ -210,7 +211,6 @@ class MachineOff(MachineLost):
     what = (
         "A machine of a training is switched off, by the command of `--switch-off`, and on again once that was noticed."
     )
-    quick = False
 
     def impossible(self, scene: Scene) -> str:
         return (
@@ -263,13 +263,13 @@ class CheckpointDamaged(MachineLost):
 class CheckpointFlipped(CheckpointDamaged):
     name = "checkpoint-flipped"
     what = "A training's machine is lost, and a bit of its newest checkpoint flips."
+    quick = True
     flipped = True
 
 
 class CheckpointTorn(CheckpointDamaged):
     name = "checkpoint-torn"
     what = "A training's machine is lost, and half of its newest checkpoint is missing."
-    quick = False
     flipped = False
 
 

@@ -145,7 +145,7 @@ def test_faults_are_chosen_by_name_and_an_unknown_name_lists_them():
     left_out = [fault.name for fault in FAULTS if fault not in map(type, run.chosen([], quick=True))]
     slow = {
         *("platform-killed", "launcher-killed", "machine-off", "checkpoint-torn", "disk-full", "slow-rank"),
-        *("rank-hangs", "clock-moved", "canary-wrong"),
+        *("rank-hangs", "clock-moved", "canary-wrong", "orchestrator-killed", "machine-lost"),
         *("store-refuses", "store-lost", "store-slow", "webhook-forged", "canary-fails", "canary-slow"),
     }
     assert set(left_out) == slow
