@@ -209,21 +209,16 @@ class CanaryWrong(CanaryFails):
 
     def impossible(self, scene: Scene) -> str:
         record = read_json(scene.endpoint_folder / "endpoint.json") or {}
-        graphs = (scene.folder_of(record.get("model_ref", "")) / "files").rglob("*.onnx*")
-        return (
-            ""
-            if any(graphs)
-            else "the endpoint does not serve by ONNX Runtime, whose process is made to answer garbage"
-        )
+        if any((scene.folder_of(record.get("model_ref", "")) / "files").rglob("*.onnx*")):
+            return ""
+        return "the endpoint does not serve by ONNX Runtime, whose process would be made to answer garbage"
 
     def inject(self, scene: Scene) -> None:
         self.folder = scene.home.parent / self.name
         plant(scene, "wrong_answers.py", self.folder)
         super().inject(scene)
         if not (self.folder / "done").exists():
-            raise NotSeen(
-                "the new model's process has not computed wrongly: is it served by something else than ONNX Runtime?"
-            )
+            raise NotSeen("the new model's process answered as ever: it has not become wrong")
 
     def hurt(self, parent: int) -> None:
         (self.folder / "wrong").touch()

@@ -6,11 +6,30 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    IncompleteReadError,
+    ServiceRequestError,
+)
 from azure.core.pipeline import Pipeline
 from azure.core.pipeline.transport import HttpRequest, HttpResponse, HttpTransport
 
 from tasks.storage.blob.faults import LONGEST_WAIT_SECONDS, Retries
+
+BROKEN = (404, {"broken": "yes"})
+"""An answer whose text does not come to its end."""
+
+
+class Answer(HttpResponse):
+    """As the SDK's transport gives it: what it says is read when it is asked for."""
+
+    broken = False
+
+    def read(self):
+        if self.broken:
+            raise IncompleteReadError("half of an error")
+        return b""
 
 
 class Service(HttpTransport):
@@ -26,7 +45,8 @@ class Service(HttpTransport):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        response = HttpResponse(request, None)
+        response = Answer(request, None)
+        response.broken = answer == BROKEN
         response.status_code, response.headers = answer if isinstance(answer, tuple) else (answer, {})
         return response
 
@@ -47,7 +67,7 @@ def asked(service, method="GET", body=None):
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "DELETE"])
 @pytest.mark.parametrize(
-    "first", [ServiceRequestError("reset"), HttpResponseError("half an answer"), 408, 500, 503, 429]
+    "first", [ServiceRequestError("reset"), HttpResponseError("half an answer"), 408, 500, 503, 429, BROKEN]
 )
 def test_every_method_is_sent_again_after_a_loss_or_a_failure(method, first):
     service = Service(first, 200)
