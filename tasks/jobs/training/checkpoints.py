@@ -216,9 +216,10 @@ class Saves:
                 self._begun = self._durable
                 self.failed_in_a_row += self.last == STORE  # without the local tier training goes on
                 if self.failed_in_a_row >= FAILURES_AT_MOST:
-                    raise OSError(
-                        errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {why or 'another rank says why'}"
-                    )
+                    reasons = [""] * dist.get_world_size(self.group)
+                    dist.all_gather_object(reasons, why, group=self.group)  # whichever rank reports first knows why
+                    reason = next(filter(None, reasons), "no rank says why")
+                    raise OSError(errno.EIO, f"{FAILURES_AT_MOST} checkpoints in a row failed: {reason}")
                 return True
             if not busy:
                 if self.last == STORE:

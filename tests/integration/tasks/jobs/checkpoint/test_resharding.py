@@ -138,6 +138,8 @@ def test_a_disk_that_is_full_on_one_rank_costs_checkpoints_and_no_step(forks, to
 def test_a_disk_that_stays_full_ends_the_run_with_a_reason(forks, tokens, tmp_path):
     job = write_job(tmp_path / "job", tokens, BATCH, every=2)
     assert 0 not in forks(job, fault=FULL.format(full="step > 2"))
-    assert "3 checkpoints in a row failed" in error(job, 1)["message"]
+    message = error(job, 1)["message"]
+    assert "3 checkpoints in a row failed" in message and "File too large" in message
+    assert error(job, 0)["message"] == message, "whichever rank reports first knows why"
     assert max(last_lines(job)) < BATCH.steps
     assert json.loads((job / "checkpoints" / "LATEST").read_text())["step"] == 2
