@@ -201,9 +201,7 @@ class CanarySlow(CanaryFails):
 class CanaryWrong(CanaryFails):
     name = "canary-wrong"
     what = "A new model takes over the traffic, and from then on its process answers garbage (a planted `sitecustomize.py`)."
-    promise = (
-        "Its answers are seen to be others than the old model's; traffic goes back, exit code 3, the champion stays."
-    )
+    promise = "Its answers are seen to differ from the old model's; traffic goes back, exit code 3, the champion stays."
     harm = "the new model's answers become wrong,"
     step_requests = 200  # answers are compared when there are enough of them
 

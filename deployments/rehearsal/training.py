@@ -68,89 +68,6 @@ class LauncherKilled(RankKilled):
     quick = False
 
 
-class RankHangs(Fault):
-    name = "rank-hangs"
-    what = "A rank of a training is stopped and answers nobody, as when the network between machines is cut."
-    promise = "Missing steps are noticed, the submission ends, and the next one resumes with the same numbers."
-    page = "compute.md"
-    quick = False
-
-    def inject(self, scene: Scene) -> None:
-        command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
-        self.before(scene, command)
-        ends = f"{JOBS}/*/*/end.json"
-        known, count = scene.known(ends), reported(self.folder)
-        stopped = scene.signal_rank(self.folder, scene.random, "STOP")
-        scene.mark("injected", f"{stopped} is stopped at step {newest_step(self.folder)}")
-        self.end = scene.appears(ends, known, SHOWN_SECONDS + scene.cluster.watch.hang_seconds)
-        scene.mark("noticed", "the submission is closed")
-        scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
-        scene.mark("recovered", "trains again")
-        self.answer = command.answer()
-
-    def before(self, scene: Scene, command: Command) -> None:
-        """What happens before the rank is stopped."""
-
-    def expect(self, scene: Scene) -> Iterator[Check]:
-        words = str((read_json(self.end) or {}).get("message", ""))
-        by_steps = words.startswith("no step after step") and "is silent" not in words
-        yield check("why the submission ended", words, "steps that did not come, from a machine that lives", by_steps)
-        yield exits(self.answer, 0)
-        job = self.answer.stage("train").get("job") or {}
-        yield check("submissions", job.get("submissions", 0), "2", job.get("submissions") == 2)
-        yield resumed(job)
-        yield repeated(scene, self.folder)
-        yield equal_losses(scene, self.folder)
-
-    def undo(self, scene: Scene) -> None:
-        """A hang that nobody noticed would stay."""
-        for folder in scene.known("jobs/train-*"):
-            if not (folder / "result.json").exists() and (folder / "handle.json").exists():
-                scene.run("job", "cancel", folder.name, "--reason", "rehearsal")
-
-
-class ClockMoved(RankHangs):
-    name = "clock-moved"
-    what = (
-        "While a training runs, what `time.time` says jumps an hour ahead and two hours back (a planted `sitecustomize.py`); "
-        "then a rank is stopped."
-    )
-    promise = "The jumps are not taken for a hang, and do not hide the one that follows; every record verifies."
-    page = "reliability.md"
-    local_only = "the clock is moved by a module on the PYTHONPATH of this machine's jobs"
-    jumps = (3600, -3600)
-    """Seconds from the true time."""
-
-    def inject(self, scene: Scene) -> None:
-        self.planted = scene.home.parent / self.name
-        plant(scene, "moved_clock.py", self.planted)
-        super().inject(scene)
-        write_text(self.planted / "offset", "0")
-        self.verified = scene.run("verify")
-
-    def before(self, scene: Scene, command: Command) -> None:
-        for jump in self.jumps:
-            step = newest_step(self.folder)
-            write_text(self.planted / "offset", str(jump))
-            scene.mark("injected", f"the clock is {jump} s off at step {step}")
-            self.until_step(step + scene.interval, scene, command)
-
-    def until_step(self, step: int, scene: Scene, command: Command) -> None:
-        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step or command.has_ended())
-
-    def expect(self, scene: Scene) -> Iterator[Check]:
-        yield from super().expect(scene)
-        times = [record["time"] for record in lines_of(self.folder / "metrics.jsonl") if "loss" in record]
-        moved, least = max(times) - min(times), max(self.jumps) - min(self.jumps) - 60
-        yield check("seconds between the times of steps", round(moved), f">= {least}: it was moved", moved >= least)
-        yield check("every byte and record", self.verified.summary(), "exit code 0", self.verified.code == 0)
-
-    def undo(self, scene: Scene) -> None:
-        super().undo(scene)
-        unplant(scene)
-        write_text(self.planted / "offset", "0")  # a server that was started meanwhile reads it as long as it runs
-
-
 def resumed(job: dict[str, Any]) -> Check:
     """Training went on from a checkpoint, and did not begin anew."""
     step = job.get("resumed_from_step")
@@ -174,10 +91,11 @@ class MachineLost(Fault):
     def inject(self, scene: Scene) -> None:
         command, self.folder, _ = scene.training(self.name, after=3 * scene.interval)
         ends = f"{JOBS}/*/*/end.json"
-        known, count = scene.known(ends), reported(self.folder)
+        known = scene.known(ends)
         self.lose(scene)
         self.damage(scene)
-        scene.appears(ends, known)
+        count = reported(self.folder)
+        self.end = scene.appears(ends, known, SHOWN_SECONDS + scene.cluster.watch.hang_seconds)
         scene.mark("noticed", "the submission is closed as failed")
         self.bring_back(scene)
         scene.until("a step of the next submission", lambda: reported(self.folder) > count + 1 or command.has_ended())
@@ -227,6 +145,72 @@ class MachineOff(MachineLost):
     def bring_back(self, scene: Scene) -> None:
         scene.switch(scene.switch_on, self.machine)
         scene.mark("seen", f"{self.machine} is switched on")
+
+
+class RankHangs(MachineLost):
+    name = "rank-hangs"
+    what = "A rank of a training is stopped and answers nobody, as when the network between machines is cut."
+    promise = "Missing steps are noticed, the submission ends, and the next one resumes with the same numbers."
+
+    def lose(self, scene: Scene) -> None:
+        stopped = scene.signal_rank(self.folder, scene.random, "STOP")
+        scene.mark("injected", f"{stopped} is stopped at step {newest_step(self.folder)}")
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        words = str((read_json(self.end) or {}).get("message", ""))
+        by_steps = words.startswith("no step after step") and "is silent" not in words
+        yield check("why the submission ended", words, "steps that did not come, from a machine that lives", by_steps)
+        yield from super().expect(scene)
+        yield repeated(scene, self.folder)
+
+    def undo(self, scene: Scene) -> None:
+        """A hang that nobody noticed would stay."""
+        for folder in scene.known("jobs/train-*"):
+            if not (folder / "result.json").exists() and (folder / "handle.json").exists():
+                scene.run("job", "cancel", folder.name, "--reason", "rehearsal")
+
+
+class ClockMoved(RankHangs):
+    name = "clock-moved"
+    what = (
+        "While a training runs, what `time.time` says jumps an hour ahead and two hours back (a planted `sitecustomize.py`); "
+        "then a rank is stopped."
+    )
+    promise = "The jumps are not taken for a hang, and do not hide the one that follows; every record verifies."
+    page = "reliability.md"
+    local_only = "the clock is moved by a module on the PYTHONPATH of this machine's jobs"
+    jumps = (3600, -3600)
+    """Seconds from the true time."""
+
+    def inject(self, scene: Scene) -> None:
+        self.planted = scene.home.parent / self.name
+        plant(scene, "moved_clock.py", self.planted)
+        super().inject(scene)
+        write_text(self.planted / "offset", "0")
+        self.verified = scene.run("verify")
+
+    def lose(self, scene: Scene) -> None:
+        for jump in self.jumps:
+            step = newest_step(self.folder)
+            write_text(self.planted / "offset", str(jump))
+            scene.mark("injected", f"the clock is {jump} s off at step {step}")
+            self.train_to(step + scene.interval, scene)
+        super().lose(scene)
+
+    def train_to(self, step: int, scene: Scene) -> None:
+        scene.until(f"step {step}", lambda: newest_step(self.folder) >= step)
+
+    def expect(self, scene: Scene) -> Iterator[Check]:
+        yield from super().expect(scene)
+        times = [record["time"] for record in lines_of(self.folder / "metrics.jsonl") if "loss" in record]
+        moved, least = max(times) - min(times), max(self.jumps) - min(self.jumps) - 60
+        yield check("seconds between the times of steps", round(moved), f">= {least}: it was moved", moved >= least)
+        yield check("every byte and record", self.verified.summary(), "exit code 0", self.verified.code == 0)
+
+    def undo(self, scene: Scene) -> None:
+        super().undo(scene)
+        unplant(scene)
+        write_text(self.planted / "offset", "0")  # a server that was started meanwhile reads it as long as it runs
 
 
 class CheckpointDamaged(MachineLost):

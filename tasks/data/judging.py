@@ -64,7 +64,8 @@ TOTALS = (
 TYPES = ("secret_types", "personal_types")
 
 
-SHORT = "benchmark_documents_too_short"
+SOMETIMES = ("known", "benchmark_documents_too_short")
+"""Where earlier corpora are named; in profiles since it is counted."""
 
 
 OF_A_SHARD = ("name", "documents", "unreadable", "bytes", "characters", "duplicates", "near", "secrets", "personal")
@@ -128,8 +129,7 @@ def verdict(judged: Judged, refs: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         **{key: columns[key] for key in (*TOTALS, *TYPES)},
         "duplicates": columns["exact"],
-        **({"known": columns["known"]} if "known" in columns else {}),
-        **({SHORT: columns.get(SHORT, 0)} if columns.get("benchmarks") else {}),
+        **{key: columns[key] for key in SOMETIMES if key in columns},
         "lengths": shown,
         "classes": shares(columns["classes"]),
         "passed": judged.passed,
