@@ -126,7 +126,8 @@ clean:
 	@if command -v uv >/dev/null; \
 	then install="uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt"; \
 	else install="$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt"; fi; \
-	(trap 'kill $$!; exit' TERM; while :; do sleep 10 & wait; echo "  $$(du -sm .venv | cut -f1) MB so far"; done) & \
+	(trap 'kill $$! 2>/dev/null; exit' TERM; \
+	 while :; do sleep 10 & wait; size=$$(du -sm .venv | cut -f1); echo "  $$size MB so far"; done) & \
 	trap "kill $$!" EXIT; \
 	$(if $(TORCH_INDEX),$$install --no-deps --index-url $(TORCH_INDEX) torch && )$$install -e '.[$*]'
 	@touch $@

@@ -15,7 +15,6 @@ from tasks.compute.job import Job, Rendered
 from tasks.compute.job_folder import SEEN, MirroredFolders
 from tasks.compute.nodes import node_command, node_environment, python
 from tasks.config.backends.ray import RayConfig
-from tasks.config.cluster import elastic_refusal
 
 GIB = 2**30
 PIN = "headway-node-rank"
@@ -25,9 +24,17 @@ PIN = "headway-node-rank"
 def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
     """What `ray.json` says; `folder` is as the machines see it. Raises ValueError for what Ray cannot do."""
     _refuse(job)
+    most = job.elastic.max_nodes if job.elastic else job.nodes
+    elastic = {
+        "max_nodes": most,
+        "proven": list(job.admission.proven) if job.admission else [],
+        "restarts": job.restarts,
+        "progress": job.progress,
+        "holder": [python(job), "-m", "tasks.common.process", f"{folder}/rendezvous"],
+    }
     return {
         "submission": job.submission,
-        "nodes": job.nodes,
+        "nodes": job.fewest_nodes,
         "driver": job.driver,
         "bundle": bundle(job, config),
         "strategy": config.strategy,
@@ -36,8 +43,9 @@ def driver_spec(job: Job, folder: Path, config: RayConfig) -> dict[str, Any]:
         "autoscales": config.autoscales,
         "pin": "",
         "shared_seconds": job.watch.silent_node_seconds,
-        "commands": [node_command(job, folder, rank) for rank in range(job.nodes)],
+        "commands": [node_command(job, folder, rank) for rank in range(most)],
         "environment": node_environment(job),
+        **({"elastic": elastic} if job.elastic else {}),
     }
 
 
@@ -77,8 +85,6 @@ def bundle(job: Job, config: RayConfig) -> dict[str, float]:
 
 def _refuse(job: Job) -> None:
     """What a Ray cluster cannot give is an error before anything is submitted."""
-    if job.elastic:
-        raise ValueError(elastic_refusal("ray"))
     if job.image:
         raise ValueError(
             f"on backend ray a job runs in the cluster's own environment, image is {job.image}: leave cluster.image "
@@ -92,9 +98,10 @@ def _refuse(job: Job) -> None:
         raise ValueError(
             "launcher mpi needs SSH between the machines, which Ray does not give: use torchrun on backend ray"
         )
-    if job.driver and job.nodes * job.ranks_per_node > 1:
+    if job.driver and (job.elastic or job.nodes * job.ranks_per_node > 1):
+        nodes = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else job.nodes
         raise ValueError(
-            f"a driver script is one process, and this one has {job.nodes} x {job.ranks_per_node}: set nodes and "
+            f"a driver script is one process, and this one has {nodes} x {job.ranks_per_node}: set nodes and "
             "ranks_per_node to 1; what it takes of the cluster it asks Ray for itself"
         )
 

@@ -84,7 +84,8 @@ class ElasticConfig(Settings):
     max_nodes: Positive = 1
     """Machines that it takes at most."""
     address: str = ""
-    """Name or address under which machines reach the one that jobs are submitted from, where they meet; empty: its host name."""
+    """Name or address under which machines reach the one where they meet, which jobs are submitted from; empty: its host name.
+    On Ray they meet on its head; empty: the address that Ray has of it."""
 
     @model_validator(mode="after")
     def _in_order(self) -> ElasticConfig:

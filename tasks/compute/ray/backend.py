@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tasks.common import process
 from tasks.common.errors import JobFailed, Missing
 from tasks.common.home import home
 from tasks.common.process import read_json
+from tasks.compute import elastic
 from tasks.compute.job import Failure, Job, JobState, Rendered, before_submission
 from tasks.compute.job_folder import FOLDER_KEY, NO_STORE, MirroredFolders, key_of
 from tasks.compute.nodes import ended_state, node_environment, python, write_nodes
@@ -94,7 +96,7 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
             return _by_mark(mark, folder)
         if payload.jobs is None and not payload.gone:
             return JobState(state="unknown", reason=payload.why)
-        return ended_state(folder) or JobState(state="lost", reason=LOST.format(handle["address"]))
+        return _ended(folder) or JobState(state="lost", reason=LOST.format(handle["address"]))
     status = str(job.status.value)
     if status == "PENDING":
         return JobState(state="queued", reason=job.message or "")
@@ -125,7 +127,11 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
 
 
 def _running(mark: dict[str, Any]) -> JobState:
-    return JobState(state="running") if mark else JobState(state="starting", reason="Ray starts the job's driver")
+    return (
+        JobState(state="running", reason=mark.get("reason", ""))
+        if mark
+        else JobState(state="starting", reason="Ray starts the job's driver")
+    )
 
 
 def _by_mark(mark: dict[str, Any], folder: Path) -> JobState:
@@ -139,7 +145,14 @@ def _by_mark(mark: dict[str, Any], folder: Path) -> JobState:
     )
 
 
+def _ended(folder: Path) -> JobState | None:
+    """How a job ended, by its own marks: those of the leader, or of the holder of an elastic job's store."""
+    return elastic.ended_state(folder) if (folder / "rendezvous").is_dir() else ended_state(folder)
+
+
 def _attempts(folder: Path) -> int:
+    if (folder / "rendezvous").is_dir():
+        return elastic.attempts(folder)
     output = read_json(folder / "nodes" / "0" / "exit.json") or read_json(folder / "nodes" / "0" / "attempts.json")
     return int((output or {"attempts": 1})["attempts"])
 
@@ -188,6 +201,9 @@ class RayBackend:
             if existing:
                 return existing
             write_nodes(job, folder)
+            shutil.rmtree(folder / "rendezvous", ignore_errors=True)  # an earlier submission's
+            if job.elastic:
+                process.write_json(folder / "rendezvous" / "process.json", asdict(elastic.spec(job, folder)))
             for name, text in rendered.files.items():
                 process.write_text(folder / name, text)
             request = dict(rendered.request or {})

@@ -16,7 +16,10 @@ class RayConfig(BackendSettings):
         backend="tasks.compute.ray.backend:RayBackend",
         machines="tasks.compute.ray.local:RayMachines",
         elasticity=Elasticity(
-            "a placement group keeps its size, and a group of one node for each machine is not built"
+            "a placement group of one bundle for each machine, one after the other; a lost one gets another. Not the head's loss",
+            grows=True,
+            shrinks=True,
+            survives_first=True,
         ),
         packages=("ray",),
         extra="ray",

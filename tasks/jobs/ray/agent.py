@@ -69,6 +69,20 @@ def allowed(spec: Mapping[str, Any], existing: Sequence[Machine]) -> list[Machin
     return [machine for machine in left if machine.known_as(spec["only"])] if spec["only"] else left
 
 
+def candidates(
+    spec: Mapping[str, Any], existing: Sequence[Machine], *, used: Sequence[str], out: Sequence[str]
+) -> list[Machine]:
+    """The machines that one more part of an elastic job could be placed on if they were free.
+
+    `used` are ids of those that have one; `out` are names of those that the job does without."""
+    spread = spec["strategy"] == "STRICT_SPREAD"
+    return [
+        machine
+        for machine in allowed(spec, existing)
+        if machine.holds(spec["bundle"]) and not machine.known_as(out) and not (spread and machine.id in used)
+    ]
+
+
 def selector(spec: Mapping[str, Any], existing: Sequence[Machine]) -> str:
     """Ray's label selector for the ids of the machines that the job may run on; empty: any."""
     may = {machine.id for machine in allowed(spec, existing)}

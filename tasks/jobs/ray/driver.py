@@ -45,6 +45,26 @@ class Refused(Exception):
         }
 
 
+def make_agent(spec: dict[str, Any], group: Any, bundle: int) -> Any:
+    """An actor that takes all of a bundle of a placement group, and is not started again when it dies."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    takes = spec["bundle"]
+    return (
+        ray.remote(Agent)
+        .options(
+            num_cpus=takes.get("CPU", 0),
+            num_gpus=takes.get("GPU", 0),
+            memory=takes.get("memory"),
+            resources={kind: amount for kind, amount in takes.items() if kind not in ("CPU", "GPU", "memory")},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            max_restarts=0,
+        )
+        .remote()
+    )
+
+
 class Driver:
     """One submission. State: the actors by node rank with their machines, how far it is, and whether somebody asked to stop."""
 
@@ -136,22 +156,8 @@ class Driver:
 
     def _make_agents(self, group: Any) -> None:
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        own = {kind: amount for kind, amount in self.spec["bundle"].items() if kind not in ("CPU", "GPU", "memory")}
-        for rank in range(self.spec["nodes"]):
-            self.agents.append(
-                ray.remote(Agent)
-                .options(
-                    num_cpus=self.spec["bundle"].get("CPU", 0),
-                    num_gpus=self.spec["bundle"].get("GPU", 0),
-                    memory=self.spec["bundle"].get("memory"),
-                    resources=own,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-                    max_restarts=0,
-                )
-                .remote()
-            )
+        self.agents = [make_agent(self.spec, group, rank) for rank in range(self.spec["nodes"])]
         existing = {machine.id: machine for machine in machines(ray.nodes())}
         self.places = [existing[node] for node in ray.get([agent.where.remote() for agent in self.agents])]
 
@@ -163,7 +169,7 @@ class Driver:
         seen = ray.get([agent.sees.remote(*asked) for agent in self.agents])
         blind = [place.name for place, sees in zip(self.places, seen, strict=True) if not sees]
         if blind:
-            raise _no_folder(self.folder, ", ".join(blind))
+            raise no_folder(self.folder, ", ".join(blind))
 
     def _start(self) -> None:
         import ray
@@ -189,20 +195,25 @@ class Driver:
                 if 0 in ended:
                     result[rank] = 1  # it was lost after the job had ended
                     continue
-                raise self._lost(rank, error) from error
+                raise self._lost(rank, self.places[rank], error) from error
             if code is not None:
                 result[rank] = code
         return result
 
-    def _lost(self, rank: int, error: Exception) -> Refused:
+    def _lost(self, rank: int, place: Machine, error: Exception) -> Refused:
         import ray
 
-        place = self.places[rank]
         alive = place.id in {machine.id for machine in machines(ray.nodes())}
         why = str(error).strip().splitlines()[-1].strip()
         if alive:
             return Refused("ActorDied", f"the actor of node rank {rank} on {place.name} died: {why}", "infrastructure")
         return Refused("NodeLost", f"Ray lost the node {place.name} ({place.address})", "node", nodes=(place.name,))
+
+    def reason(self) -> str:
+        """Why it ended, once `run` has returned."""
+        if self.stopping:
+            return "cancelled"
+        return str((read_json(self.folder / "nodes" / "0" / "exit.json") or {}).get("reason", "ended"))
 
     def _ask_to_stop(self, *_: object) -> None:
         self.stopping = True
@@ -215,7 +226,7 @@ def _leader_code(folder: Path) -> int:
     return int((read_json(folder / "nodes" / "0" / "exit.json") or {"code": 1})["code"])
 
 
-def _no_folder(folder: Path, who: str) -> Refused:
+def no_folder(folder: Path, who: str) -> Refused:
     return Refused(
         "Missing",
         f"the job folder {folder} is not to be seen on {who}: the machines of a Ray job and Headway must share it",
@@ -248,9 +259,11 @@ def main(folder: Path) -> int:
     """Run a submission to its end; the exit code is the job's."""
     spec = read_json(folder / "ray.json")
     if spec is None:
-        _report(folder, _no_folder(folder, f"{socket.gethostname()}, where Ray runs the job's driver"))
+        _report(folder, no_folder(folder, f"{socket.gethostname()}, where Ray runs the job's driver"))
         return 1
-    driver = Driver(folder, spec)
+    from tasks.jobs.ray.elastic import ElasticDriver  # which is made of this module
+
+    driver = ElasticDriver(folder, spec) if "elastic" in spec else Driver(folder, spec)
     try:
         code = driver.run()
     except Refused as refused:
@@ -258,12 +271,7 @@ def main(folder: Path) -> int:
         report = refused.report
         driver.say("ended", report["message"], code=1, failure=report["class"], failed_nodes=report["nodes"])
         return 1
-    reason = (
-        "cancelled"
-        if driver.stopping
-        else (read_json(folder / "nodes" / "0" / "exit.json") or {}).get("reason", "ended")
-    )
-    driver.say("ended", reason, code=code, failure=None, failed_nodes=[])
+    driver.say("ended", driver.reason(), code=code, failure=None, failed_nodes=[])
     return code
 
 

@@ -13,13 +13,13 @@ from ray_stand import free_port
 from tasks.common import process
 from tasks.common.errors import Missing
 from tasks.compute import open_backend
-from tasks.compute.job import Job
+from tasks.compute.job import Admission, Job
 from tasks.compute.ray.backend import Told, state_of
 from tasks.compute.ray.local import spec
 from tasks.compute.ray_driver import driver_spec, ray_on_nodes
 from tasks.config.backends.ray import RayConfig
 from tasks.config.cluster import ClusterConfig, ElasticConfig
-from tasks.jobs.ray.agent import Machine, lacking, machines, selector
+from tasks.jobs.ray.agent import Machine, candidates, lacking, machines, selector
 from tasks.storage import open_files
 
 ROOT = str(Path(__file__).parents[4])
@@ -122,11 +122,14 @@ def test_the_cluster_of_this_machine_is_closed_to_others_and_tells_nobody():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"elastic": ElasticConfig(max_nodes=2)}, "backend ray takes no elastic jobs"),
         ({"image": "docker.io/x"}, "image is docker.io/x: leave cluster.image empty"),
         ({"exclusive": True}, "set cluster.exclusive to false"),
         ({"launcher": "mpi"}, "use torchrun on backend ray"),
         ({"driver": True}, "a driver script is one process, and this one has 2 x 4"),
+        (
+            {"driver": True, "nodes": 1, "ranks_per_node": 1, "elastic": ElasticConfig(max_nodes=2)},
+            "a driver script is one process, and this one has 1:2 x 1",
+        ),
     ],
 )
 def test_what_ray_cannot_give_is_refused_before_anything_is_submitted(fields, says):
@@ -171,6 +174,56 @@ def test_a_job_is_kept_on_the_machines_that_it_may_run_on():
     assert selector({"excluded": [], "only": []}, there) == ""
     assert selector({"excluded": ["n2", "10.0.0.3"], "only": []}, there) == "!in(222,333)"
     assert selector({"excluded": ["n2"], "only": ["n1", "n2", "n3"]}, there) == "in(111,333)"
+
+
+def test_the_driver_of_an_elastic_job_is_told_its_range_and_who_qualified():
+    elastic, proven = ElasticConfig(min_nodes=1, max_nodes=3), Admission(proven=("n1",), settings={})
+    fields = {"elastic": elastic, "admission": proven, "nodes": 1, "progress": "checkpoints/LATEST", "restarts": 2}
+    given = driver_spec(JOB.model_copy(update=fields), Path("/share"), RayConfig())
+    assert (given["nodes"], len(given["commands"])) == (1, 3)
+    assert given["elastic"] == {
+        "max_nodes": 3,
+        "proven": ["n1"],
+        "restarts": 2,
+        "progress": "checkpoints/LATEST",
+        "holder": [sys.executable, "-m", "tasks.common.process", "/share/rendezvous"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "used", "out", "expected"),
+    [
+        ({}, [], [], ["n1", "n2"]),
+        ({}, ["111"], [], ["n2"]),
+        ({"strategy": "PACK"}, ["111"], [], ["n1", "n2"]),
+        ({}, [], ["10.0.0.2"], ["n1"]),
+        ({"excluded": ["n1"]}, [], [], ["n2"]),
+        ({"only": ["n1", "n3"]}, [], [], ["n1"]),
+        ({"bundle": {"CPU": 1}}, [], [], ["n1", "n2", "n3"]),
+    ],
+)
+def test_one_more_machine_of_an_elastic_job_is_one_that_holds_it_and_is_not_its_own_yet(fields, used, out, expected):
+    existing = [
+        Machine(
+            id=f"{n}" * 3, name=f"n{n}", address=f"10.0.0.{n}", host="vm", resources={"CPU": 1.0 if n == 3 else 4.0}
+        )
+        for n in (1, 2, 3)
+    ]
+    spec = {"bundle": {"CPU": 2}, "strategy": "STRICT_SPREAD", "excluded": [], "only": [], **fields}
+    assert [machine.name for machine in candidates(spec, existing, used=used, out=out)] == expected
+
+
+def test_an_elastic_job_says_how_many_machines_it_has_and_ends_as_its_store_says(tmp_path):
+    mark = {"submission": 1, "state": "running", "reason": "1 of at most 3 machines"}
+    process.write_json(tmp_path / "ray-state.json", mark)
+    running = Told(jobs={HANDLE["submission_id"]: _details("RUNNING")})
+    assert state_of(HANDLE, tmp_path, running).reason == "1 of at most 3 machines"
+    process.write_json(
+        tmp_path / "rendezvous" / "exit.json", {"code": 0, "reason": "ended", "attempts": 1, "ended": 1.0}
+    )
+    process.write_json(tmp_path / "nodes" / "2" / "attempts.json", {"attempts": 4})
+    state = state_of(HANDLE, tmp_path, Told(jobs={}))
+    assert (state.state, state.code, state.attempts) == ("ended", 0, 4), "the cluster has forgotten the job"
 
 
 def test_a_cluster_that_does_not_answer_is_no_absence(tmp_path):

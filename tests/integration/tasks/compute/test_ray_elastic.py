@@ -1,0 +1,197 @@
+"""An elastic job on a real Ray cluster: it begins on one machine, takes in those that qualify, and loses the first."""
+
+import os
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from elastic_material import (
+    Journal,
+    admission,
+    consumed,
+    elastic_job,
+    expected,
+    lines,
+    training,
+    world_sizes,
+    write_tokens,
+)
+from ray_stand import RayStand, using
+from waiting import limit, until
+
+from tasks.common import process
+from tasks.common.errors import Cancelled, HeadwayError, JobFailed
+from tasks.common.process import descendants
+from tasks.compute import open_backend
+from tasks.compute.polling import Watch
+from tasks.compute.supervisor import run
+from tasks.config.cluster import ClusterConfig, WatchConfig
+
+pytestmark = pytest.mark.long
+CONFIG = training(steps=20_000, hidden_size=64)
+"""More than it gets to do, however fast the machine is: it is cancelled when everything was seen."""
+PATIENCE = 300.0
+HOLDS = {"train": 1}
+"""What nodes of the job have, and the head has not: it holds the store where the others meet."""
+
+
+@pytest.fixture(scope="module")
+def stand():
+    made = RayStand(cpus=2)
+    made.add("a", resources=HOLDS)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def config(stand):
+    elastic = {"min_nodes": 1, "max_nodes": 3}
+    return ClusterConfig.model_validate(
+        {
+            "backend": "ray",
+            "ranks_per_node": 1,
+            "elastic": elastic,
+            "ray": {"address": stand.address, "resources": HOLDS},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@contextmanager
+def breaking(stand, name):
+    """A node on which whatever measures it dies at once."""
+    over = threading.Event()
+
+    def kill():
+        while not over.wait(0.05):
+            for pid in descendants(stand.nodes[name].pid):
+                with suppress(OSError):
+                    if "tasks.jobs.benchmark" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def shown(stand, config, tokens, tmp_path_factory):
+    """The job's folder and what was seen of it, after all that happened to its machines."""
+    folder, journal, ends = tmp_path_factory.mktemp("jobs") / "job", Journal(), []
+    job = elastic_job(
+        tokens,
+        CONFIG,
+        elastic=config.elastic,
+        admission=admission(("a",)),
+        watch=WatchConfig(hang_seconds=limit(120.0)),
+    )
+    backend = open_backend(config)
+    stopped = threading.Event()
+    watch = Watch(cancelled=stopped.is_set)
+
+    def supervise():
+        try:
+            ends.append(run(job, backend=backend, folder=folder, journal=journal, watch=watch))
+        except (HeadwayError, ValueError) as error:
+            ends.append(error)
+
+    supervisor = threading.Thread(target=supervise)
+
+    def say():
+        logs = [*folder.glob("*.log"), *folder.glob("nodes/*/*.log"), *folder.glob("rendezvous/*.log")]
+        return "\n".join([f"{ends} {stand.jobs()}", *(f"{log}:\n{log.read_text()[-1500:]}" for log in sorted(logs))])
+
+    def size(ranks):
+        until(lambda: ends or (lines(folder) and lines(folder)[-1]["world_size"] == ranks), PATIENCE, why=say)
+        assert not ends, say()
+
+    shown = {"folder": folder, "journal": journal}
+    try:
+        supervisor.start()
+        size(1)
+        stand.add("bad", resources=HOLDS)
+        with breaking(stand, "bad"):
+            until(lambda: list((folder / "errors").glob("node-*.json")), PATIENCE, why=say)
+        shown["alone"] = lines(folder)[-1]["step"]
+        stand.add("b", resources=HOLDS)
+        size(2)
+        stand.kill("a")
+        size(1)
+        stand.add("c", resources=HOLDS)
+        size(2)
+        shown["handle"] = journal.get(f"jobs/{job.token}/0001/handle")
+        shown["state"] = backend.states([(shown["handle"], folder)])[0]
+    finally:
+        stopped.set()
+        supervisor.join(limit(90))
+    shown["end"] = ends[0]
+    shown["left"] = [told for told in using(folder) if "pytest" not in told[1]]
+    return shown
+
+
+def test_every_sample_is_read_once_in_order(shown, tokens):
+    done = consumed(shown["folder"])
+    assert done == expected(tokens, CONFIG)[: len(done)]
+    assert world_sizes(shown["folder"]) == [1, 2, 1, 2]
+
+
+def test_a_machine_that_joins_costs_no_step(shown):
+    records = lines(shown["folder"])
+    joined = next(place for place, record in enumerate(records) if record["world_size"] == 2)
+    assert joined >= shown["alone"]
+    assert [record["step"] for record in records[: joined + 1]] == list(range(1, joined + 2))
+
+
+def test_machines_that_came_later_measured_themselves_before_they_joined(shown):
+    for name in ("b", "c"):
+        verdict = process.read_json(shown["folder"] / "qualified" / name / "verdict.json")
+        assert verdict["passed"] and [node["name"] for node in verdict["nodes"]] == [name]
+    assert not (shown["folder"] / "qualified" / "a").exists(), "it qualified before the job"
+
+
+def test_a_machine_whose_measurement_died_never_joined_and_is_named(shown):
+    report = process.read_json(shown["folder"] / "errors" / "node-bad.json")
+    assert (report["type"], report["class"], report["nodes"]) == ("NotQualified", "node", ["bad"])
+    state = shown["state"]
+    assert state.state == "running" and state.reason == "2 of at most 3 machines; without bad, which checks found bad"
+
+
+def test_cancelling_ends_all_of_it(shown, stand, config):
+    assert isinstance(shown["end"], Cancelled) and not shown["left"]
+    state = open_backend(config).states([(shown["handle"], shown["folder"])])[0]
+    assert (state.state, state.reason) == ("ended", "cancelled")
+    assert [job["status"] for job in stand.jobs()] == ["STOPPED"], "one job of Ray's from the beginning to the end"
+
+
+def test_it_ends_with_its_result(shown, config, tokens, tmp_path):
+    short = training(steps=30)
+    least_two = config.elastic.model_copy(update={"min_nodes": 2})
+    job = elastic_job(tokens, short, elastic=least_two).model_copy(update={"token": "e1a6" * 8})
+    result = run(job, backend=open_backend(config), folder=tmp_path / "job", journal=Journal(), watch=Watch())
+    assert consumed(tmp_path / "job") == expected(tokens, short)
+    assert set(world_sizes(tmp_path / "job")) <= {2, 3} and result.submissions == 1
+
+
+def test_a_mistake_of_the_user_ends_it_and_is_not_tried_again(shown, config, tokens, tmp_path):
+    job = elastic_job(tmp_path / "nothing", training(steps=30), elastic=config.elastic)
+    job = job.model_copy(update={"token": "e1a7" * 8})
+    journal = Journal()
+    with pytest.raises(JobFailed, match="nothing"):
+        run(job, backend=open_backend(config), folder=tmp_path / "job", journal=journal, watch=Watch())
+    assert not journal.get(f"jobs/{job.token}/0002/handle")
+    assert not using(tmp_path / "job")
+
+
+def test_a_cluster_without_enough_machines_is_told_at_once(shown, config, tokens, tmp_path):
+    many = config.elastic.model_copy(update={"min_nodes": 4, "max_nodes": 5})
+    job = elastic_job(tokens, training(steps=30), elastic=many).model_copy(update={"token": "e1a8" * 8})
+    with pytest.raises(JobFailed, match=r"needs 4 machine\(s\) of its own each .* can hold 3"):
+        run(job, backend=open_backend(config), folder=tmp_path / "job", journal=Journal(), watch=Watch())
