@@ -210,17 +210,21 @@ class ElasticDriver(Driver):
         wanted = tuple(sorted(machine.id for machine in (proven if proven and patient else free)))
         if waiting and waiting.wanted != wanted:
             self._let_go(waiting)
-            if wanted or self.spec["autoscales"]:
-                self._ask_for(waiting.number, wanted, existing, since=waiting.since)
-        elif not waiting and (wanted or self.spec["autoscales"]) and all(part.place for part in self.parts.values()):
+            self._ask_for(waiting.number, wanted, existing, since=waiting.since)
+        elif not waiting and all(part.place for part in self.parts.values()):
             self._ask_for(able[0], wanted, existing, since=time.monotonic())
         return True
 
     def _ask_for(self, number: int, wanted: tuple[str, ...], existing: list[Machine], *, since: float) -> None:
-        """Ask Ray for the place of a part. A cluster that adds machines is told those that will not do, so that it adds one."""
+        """Ask Ray for the place of a part, where any machine will do.
+
+        A cluster that adds machines is told those that will not do instead, so that it adds one."""
         from ray.util.placement_group import placement_group
 
-        if self.spec["autoscales"] and not self.spec["only"]:
+        adds = self.spec["autoscales"] and not self.spec["only"]
+        if not (wanted or adds):
+            return
+        if adds:
             others = sorted({machine.id for machine in existing} - set(wanted))
             where = f"!in({','.join(others)})" if others else ""
         else:
