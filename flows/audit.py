@@ -78,7 +78,14 @@ def report(config: AuditConfig) -> dict[str, Any]:
     if not files:
         export.notes.append(f"there are no exports in {config.exports}: this home's records alone were judged")
     drift = read_what_if(what_if) if config.what_if or what_if.exists() else None
-    rows = _judged(config, export)
+    waivers = load_waivers(home() / config.waivers) if config.waivers else ()
+    new = unnoted(open_store(home()), waivers)
+    export.notes += [
+        f"the waiver of {one.row} by {one.who} does not count: `headway estate audit --waivers` notes it in the audit log first"
+        for one in new
+    ]
+    counting = [one for one in waivers if one not in new]
+    rows = judge(export, records(home()), counting, now=datetime.now(UTC))
     payload = fields(
         rows,
         subscription=", ".join(sorted(export.subscriptions)) or "not named by the export",
@@ -110,17 +117,6 @@ def newest(folder: Path) -> Path:
     inner = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     changed = {path: max((file.stat().st_mtime for file in path.glob("*.json")), default=0.0) for path in inner}
     return max(changed, key=lambda path: changed[path]) if changed else folder
-
-
-def _judged(config: AuditConfig, export: Export) -> list[Row]:
-    waivers = load_waivers(home() / config.waivers) if config.waivers else ()
-    new = unnoted(open_store(home()), waivers)
-    export.notes += [
-        f"the waiver of {one.row} by {one.who} does not count: `headway estate audit --waivers` notes it in the audit log first"
-        for one in new
-    ]
-    counting = [one for one in waivers if one not in new]
-    return judge(export, records(home()), counting, now=datetime.now(UTC))
 
 
 def _publish(

@@ -108,7 +108,15 @@ def settings(outputs: Outputs) -> dict[str, str]:
     if outputs.backups:
         stores["stores"]["backups"] = {"uri": outputs.backups}
     Stores.model_validate(stores)
-    platform = _platform(outputs)
+    platform: dict[str, Any] = {"telemetry": {"azure_connection_string": "env:APPLICATIONINSIGHTS_CONNECTION_STRING"}}
+    if outputs.queue:
+        bridge = {"credential": "managed_identity", "client": outputs.clients["bridge"]}
+        platform["events"] = {
+            "containers": [{"url": outputs.incoming, "dataset": "incoming", **bridge}],
+            "queues": [{"url": outputs.queue, **bridge}],
+        }
+    if outputs.database:
+        platform["database"] = "env:HEADWAY_DATABASE"
     PlatformConfig.model_validate(platform)
     texts = {"stores.yaml": _text(stores), "platform.yaml": _text(platform)}
     for cluster in outputs.clusters:
@@ -122,20 +130,6 @@ def check(folder: Path, outputs: Outputs) -> None:
         path = folder / f"{cluster.name}.yaml"
         trains = [] if "trains" in read_whole(path) else ["tiny"]
         load([*trains, str(path)], [])
-
-
-def _platform(outputs: Outputs) -> dict[str, Any]:
-    """Settings of `headway up --config`: where telemetry goes, and where events come from."""
-    value: dict[str, Any] = {"telemetry": {"azure_connection_string": "env:APPLICATIONINSIGHTS_CONNECTION_STRING"}}
-    if outputs.queue:
-        bridge = {"credential": "managed_identity", "client": outputs.clients["bridge"]}
-        value["events"] = {
-            "containers": [{"url": outputs.incoming, "dataset": "incoming", **bridge}],
-            "queues": [{"url": outputs.queue, **bridge}],
-        }
-    if outputs.database:
-        value["database"] = "env:HEADWAY_DATABASE"
-    return value
 
 
 def _cluster(outputs: Outputs, cluster: ClusterOutput) -> dict[str, Any]:

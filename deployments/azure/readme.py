@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.azure.render import Grant, grants, groups, modules
+from deployments.azure.render import grants, groups, modules
 from deployments.azure.settings import EstateConfig
 from tasks.config.planning import PriceKind
 from tasks.hardware.files import is_known
@@ -76,8 +76,11 @@ def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[s
     yield ""
     yield "```bash"
     yield f"az account set --subscription {estate.subscription_id}"
-    names = " ".join(_providers(estate, templates))
-    yield f"for name in {names}; do az provider register --namespace Microsoft.$name --wait; done"
+    types = {resource["type"] for template in templates.values() for resource in template["resources"]}
+    types |= {"Microsoft.Consumption/budgets"} if estate.budget else set()
+    types |= {"Microsoft.Security/pricings"} if estate.defender else set()
+    providers = FOR_ENDPOINTS | {one.partition("/")[0].removeprefix("Microsoft.") for one in types}
+    yield f"for name in {' '.join(sorted(providers))}; do az provider register --namespace Microsoft.$name --wait; done"
     yield f"az deployment sub what-if {deployment}                                  # changes nothing"
     yield f"az stack sub create --name {stack} {deployment} \\"
     yield "  --action-on-unmanage detachAll --deny-settings-mode none"
@@ -95,7 +98,12 @@ def _deploying(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[s
     yield "```"
     yield ""
     if estate.file_system:
-        yield f"Machines of Slurm and SSH in the network mount the file system as this says: `{_mounting(estate)}`."
+        where = f"--resource-group {estate.name}-data"
+        shared = f"--account-name {estate.name} --pool-name shared --name shared {where}"
+        command = f"az netappfiles volume show {shared} --query 'mountTargets[0].ipAddress'"
+        if estate.file_system.storage.startswith("lustre-"):
+            command = f"az amlfs show --name {estate.name} {where} --query clientInfo.mountCommand"
+        yield f"Machines of Slurm and SSH in the network mount the file system as this says: `{command}`."
         yield ""
     yield "A second `az stack sub create` with the same files changes nothing. `az stack sub delete --action-on-unmanage"
     yield "deleteAll` takes everything away but what is locked, and the vault, whose name is kept for 90 days."
@@ -171,26 +179,6 @@ def _vcpus(size: str, machines: int) -> str:
     return f"{each * machines:,}" if each else f"{machines} x those of {size}"
 
 
-def _mounting(estate: EstateConfig) -> str:
-    """The command that says how the file system is mounted."""
-    where = f"--resource-group {estate.name}-data"
-    if estate.file_system and estate.file_system.storage.startswith("lustre-"):
-        return f"az amlfs show --name {estate.name} {where} --query clientInfo.mountCommand"
-    shared = "--pool-name shared --name shared"
-    return (
-        f"az netappfiles volume show --account-name {estate.name} {shared} {where} --query 'mountTargets[0].ipAddress'"
-    )
-
-
-def _providers(estate: EstateConfig, templates: Mapping[str, Any]) -> list[str]:
-    """Resource providers whose types are in the templates, and those of the subscription's own."""
-    types = {resource["type"] for template in templates.values() for resource in template["resources"]}
-    types |= {"Microsoft.Consumption/budgets"} if estate.budget else set()
-    types |= {"Microsoft.Security/pricings"} if estate.defender else set()
-    names = {one.partition("/")[0].removeprefix("Microsoft.") for one in types}
-    return sorted(names | FOR_ENDPOINTS)
-
-
 def _rights(estate: EstateConfig) -> Iterator[str]:
     yield from ("", "## Who may deploy it", "", "| role, of the subscription | for |", "| --- | --- |")
     yield "| *Contributor* | groups and everything in them |"
@@ -217,13 +205,10 @@ def _made(estate: EstateConfig, templates: Mapping[str, Any]) -> Iterator[str]:
 def _who_may(estate: EstateConfig) -> Iterator[str]:
     yield from ("", "## Who may do what in it", "", "| who | role | on | for |", "| --- | --- | --- | --- |")
     for grant in grants(estate):
-        yield f"| {_name(grant)} | {grant.role} | {grant.place.name} | {grant.why} |"
+        who = f"{grant.kind} {grant.who}" if grant.person else grant.who
+        yield f"| {who} | {grant.role} | {grant.place.name} | {grant.why} |"
     yield ""
     yield f"No role is given on {' or '.join(groups(estate))} as a whole, nor on the subscription."
-
-
-def _name(grant: Grant) -> str:
-    return f"{grant.kind} {grant.who}" if grant.person else grant.who
 
 
 def _costs(estate: EstateConfig, book: Book, today: datetime.date) -> Iterator[str]:
@@ -295,12 +280,9 @@ def _first(
     for price, region, source, date in prices:
         if price:
             own = region in (estate.region, "")
-            return price, _origin(region if own else f"**of {region}, not of {estate.region}**", source, date), own
+            where = region if own else f"**of {region}, not of {estate.region}**"
+            return price, f"{where}: {source} {date}".strip(": "), own
     return None, "", False
-
-
-def _origin(region: str, source: str, date: str) -> str:
-    return f"{region}: {source} {date}".strip(": ")
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
@@ -308,7 +290,11 @@ def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 
     A file with another text is never written over: somebody may have changed it.
     """
-    changed = [name for name, text in texts.items() if _other(folder / name, text)]
+    changed = [
+        name
+        for name, text in texts.items()
+        if (path := folder / name).exists() and (not path.is_file() or path.read_bytes() != text.encode())
+    ]
     if changed:
         raise ValueError(
             f"{folder} has other files of these names: {', '.join(changed)}; take another folder, or delete them first"
@@ -320,7 +306,3 @@ def write(folder: Path, texts: Mapping[str, str]) -> list[Path]:
         path.write_text(text, encoding="utf-8")
         written.append(path)
     return written
-
-
-def _other(path: Path, text: str) -> bool:
-    return path.exists() and (not path.is_file() or path.read_bytes() != text.encode())

@@ -184,7 +184,11 @@ def groups(estate: EstateConfig) -> tuple[str, str]:
 def _nested(estate: EstateConfig, module: Module, chosen: list[Module], template: dict[str, Any]) -> dict[str, Any]:
     """A module as a resource of main.json."""
     by_name = {one.name: one for one in chosen}
-    own = {"principals": _principals(estate), "password": "[parameters('databasePassword')]"}
+    principals = {who: _output(estate, "identities", f"principals.value.{who}") for who in IDENTITIES}
+    principals["workspace"] = _output(estate, "workspace", "principal.value")
+    if estate.events:
+        principals["topic"] = _output(estate, "events", "principal.value")
+    own = {"principals": principals, "password": "[parameters('databasePassword')]"}
     given = {"location": "[parameters('location')]", "tags": "[parameters('tags')]"} | {w: own[w] for w in module.takes}
     needed = [f"[subscriptionResourceId('Microsoft.Resources/resourceGroups', '{module.group}')]"]
     for name in module.after:
@@ -219,19 +223,16 @@ def _output(estate: EstateConfig, module: str, path: str) -> str:
     return f"[reference({_deployment(one)}, '{DEPLOYMENTS}').outputs.{path}]"
 
 
-def _principals(estate: EstateConfig) -> dict[str, str]:
-    """The object id of everything that acts, by name."""
-    result = {who: _output(estate, "identities", f"principals.value.{who}") for who in IDENTITIES}
-    result["workspace"] = _output(estate, "workspace", "principal.value")
-    if estate.events:
-        result["topic"] = _output(estate, "events", "principal.value")
-    return result
-
-
 def module_template(estate: EstateConfig, module: Module, context: dict[str, Any]) -> dict[str, Any]:
     """The template of a module."""
     if module.template == "alerts":
-        return _alerts(estate)
+        # The rules that the watch follows too (docs/monitoring/headway-alerts-azure.json), on the estate's own component.
+        at, rules = places(estate), azure_rules(AlertsConfig(), estate.runbooks)
+        values = {"component": at["insights"].id, "actionGroups": [at["action"].id] if estate.alert_emails else []}
+        declared = rules["parameters"]
+        for name, value in values.items():
+            declared[name] = {**declared[name], "defaultValue": value}
+        return {**rules, "parameters": {**declared, "tags": {"type": "object", "defaultValue": {}}}, "outputs": {}}
     body = _rendered(context, module.template, module.group)
     common = {"location": {"type": "string"}, "tags": {"type": "object", "defaultValue": {}}}
     return {
@@ -241,16 +242,6 @@ def module_template(estate: EstateConfig, module: Module, context: dict[str, Any
         "resources": body["resources"],
         "outputs": body.get("outputs", {}),
     }
-
-
-def _alerts(estate: EstateConfig) -> dict[str, Any]:
-    """The rules that the watch follows too (docs/monitoring/headway-alerts-azure.json), on the estate's own component."""
-    at, template = places(estate), azure_rules(AlertsConfig(), estate.runbooks)
-    values = {"component": at["insights"].id, "actionGroups": [at["action"].id] if estate.alert_emails else []}
-    declared = template["parameters"]
-    for name, value in values.items():
-        declared[name] = {**declared[name], "defaultValue": value}
-    return {**template, "parameters": {**declared, "tags": {"type": "object", "defaultValue": {}}}, "outputs": {}}
 
 
 def _rendered(context: dict[str, Any], template: str, group: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ that its runs start from, and the fields of its form are the flow's arguments (f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -187,31 +187,26 @@ def _deployment(flow: str, preset: str, config: PlatformConfig) -> Deployment:
     whole = parameters(flow, preset)
     named = {key: value for key, value in whole.items() if key == "dataset"}
     of_deployment = whole if flow in APART else {**named, "preset": preset}
+    numbers = {slug_of(schedule): number for number, schedule in enumerate(config.schedules)}
+    schedules = []
+    for slug, schedule in by_slug(config).items():
+        if schedule.deployment == f"{flow}/{preset}":
+            where = f"schedules.{numbers[slug]} ({schedule.deployment})"
+            made = Schedule(
+                slug=slug_of(schedule),
+                cron=schedule.cron,
+                timezone=schedule.timezone,
+                active=schedule.active,
+                parameters=_changed(where, flow, preset, schedule.dataset, schedule.set),
+            )
+            schedules.append(made)
     return Deployment(
         flow=flow,
         name=preset,
         description=PURPOSE[flow],
         parameters=of_deployment,
         overlap=config.overlap,
-        schedules=tuple(_schedules(flow, preset, config)),
-    )
-
-
-def _schedules(flow: str, preset: str, config: PlatformConfig) -> Iterator[Schedule]:
-    numbers = {slug_of(schedule): number for number, schedule in enumerate(config.schedules)}
-    for slug, schedule in by_slug(config).items():
-        if schedule.deployment == f"{flow}/{preset}":
-            yield _schedule(flow, preset, f"schedules.{numbers[slug]} ({schedule.deployment})", schedule)
-
-
-def _schedule(flow: str, preset: str, where: str, schedule: ScheduleConfig) -> Schedule:
-    payload = _changed(where, flow, preset, schedule.dataset, schedule.set)
-    return Schedule(
-        slug=slug_of(schedule),
-        cron=schedule.cron,
-        timezone=schedule.timezone,
-        active=schedule.active,
-        parameters=payload,
+        schedules=tuple(schedules),
     )
 
 

@@ -57,22 +57,18 @@ def of_the_disk(error: BaseException) -> tuple[str, str] | None:
     path = Path(os.fsdecode(error.filename))
     text = f"{path}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return _closed(path, text)
+        # Whose it is, as far as we may look.
+        place, owner = path.absolute(), "somebody"
+        for each in (place, *place.parents):  # the last part that may be looked at
+            with suppress(OSError):
+                place, owner = each, _name(each.stat().st_uid)
+                break
+        me = _name(os.geteuid())
+        if owner != me:
+            remedy = f"Work as {owner}, have it given to you (chown -R {me} {place}), {ANOTHER}"
+            return f"{text}; {place} belongs to {owner}, and you are {me}", remedy
+        return text, f"Look at the rights on it (ls -ld {place}), {ANOTHER}"
     return (text, REMEDIES[error.errno]) if error.errno in REMEDIES else None
-
-
-def _closed(path: Path, text: str) -> tuple[str, str]:
-    """What is said of a path that is not ours to use: whose it is, as far as we may look."""
-    place, owner = path.absolute(), "somebody"
-    for each in (place, *place.parents):  # the last part that may be looked at
-        with suppress(OSError):
-            place, owner = each, _name(each.stat().st_uid)
-            break
-    me = _name(os.geteuid())
-    if owner != me:
-        remedy = f"Work as {owner}, have it given to you (chown -R {me} {place}), {ANOTHER}"
-        return f"{text}; {place} belongs to {owner}, and you are {me}", remedy
-    return text, f"Look at the rights on it (ls -ld {place}), {ANOTHER}"
 
 
 def _name(uid: int) -> str:

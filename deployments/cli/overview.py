@@ -28,8 +28,15 @@ def overview(home: Path, directory: Path) -> list[str]:
     endpoints = {path.parent.name: read_json(path) or {} for path in sorted(home.glob("endpoints/*/endpoint.json"))}
     facts = [("Home", str(home) if home.is_dir() else f"{home} (not made yet)")]
     if run:
-        facts += [("Last run", _run(run))]
-    facts += [("Champion", ref) for ref in _champions(home)]
+        closed: dict[str, Any] = run.last("closed") or {}
+        report = f"  {closed['report']}" if closed.get("report") else ""
+        seconds = time.time() - (run.folder / "handle.json").stat().st_mtime
+        units = (("d", 86400), ("h", 3600), ("min", 60))
+        unit, size = next(((unit, size) for unit, size in units if seconds >= size), ("s", 1))
+        what = f"{run.handle.get('flow')} of {run.handle.get('subject')}: {run.status.replace('_', ' ')}"
+        facts += [("Last run", f"{what}, started {seconds / size:.0f} {unit} ago{report}")]
+    paths = [] if elsewhere(home) else sorted(home.glob("store/documents/refs/*/champion.json"))
+    facts += [("Champion", short_ref(ref)) for path in paths if (ref := (read_json(path) or {}).get("target"))]
     for name, record in endpoints.items():
         serves = alive(read_json(home / "endpoints" / name / "gateway" / "handle.json"))
         how = record.get("url", "running") if serves else "stopped, or on another machine"
@@ -138,26 +145,3 @@ def publishing(dataset: str, path: str = "") -> str:
 def elsewhere(home: Path) -> bool:
     """Whether the home may work in a store outside of it: an answer from there may take seconds, or never come."""
     return (home / "stores.yaml").is_file()
-
-
-def _champions(home: Path) -> list[str]:
-    """References of the models that are champions in the home's own store."""
-    paths = [] if elsewhere(home) else sorted(home.glob("store/documents/refs/*/champion.json"))
-    return [short_ref(target) for path in paths if (target := (read_json(path) or {}).get("target"))]
-
-
-def _run(run: LoggedRun) -> str:
-    """What ran, how it ended, and when."""
-    closed: dict[str, Any] = run.last("closed") or {}
-    ago = _ago(time.time() - (run.folder / "handle.json").stat().st_mtime)
-    status = run.status.replace("_", " ")
-    report = f"  {closed['report']}" if closed.get("report") else ""
-    return f"{run.handle.get('flow')} of {run.handle.get('subject')}: {status}, started {ago} ago{report}"
-
-
-def _ago(seconds: float) -> str:
-    """A length of time in its largest unit."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

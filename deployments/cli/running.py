@@ -95,7 +95,10 @@ class Running:
             for each in result.samples or ():
                 command = f"$ headway complete {endpoint.name} {shlex.quote(each['prompt'])} {drawn}"
                 lines += [command, each["prompt"] + each["completion"], ""]
-            lines += ["Next:", *([] if shutil.which("headway") else [f"  source {_activation()}"])]
+            # The file that puts this installation's commands on the path of a shell.
+            script, folder = Path(sys.prefix) / "bin" / "activate", Path.cwd()
+            activation = script.relative_to(folder) if script.is_relative_to(folder) else script
+            lines += ["Next:", *([] if shutil.which("headway") else [f"  source {activation}"])]
             lines += [f"  headway complete {endpoint.name} 'TEXT'", f"  headway lineage {short_ref(endpoint.ref)}"]
             lines += ["  headway up --detach", "", "The endpoint keeps running. To stop it: headway down --endpoints"]
         return "\n".join(lines)
@@ -156,12 +159,6 @@ def run_and_tell(
             out.print(f"Report: {fields['report']}", markup=False, highlight=False, soft_wrap=True)
         raise CommandError(error, fields, running.run.stopped_at if running.run else "") from error
     say(fields, running.words(), as_json=as_json)
-
-
-def _activation() -> Path:
-    """The file that puts this installation's commands on the path of a shell."""
-    script = Path(sys.prefix) / "bin" / "activate"
-    return script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
 
 
 def make_home() -> None:

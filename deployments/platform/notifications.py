@@ -196,7 +196,22 @@ def apply(client: SyncPrefectClient, config: PlatformConfig) -> list[str]:
         raise ValueError(f"notifications: there are two channels named {twice[0]!r}; each needs a name of its own")
     blocks = {channel.name: block_of(channel) for channel in config.notifications}
     documents = {name: _save(client, name, block) for name, block in blocks.items()}
-    wanted = {item.name: item for channel in config.notifications for item in _automations(channel, documents)}
+    wanted: dict[str, AutomationCore] = {}
+    for channel in config.notifications:
+        for notice in notices_for(channel):
+            made = AutomationCore(
+                name=f"{OURS}{channel.name}-{notice.name}",
+                description=f"Tells the channel {channel.name!r}. Made from Headway's settings: change it there.",
+                trigger=EventTrigger(expect=set(notice.events), match=notice.labels, match_related=notice.related),
+                actions=[
+                    SendNotification(
+                        block_document_id=documents[channel.name], subject=notice.subject, body=notice.body
+                    )
+                ],
+            )
+            # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an
+            # owner, too.
+            wanted[made.name] = AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
     existing = {item.name: item for item in client.read_automations() if item.name.startswith(OURS)}
     for name, automation in wanted.items():
         if name not in existing:
@@ -240,20 +255,6 @@ def _save(client: SyncPrefectClient, channel: str, block: AppriseNotificationBlo
 def _documents(client: SyncPrefectClient, kind: type[AppriseNotificationBlock]) -> list[Any]:
     result = client.read_block_documents_by_type(kind.get_block_type_slug(), include_secrets=False)
     return [document for document in result if document.name and document.name.startswith(OURS)]
-
-
-def _automations(channel: NotificationConfig, documents: dict[str, UUID]) -> Iterator[AutomationCore]:
-    for notice in notices_for(channel):
-        made = AutomationCore(
-            name=f"{OURS}{channel.name}-{notice.name}",
-            description=f"Tells the channel {channel.name!r}. Made from Headway's settings: change it there.",
-            trigger=EventTrigger(expect=set(notice.events), match=notice.labels, match_related=notice.related),
-            actions=[
-                SendNotification(block_document_id=documents[channel.name], subject=notice.subject, body=notice.body)
-            ],
-        )
-        # An update leaves out what was never set, and Prefect refuses it without the defaults; it refuses it with an owner, too.
-        yield AutomationCore.model_validate(made.model_dump(exclude={"owner_resource"}))
 
 
 def _compared(automation: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.common.errors import Missing
 from tasks.config.base import digest
 from tasks.data.tokenizing.tokenizer import OpenedTokenizer, open_tokenizer
-from tasks.formats.model_folder import INDEX, ModelFolder, open_model_folder, require_trainable
+from tasks.formats.model_folder import INDEX, open_model_folder, require_trainable
 from tasks.registry.versions import publish, publish_for_signing
 from tasks.security.signatures import require_signer, sign
 from tasks.storage.manifest import Manifest, Provenance
@@ -98,10 +98,15 @@ def make_base(store: Store, home: Path, name: str, path: Path, *, origin: Mappin
             inputs=(),
             provenance=_told(name, origin),
         )
+        made, link = Path(temporary) / "checkpoint", bool(origin) and path.is_dir()
+        made.mkdir()
+        for file in (*result.shards, *OTHERS):
+            if (folder / file).is_file():
+                (os.link if link else shutil.copyfile)(folder / file, made / file)
         checkpoint = publish_for_signing(
             store,
             home,
-            _copied(folder, result, Path(temporary) / "checkpoint", link=bool(origin) and path.is_dir()),
+            made,
             kind="checkpoint",
             inputs=(tokenizer.version,),
             provenance=_told(name, origin, tokenizer.ref),
@@ -159,14 +164,6 @@ def _tokenizer_folder(folder: Path, opened: OpenedTokenizer, work: Path) -> Path
             f"the tokenizer of {folder} encodes otherwise without the model beside it: save it with save_pretrained of "
             "transformers, and publish that folder"
         )
-    return made
-
-
-def _copied(folder: Path, result: ModelFolder, made: Path, *, link: bool) -> Path:
-    made.mkdir()
-    for name in (*result.shards, *OTHERS):
-        if (folder / name).is_file():
-            (os.link if link else shutil.copyfile)(folder / name, made / name)
     return made
 
 

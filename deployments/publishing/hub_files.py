@@ -72,7 +72,8 @@ def splits_of(paths: Iterable[str], card: Mapping[str, Any]) -> dict[str, tuple[
         return declared
     by_name: dict[str, tuple[str, ...]] = {}
     for path in paths:
-        split = _split_by_name(path)
+        words = re.split(r"[^a-z]+", path.lower())
+        split = next((split for split, known in SPLITS.items() if any(word in known for word in words)), "")
         if split:
             by_name[split] = (*by_name.get(split, ()), path)
     return by_name
@@ -159,11 +160,6 @@ def _pattern(paths: tuple[str, ...]) -> str:
     first, last = min(paths), max(paths)
     same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return f"{first[:same]}*"
-
-
-def _split_by_name(path: str) -> str:
-    words = re.split(r"[^a-z]+", path.lower())
-    return next((split for split, known in SPLITS.items() if any(word in known for word in words)), "")
 
 
 def _is_below(path: str, pattern: str) -> bool:

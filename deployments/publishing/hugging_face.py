@@ -173,7 +173,8 @@ class Hub:
         for path in folder.rglob("*"):
             if path not in wanted and path.relative_to(folder).parts[0] != ".cache" and not path.is_dir():
                 path.unlink()
-        waiting = [file for file in files if not _is_there(folder / file.path, file)]
+        places = [(file, folder / file.path) for file in files]
+        waiting = [f for f, path in places if not path.is_file() or path.is_symlink() or not f.is_of(path)]
         require_room(folder, sum(file.size for file in waiting), what=source.uri())
         page = f"{self.api.endpoint}/{'datasets/' if source.kind == 'dataset' else ''}{source.repo}"
         with plainly(f"{source.kind} {source.repo}", page, source.asked):
@@ -342,7 +343,3 @@ def _answered(error: BaseException | None, name: str, page: str) -> Exception:
     return Missing(
         f"the hub answered {status} for {name}", remedy="Try again; https://status.huggingface.co says more."
     )
-
-
-def _is_there(path: Path, file: File) -> bool:
-    return path.is_file() and not path.is_symlink() and file.is_of(path)

@@ -61,7 +61,20 @@ def prepare(home: Path, port: int | None = None) -> dict[str, Any]:
     server = _running(folder)
     if server:
         require_same_port(port, server["port"], "Prefect's server")
-    server = server or _start(folder, port)
+    else:
+        if database.kept(home) is None:
+            not_locked(folder / "prefect.db")
+        known = process.read_json(folder / "server.json") or {}
+        chosen = choose_port(port, known.get("port"))
+        uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
+        argv = [sys.executable, *uvicorn, "--port", str(chosen), "--log-level", "warning", "--timeout-keep-alive", "5"]
+        spec = process.ProcessSpec(
+            argv=argv, env=_server_environment(folder, chosen), log="server.log", restarts=20, steady=10.0, grace=5.0
+        )
+        handle = process.start(folder, spec)
+        server = {"url": f"http://127.0.0.1:{chosen}", "port": chosen, "pid": handle["pid"], "since": time.time()}
+        server["folder"] = str(folder)
+        process.write_json(folder / "server.json", server)
     os.environ.update(_client_environment(folder, server["port"]))
     return {**server, "ours": True}
 
@@ -204,22 +217,6 @@ def _server_environment(folder: Path, port: int) -> dict[str, str]:
         # In memory, the default, a killed server forgets who holds a slot, and the slot stays occupied for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
-
-
-def _start(folder: Path, wanted: int | None) -> dict[str, Any]:
-    if database.kept(folder.parent) is None:
-        not_locked(folder / "prefect.db")
-    known = process.read_json(folder / "server.json") or {}
-    port = choose_port(wanted, known.get("port"))
-    uvicorn = ["-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1"]
-    argv = [sys.executable, *uvicorn, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "5"]
-    spec = process.ProcessSpec(
-        argv=argv, env=_server_environment(folder, port), log="server.log", restarts=20, steady=10.0, grace=5.0
-    )
-    handle = process.start(folder, spec)
-    server = {"url": f"http://127.0.0.1:{port}", "port": port, "pid": handle["pid"], "since": time.time()}
-    process.write_json(folder / "server.json", {**server, "folder": str(folder)})
-    return {**server, "folder": str(folder)}
 
 
 def _client_environment(folder: Path, port: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -247,7 +247,21 @@ class Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         ordered = sorted(self.points, key=lambda point: point.instrument.name)
         for instrument, same in groupby(ordered, key=lambda point: point.instrument):
-            yield _family(instrument, same)
+            name, labels = instrument.prometheus, instrument.labels
+            if instrument.kind == "histogram":
+                bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+                histogram = HistogramMetricFamily(name, instrument.help, labels=labels)
+                for point in same:
+                    # Prometheus counts in each bucket all that is smaller, too.
+                    counted = [(bound, float(sum(point.buckets[: i + 1]))) for i, bound in enumerate(bounds)]
+                    histogram.add_metric(point.labels, counted, point.value)
+                yield histogram
+                continue
+            kind = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
+            family = kind(name, instrument.help, labels=labels)
+            for point in same:
+                family.add_metric(point.labels, point.value)
+            yield family
 
 
 def serve(home: Path, scrape: Scrape) -> str:
@@ -268,23 +282,6 @@ def serve(home: Path, scrape: Scrape) -> str:
     url = f"http://{LOOPBACK}:{port}/metrics"
     process.write_json(path, {"url": url, "port": port})
     return url
-
-
-def _family(instrument: Instrument, points: Iterable[Point]) -> Metric:
-    name, labels = instrument.prometheus, instrument.labels
-    if instrument.kind == "histogram":
-        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
-        histogram = HistogramMetricFamily(name, instrument.help, labels=labels)
-        for point in points:
-            # Prometheus counts in each bucket all that is smaller, too.
-            counted = [(bound, float(sum(point.buckets[: i + 1]))) for i, bound in enumerate(bounds)]
-            histogram.add_metric(point.labels, counted, point.value)
-        return histogram
-    kind = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
-    family = kind(name, instrument.help, labels=labels)
-    for point in points:
-        family.add_metric(point.labels, point.value)
-    return family
 
 
 COUNTER = "counter"

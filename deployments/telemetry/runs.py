@@ -44,7 +44,16 @@ class Ledger:
     """State: the open database, and all of it in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._database = _open(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database = _connect(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, or the disk is full: it is not damaged
+                raise
+            # Everything is read again then, and sent again under the same ids.
+            logging.warning("%s is damaged (%s) and was put aside as %s.damaged", path, error, path.name)
+            path.replace(path.with_name(f"{path.name}.damaged"))
+            self._database = _connect(path)
         self._positions: dict[str, dict[str, int]] = {}
         for reader, item, at in self._database.execute("select reader, item, at from position"):
             self._positions.setdefault(reader, {})[item] = at
@@ -77,19 +86,6 @@ class Ledger:
         """The value that was kept under a name; None when there is none."""
         row = self._database.execute("select value from note where name = ?", (name,)).fetchone()
         return json.loads(row[0]) if row else None
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Open the ledger. One that is damaged is put aside: everything is read again then, and sent again under the same ids."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return _connect(path)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):  # locked, or the disk is full: it is not damaged
-            raise
-        logging.warning("%s is damaged (%s) and was put aside as %s.damaged", path, error, path.name)
-        path.replace(path.with_name(f"{path.name}.damaged"))
-        return _connect(path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -225,18 +225,17 @@ class Schedules:
         if schedule.missed == "run_all":
             return
         newest = max(missed, key=lambda one: one.due)
-        keep = schedule.missed == "run_once" and not self._made_up_for(client, newest)
+        keep = schedule.missed == "run_once"
+        if keep:
+            # Not when a run of the same schedule was started after the newest time that was missed, or is being started.
+            since = FlowRunFilterStartTime(after_=datetime.fromtimestamp(newest.due, UTC))
+            ended = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+            begun = flow_runs(client, *AT_WORK, StateType.PAUSED, *ended, by_schedule=True, start_time=since)
+            starting = [run for run in flow_runs(client, StateType.PENDING, by_schedule=True) if not run.run_count]
+            keep = all(self._slug(client, run) != newest.schedule for run in [*begun, *starting])
         for one in missed:
             if not (keep and one is newest):
                 _cancel(client, one, f"Missed: nothing ran at its time, {at(one.due)} (missed: {schedule.missed})")
-
-    def _made_up_for(self, client: SyncPrefectClient, newest: Waiting) -> bool:
-        """Whether a run of the same schedule was started after the newest time that was missed, or is being started."""
-        since = FlowRunFilterStartTime(after_=datetime.fromtimestamp(newest.due, UTC))
-        ended = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-        begun = flow_runs(client, *AT_WORK, StateType.PAUSED, *ended, by_schedule=True, start_time=since)
-        starting = [run for run in flow_runs(client, StateType.PENDING, by_schedule=True) if not run.run_count]
-        return any(self._slug(client, run) == newest.schedule for run in [*begun, *starting])
 
 
 def chance(run: UUID, most: int) -> int:

@@ -270,25 +270,18 @@ def mixed_in(store: Store, dataset: str, config: TrainingConfig, *, heldout_frac
     """
     results = [pinned(store, ref, kind="tokens") for ref in others(dataset, config).values()]
     for manifest in results:
-        _require_same_split(manifest, dataset, heldout_fraction)
+        # Of a document that two corpora have, the fraction decides where it is: with two, one trains on what the other holds
+        # out. Tokens of whose fraction nothing is known pass.
+        preprocessing = (manifest.provenance.config or {}).get("preprocessing") or {}
+        theirs = preprocessing.get("heldout_fraction", heldout_fraction)
+        if theirs != heldout_fraction:
+            name, (_, own, _) = manifest.provenance.name, parse_ref(dataset, kind="dataset")
+            raise ValueError(
+                f"training.mixture mixes dataset/{own}, which holds out {heldout_fraction:g} of its documents, with "
+                f"dataset/{name}, which holds out {theirs:g}: a document of both may be trained on in one and measured in the "
+                f"other. Set preprocessing.heldout_fraction = {theirs:g}, or preprocess {name} again with {heldout_fraction:g}"
+            )
     return tuple(Tokens(name=m.provenance.name, version=m.version, uri=store.uri_of(m)) for m in results)
-
-
-def _require_same_split(manifest: Manifest, dataset: str, fraction: float) -> None:
-    """Of a document that two corpora have, the fraction decides where it is: with two, one trains on what the other holds out.
-
-    Tokens of whose fraction nothing is known pass.
-    """
-    preprocessing = (manifest.provenance.config or {}).get("preprocessing") or {}
-    theirs = preprocessing.get("heldout_fraction", fraction)
-    if theirs == fraction:
-        return
-    name, (_, own, _) = manifest.provenance.name, parse_ref(dataset, kind="dataset")
-    raise ValueError(
-        f"training.mixture mixes dataset/{own}, which holds out {fraction:g} of its documents, with dataset/{name}, which holds "
-        f"out {theirs:g}: a document of both may be trained on in one and measured in the other. Set "
-        f"preprocessing.heldout_fraction = {theirs:g}, or preprocess {name} again with {fraction:g}"
-    )
 
 
 C = TypeVar("C", bound=Settings)

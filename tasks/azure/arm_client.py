@@ -221,7 +221,9 @@ def explain(error: AzureError, config: Where, *, what: str = "job") -> HeadwayEr
     from azure.core.exceptions import ClientAuthenticationError
 
     where = f"the Azure ML workspace {config.workspace}"
-    status, output = getattr(error, "status_code", None), _first_lines(error)
+    text = getattr(getattr(error, "error", None), "message", None) or error.message or error
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    status, output = getattr(error, "status_code", None), " ".join(lines[:3])[:400] or type(error).__name__
     if isinstance(error, ClientAuthenticationError) or status == 401:
         return Missing(
             f"{where} does not know who we are, or no longer: {output}", remedy=CLI if no_cli(error) else LOGIN
@@ -237,28 +239,19 @@ def explain(error: AzureError, config: Where, *, what: str = "job") -> HeadwayEr
             f"azureml.resource_group ({config.resource_group}) and azureml.workspace"
         )
     if status in (400, 409, 422):
-        return _refused(f"{where} refused the {what}", f"{code_of(error)} {output}".strip())
+        refused, why = f"{where} refused the {what}", f"{code_of(error)} {output}".strip()
+        if QUOTA.search(why):
+            return Missing(
+                f"{refused}, there is no quota for it: {why}",
+                remedy="Ask for quota in the studio, or take another size.",
+            )
+        for pattern, remedy in MISTAKES:
+            if pattern.search(why):
+                return ValueError(f"{refused}: {why}. {remedy}")
+        return JobFailed(f"{refused}: {why}", failure="user", folder="", remedy="Change what it names.")
     if status is None:
         return Missing(f"{where} does not answer: {output}", remedy=f"Look at the network and at {config.endpoint}.")
     if status < 300:  # a change that was accepted ended as failed
         remedy = "Look at its log in the studio. If an identity lacks a role, `headway doctor --rights` lists what is needed."
         return JobFailed(f"the {what} in {where} failed: {output}", failure="infrastructure", folder="", remedy=remedy)
     return Missing(f"{where} answers {status}: {output}", remedy="Run the same command later: nothing is done twice.")
-
-
-def _refused(refused: str, text: str) -> HeadwayError | ValueError:
-    """400 and its like: quota, a mistake in the settings, or something that nobody foresaw."""
-    if QUOTA.search(text):
-        return Missing(
-            f"{refused}, there is no quota for it: {text}", remedy="Ask for quota in the studio, or take another size."
-        )
-    for pattern, remedy in MISTAKES:
-        if pattern.search(text):
-            return ValueError(f"{refused}: {text}. {remedy}")
-    return JobFailed(f"{refused}: {text}", failure="user", folder="", remedy="Change what it names.")
-
-
-def _first_lines(error: AzureError) -> str:
-    text = getattr(getattr(error, "error", None), "message", None) or error.message or error
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or type(error).__name__

@@ -63,7 +63,15 @@ class Entra:
         try:
             version, key_id = _form(token)
             issuer, key = self._published[version].key(key_id)
-            claims = self._claims(token, issuer, key)
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=["RS256"],
+                audience=self._config.audience,
+                issuer=issuer,
+                leeway=LEEWAY_SECONDS,
+                options={"require": REQUIRED, "strict_aud": True, "enforce_minimum_key_length": True},
+            )
         except jwt.PyJWTError as error:
             # What is wrong, by the kind of error: its text may quote the token
             words = {
@@ -78,24 +86,12 @@ class Entra:
                 "DecodeError": "it is no token",
             }.get(type(error).__name__, type(error).__name__)
             raise NotBelieved(401, f"the token is not believed: {words}") from error
+        if claims["tid"] != self._config.tenant:
+            raise NotBelieved(401, "the token is of another tenant")
         client = claims.get(FORMS[version][1])
         if client not in self._config.applications:
             raise NotBelieved(403, "the token is of an application that is not listed")
         return str(client)
-
-    def _claims(self, token: str, issuer: str, key: Any) -> dict[str, Any]:
-        claims: dict[str, Any] = jwt.decode(
-            token,
-            key,
-            algorithms=["RS256"],
-            audience=self._config.audience,
-            issuer=issuer,
-            leeway=LEEWAY_SECONDS,
-            options={"require": REQUIRED, "strict_aud": True, "enforce_minimum_key_length": True},
-        )
-        if claims["tid"] != self._config.tenant:
-            raise NotBelieved(401, "the token is of another tenant")
-        return claims
 
 
 class _Published:
@@ -151,26 +147,28 @@ class _Published:
                 self._ask(now)
 
     def _ask(self, now: float) -> None:
+        """Have issuer and keys as they are published now. Keys that lie elsewhere are not asked for."""
         self._asked = now
+        loopback = self._authority.startswith("http://")
         try:
-            self._issuer, self._keys = self._fetch()
+            with httpx.Client(timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=not loopback) as client:
+                output = _get(client, f"{self._authority}/{self._tenant}{self._path}/.well-known/openid-configuration")
+                issuer, keys_at = str(output["issuer"]), str(output["jwks_uri"])
+                if urlsplit(keys_at)[:2] != urlsplit(self._authority)[:2]:
+                    raise ValueError(f"its keys are said to be at {keys_at!r}")
+                if self._tenant not in issuer:
+                    raise ValueError(f"it says that it is {issuer!r}, not the tenant {self._tenant}")
+                results = [
+                    key
+                    for key in _get(client, keys_at)["keys"]
+                    if key.get("kty") == "RSA" and key.get("use", "sig") == "sig" and isinstance(key.get("kid"), str)
+                ]
+                keys = {key["kid"]: jwt.PyJWK(key, algorithm="RS256").key for key in results}
+                self._issuer, self._keys = issuer, keys
         except (httpx.HTTPError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
             self._why, self._asked = f"{type(error).__name__}: {error}", time.monotonic()
         else:
             self._had, self._why = now, ""
-
-    def _fetch(self) -> tuple[str, dict[str, Any]]:
-        """Issuer and keys, as published now. Keys that lie elsewhere are not asked for."""
-        loopback = self._authority.startswith("http://")
-        with httpx.Client(timeout=TIMEOUT_SECONDS, follow_redirects=False, trust_env=not loopback) as client:
-            output = _get(client, f"{self._authority}/{self._tenant}{self._path}/.well-known/openid-configuration")
-            issuer, keys_at = str(output["issuer"]), str(output["jwks_uri"])
-            if urlsplit(keys_at)[:2] != urlsplit(self._authority)[:2]:
-                raise ValueError(f"its keys are said to be at {keys_at!r}")
-            if self._tenant not in issuer:
-                raise ValueError(f"it says that it is {issuer!r}, not the tenant {self._tenant}")
-            results = [key for key in _get(client, keys_at)["keys"] if _signs(key)]
-            return issuer, {key["kid"]: jwt.PyJWK(key, algorithm="RS256").key for key in results}
 
 
 def _form(token: str) -> tuple[str, str]:
@@ -187,10 +185,6 @@ def _form(token: str) -> tuple[str, str]:
     if not isinstance(version, str) or version not in FORMS:
         raise NotBelieved(401, "the token is of no version that is known")
     return version, header["kid"]
-
-
-def _signs(key: dict[str, Any]) -> bool:
-    return key.get("kty") == "RSA" and key.get("use", "sig") == "sig" and isinstance(key.get("kid"), str)
 
 
 def _get(client: httpx.Client, url: str) -> dict[str, Any]:

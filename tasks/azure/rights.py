@@ -138,7 +138,13 @@ def script(uses: Uses) -> str:
     lines = [*beginning, *_registries(uses), *_principals(uses)]
     for one in rights(uses):
         lines += [] if one in of_jobs else ["", f"# {one.why}", one.command]
-    lines += _for_others(list(dict.fromkeys(optional_rights(uses))))
+    optional = list(dict.fromkeys(optional_rights(uses)))
+    for who in dict.fromkeys(one.who for one in optional):
+        lines += ["", f"# For somebody who has no such role yet: {who}=OBJECT_ID before this script."]
+        lines.append(f'if [ -n "${{{who}:-}}" ]; then')
+        for one in optional:
+            lines += [f"  # {one.why}", f"  {one.command}"] if one.who == who else []
+        lines.append("fi")
     if uses.compute:
         lines += ["", *_account_of_jobs(uses)]
         for one in of_jobs:
@@ -177,16 +183,6 @@ def _principals(uses: Uses) -> Iterator[str]:
         yield f"  --workspace-name {place} --query {shlex.quote(query)} --output tsv)"
     if uses.endpoint_identity:
         yield _principal(ENDPOINT, uses.endpoint_identity)
-
-
-def _for_others(optional: list[Right]) -> Iterator[str]:
-    """Lines that give roles to somebody whom whoever runs the script names."""
-    for who in dict.fromkeys(one.who for one in optional):
-        yield from ("", f"# For somebody who has no such role yet: {who}=OBJECT_ID before this script.")
-        yield f'if [ -n "${{{who}:-}}" ]; then'
-        for one in optional:
-            yield from (f"  # {one.why}", f"  {one.command}") if one.who == who else ()
-        yield "fi"
 
 
 def _principal(name: str, identity: str) -> str:

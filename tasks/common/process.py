@@ -105,23 +105,19 @@ def _started(folder: Path, spec: ProcessSpec) -> dict[str, Any] | None:
             start_new_session=True,
         )
     try:
-        return _handle_of(parent, folder)
+        while True:
+            ended = parent.poll() is not None
+            handle: dict[str, Any] = read_json(folder / "handle.json") or {}
+            if handle.get("pid") == parent.pid or alive(handle):
+                return handle
+            if ended and parent.returncode:
+                raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
+            if ended:  # another parent held the folder, and has no handle yet or is over by now
+                return None
+            time.sleep(0.01)
     except BaseException:  # interrupted before anybody knows its handle: nobody could stop it later
         parent.terminate()
         raise
-
-
-def _handle_of(parent: subprocess.Popen[bytes], folder: Path) -> dict[str, Any] | None:
-    while True:
-        ended = parent.poll() is not None
-        handle: dict[str, Any] = read_json(folder / "handle.json") or {}
-        if handle.get("pid") == parent.pid or alive(handle):
-            return handle
-        if ended and parent.returncode:
-            raise RuntimeError(f"the parent process in {folder} ended at once: see {folder / 'parent.log'}")
-        if ended:  # another parent held the folder, and has no handle yet or is over by now
-            return None
-        time.sleep(0.01)
 
 
 def alive(handle: Mapping[str, Any] | None) -> bool:
@@ -377,7 +373,8 @@ class _Supervision:
             if ranks != seen:
                 seen = ranks
                 self._write_handle(ranks)
-            if self.stopping or self._out_of_time():
+            late = self.spec.time_limit is not None and time.monotonic() - self.began > self.spec.time_limit
+            if self.stopping or late:
                 self._end(child)
                 return child.returncode or 0, "cancelled" if self.stopping else "timeout"
         return child.returncode, "ended"
@@ -404,9 +401,6 @@ class _Supervision:
 
     def _another_owner(self) -> bool:
         return bool(self.spec.owner) and (read_json(self.folder / "process.json") or {}).get("owner") != self.spec.owner
-
-    def _out_of_time(self) -> bool:
-        return self.spec.time_limit is not None and time.monotonic() - self.began > self.spec.time_limit
 
     def _marker(self) -> str:
         path = self.folder / self.spec.progress

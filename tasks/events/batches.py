@@ -183,27 +183,23 @@ def prune(ledger: Ledger, *, accepted: int = KEEP_ACCEPTED, others: int = KEEP_O
     gone = 0
     for which, keep in (("= 'accepted'", accepted), ("<> 'accepted'", others)):
         with ledger.transaction() as db:
-            gone += _prune(db, which, keep)
+            oldest = db.execute(
+                f"SELECT number FROM events WHERE status {which} ORDER BY number DESC LIMIT 1 OFFSET ?", (keep,)
+            ).fetchone()
+            if oldest is None:
+                continue
+            result = db.execute(
+                f"SELECT number FROM events e WHERE e.status {which} AND e.number <= ? AND NOT ({UNFINISHED}) LIMIT ?",
+                (oldest["number"], PRUNED_AT_ONCE),
+            ).fetchall()
+            numbers = [(row["number"],) for row in result]
+            db.executemany("DELETE FROM events WHERE number = ?", numbers)
+            db.executemany("DELETE FROM covered WHERE event = ?", numbers)
+            db.execute(
+                "DELETE FROM batches WHERE ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM covered WHERE batch = batches.id)"
+            )
+            gone += len(numbers)
     return gone
-
-
-def _prune(db: sqlite3.Connection, which: str, keep: int) -> int:
-    oldest = db.execute(
-        f"SELECT number FROM events WHERE status {which} ORDER BY number DESC LIMIT 1 OFFSET ?", (keep,)
-    ).fetchone()
-    if oldest is None:
-        return 0
-    result = db.execute(
-        f"SELECT number FROM events e WHERE e.status {which} AND e.number <= ? AND NOT ({UNFINISHED}) LIMIT ?",
-        (oldest["number"], PRUNED_AT_ONCE),
-    ).fetchall()
-    numbers = [(row["number"],) for row in result]
-    db.executemany("DELETE FROM events WHERE number = ?", numbers)
-    db.executemany("DELETE FROM covered WHERE event = ?", numbers)
-    db.execute(
-        "DELETE FROM batches WHERE ended IS NOT NULL AND NOT EXISTS (SELECT 1 FROM covered WHERE batch = batches.id)"
-    )
-    return len(numbers)
 
 
 def mark(db: sqlite3.Connection, name: str) -> int:

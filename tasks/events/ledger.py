@@ -82,7 +82,16 @@ class Database:
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         db: sqlite3.Connection | None = getattr(self._kept, "connection", None)
         if db is None:
-            db = self._kept.connection = _open(self.path)
+            private_folder(self.path.parent)
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            db.row_factory = sqlite3.Row
+            # One process at a time makes the tables: SQLite does not wait for who changes the journal's mode.
+            with locked(self.path.with_suffix(".lock")):
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                for statement in filter(str.strip, SCHEMA.split(";")):
+                    db.execute(statement)
+            self._kept.connection = db
         db.execute(begin)
         try:
             yield db
@@ -91,19 +100,6 @@ class Database:
                 db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """A connection whose tables are there. One process at a time: SQLite does not wait for who changes the journal's mode."""
-    private_folder(path.parent)
-    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    db.row_factory = sqlite3.Row
-    with locked(path.with_suffix(".lock")):
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        for statement in filter(str.strip, SCHEMA.split(";")):
-            db.execute(statement)
-    return db
 
 
 Status = Literal["accepted", "duplicate", "refused", "poison"]
@@ -150,7 +146,14 @@ class Ledger:
         with self.transaction() as db:
             if first:
                 first(db)
-            return [_receive(db, event, received) for event in events]
+            receipts = []
+            for event in events:
+                known = _known(db, event)
+                status: Status = "accepted" if known is None else "duplicate"
+                row: dict[str, Any] = {**event.model_dump(exclude={"data"}), "data": json.dumps(event.data)}
+                number = _insert(db, {**row, "received": received, "status": status, "of": known})
+                receipts.append(Receipt(number, status, known))
+            return receipts
 
     def knows(self, event: Event) -> bool:
         """Whether an event was taken in before: for who tells of something that another part may have told of."""
@@ -194,13 +197,6 @@ class Ledger:
     def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
         """Read what is there at one moment."""
         return self._database.snapshot()
-
-
-def _receive(db: sqlite3.Connection, event: Event, received: float) -> Receipt:
-    known = _known(db, event)
-    status: Status = "accepted" if known is None else "duplicate"
-    row: dict[str, Any] = {**event.model_dump(exclude={"data"}), "data": json.dumps(event.data)}
-    return Receipt(_insert(db, {**row, "received": received, "status": status, "of": known}), status, known)
 
 
 def _insert(db: sqlite3.Connection, row: dict[str, Any]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -77,16 +76,11 @@ def _sources(program: str) -> set[Path]:
     results, waiting = set(), [program]
     while waiting:
         path = ROOT / (waiting.pop().replace(".", "/") + ".py")
-        if path not in results:
-            results.add(path)
-            waiting += _imported(path)
+        if path in results:
+            continue
+        results.add(path)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tasks."):
+                package = (ROOT / str(node.module).replace(".", "/")).is_dir()
+                waiting += [f"{node.module}.{name.name}" for name in node.names] if package else [str(node.module)]
     return results
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tasks."):
-            if (ROOT / str(node.module).replace(".", "/")).is_dir():
-                yield from (f"{node.module}.{name.name}" for name in node.names)
-            else:
-                yield str(node.module)

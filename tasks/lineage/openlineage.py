@@ -7,7 +7,7 @@ Nothing of MLflow is here. The standard: https://openlineage.io/spec/2-0-2/OpenL
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,14 @@ def events_of(
     for edge in lineage["edges"]:
         if edge["how"] in ("input", "context"):
             inputs.setdefault(edge["output"], []).append(edge["input"])
+    # By the run that made them; without a key (older, or published by a person) a node stands alone.
+    runs: dict[tuple[Any, ...], list[Node]] = {}
+    for node in lineage["nodes"]:
+        if node["stage"]:
+            runs.setdefault((node["stage"], node["key"] or node["ref"], node["flow_run"]), []).append(node)
     events: list[ol.RunEvent] = []
-    for made in _runs(lineage["nodes"]):
+    for group in runs.values():
+        made = tuple(sorted(group, key=lambda node: (node["created"] or "", node["ref"])))
         own = {node["ref"] for node in made}
         read = {
             ref: nodes[ref] for each in made for ref in inputs.get(each["ref"], []) if ref in nodes and ref not in own
@@ -70,21 +76,14 @@ def hand_on(events: Sequence[ol.RunEvent], target: str, *, key: str = "") -> Non
         write_text(Path(target), "".join(f"{Serde.to_json(event)}\n" for event in events))
 
 
-def _runs(nodes: Iterable[Node]) -> list[Made]:
-    """Nodes by the run that made them. Without a key (older, or published by a person) it stands alone."""
-    result: dict[tuple[Any, ...], list[Node]] = {}
-    for node in nodes:
-        if node["stage"]:
-            apart = node["key"] or node["ref"]
-            result.setdefault((node["stage"], apart, node["flow_run"]), []).append(node)
-    return [tuple(sorted(made, key=lambda node: (node["created"] or "", node["ref"]))) for made in result.values()]
-
-
 def _run_events(made: Made, read: list[Node], store: str, took: float, code: str) -> list[ol.RunEvent]:
     last = made[-1]
     ended = datetime.fromisoformat(max(each["created"] or UNTIMED for each in made))
     began = ended - timedelta(seconds=took)
-    run = ol.Run(runId=_identity(made), facets=_run_facets(last))
+    # The run's identity is the same each time that it is told.
+    apart = (last["key"], last["flow_run"] or "") if last["key"] else (last["ref"], last["created"] or "")
+    identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n" + "\n".join((last["stage"], *apart)))
+    run = ol.Run(runId=str(identity), facets=_run_facets(last))
     job = ol.Job(namespace=NAMESPACE, name=f"{last['stage']}/{last['name']}", facets=_job_facets(last, code))
     inputs = [ol.InputDataset(store, _name(node), facets=_dataset_facets(node, store)) for node in read]
     outputs = [
@@ -108,22 +107,6 @@ def _run_events(made: Made, read: list[Node], store: str, took: float, code: str
     ]
 
 
-def _identity(made: Made) -> str:
-    """The same each time that the same run is told."""
-    last = made[-1]
-    apart = (last["key"], last["flow_run"] or "") if last["key"] else (last["ref"], last["created"] or "")
-    text = "\n".join((last["stage"], *apart))
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n{text}"))
-
-
-def _uuid(flow_run: str) -> str:
-    """Prefect's own identity of a flow run; a run without Prefect gets one made of its name."""
-    try:
-        return str(uuid.UUID(flow_run))
-    except ValueError:
-        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n{flow_run}"))
-
-
 def _run_facets(node: Node) -> dict[str, Any]:
     tags = [
         facets.tags_run.TagsRunFacetFields(
@@ -135,7 +118,11 @@ def _run_facets(node: Node) -> dict[str, Any]:
     result: dict[str, Any] = {"tags": facets.tags_run.TagsRunFacet(tags=tags, producer=PRODUCER)}
     if node["flow_run"]:
         flow = facets.parent_run.Job(namespace=NAMESPACE, name=node["flow"] or "flow")
-        run = facets.parent_run.Run(runId=_uuid(node["flow_run"]))
+        try:
+            identity = uuid.UUID(node["flow_run"])
+        except ValueError:  # a run without Prefect: its identity is made of its name
+            identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{PRODUCER}\n{node['flow_run']}")
+        run = facets.parent_run.Run(runId=str(identity))
         result["parent"] = facets.parent_run.ParentRunFacet(run=run, job=flow, producer=PRODUCER)
     return result
 

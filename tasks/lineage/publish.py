@@ -113,7 +113,14 @@ class Publisher:
             if getattr(error, "error_code", REFUSED[0]) not in REFUSED:
                 raise
         for event, size in group:
-            self._tell(event)
+            try:
+                getattr(self, f"_on_{event['event']}")(event)
+            except RefusedError as error:
+                self._lay_aside(event, str(error))
+            except MlflowException as error:
+                if error.error_code not in REFUSED:
+                    raise
+                self._lay_aside(event, str(error))
             self._advance(size)
         return None
 
@@ -125,16 +132,6 @@ class Publisher:
         state = {"offset": self.offset, "runs": self.runs, "open": sorted(self.open), "writer": self.writer}
         where = {"tracking_uri": self.tracking_uri, "experiment": self.experiment}
         process.write_json(self.folder / "published.json", {**state, **where})
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        try:
-            getattr(self, f"_on_{event['event']}")(event)
-        except RefusedError as error:
-            self._lay_aside(event, str(error))
-        except MlflowException as error:
-            if error.error_code not in REFUSED:
-                raise
-            self._lay_aside(event, str(error))
 
     def _lay_aside(self, event: dict[str, Any], why: str) -> None:
         """Once an event: who is killed here and started again comes back to the same offset."""

@@ -30,9 +30,35 @@ auth_cache_ttl_seconds = {remembered}
 
 def serve(home: Path, port: int, user: str, password: str) -> None:
     """Be the server. What MLflow reads from the environment while it is imported is set before it is imported."""
-    os.environ.update(_settings(home, port))
-    os.environ.update({"MLFLOW_AUTH_ADMIN_USERNAME": user, "MLFLOW_AUTH_ADMIN_PASSWORD": password})
-    os.environ.update(_places(home))
+    login = home / "platform" / "mlflow" / "auth.ini"
+    login.write_text(LOGIN.format(database=home / "mlflow" / "auth.db", remembered=REMEMBERED_SECONDS))
+    settings = {
+        "MLFLOW_AUTH_CONFIG_PATH": str(login),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": process.secret(
+            home / "platform" / "mlflow" / "secret", partial(secrets.token_hex, 32)
+        ),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port},localhost:{port}",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+        "MLFLOW_AUTH_ADMIN_USERNAME": user,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+    }
+    os.environ.update(settings)
+    from mlflow.environment_variables import _MLFLOW_SGI_NAME
+    from mlflow.server import constants
+
+    # What MLflow's own command tells its child, under the names that the two share.
+    places = {
+        _MLFLOW_SGI_NAME.name: "uvicorn",
+        constants.BACKEND_STORE_URI_ENV_VAR: _database(home),
+        constants.REGISTRY_STORE_URI_ENV_VAR: _database(home),
+        constants.ARTIFACT_ROOT_ENV_VAR: SERVED,
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(home / "mlflow" / "artifacts"),
+    }
+    os.environ.update(places)
     from tasks.lineage.database import prepare
 
     prepare(_database(home), home)
@@ -46,37 +72,6 @@ def serve(home: Path, port: int, user: str, password: str) -> None:
     if not auth.store.authenticate_user(user, password):  # it was made anew since the first start
         auth.store.update_user(user, password=password)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=3)
-
-
-def _settings(home: Path, port: int) -> dict[str, str]:
-    login = home / "platform" / "mlflow" / "auth.ini"
-    login.write_text(LOGIN.format(database=home / "mlflow" / "auth.db", remembered=REMEMBERED_SECONDS))
-    return {
-        "MLFLOW_AUTH_CONFIG_PATH": str(login),
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": process.secret(
-            home / "platform" / "mlflow" / "secret", partial(secrets.token_hex, 32)
-        ),
-        "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port},localhost:{port}",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-        "GIT_PYTHON_REFRESH": "quiet",
-    }
-
-
-def _places(home: Path) -> dict[str, str]:
-    """What MLflow's own command tells its child, under the names that the two share."""
-    from mlflow.environment_variables import _MLFLOW_SGI_NAME
-    from mlflow.server import constants
-
-    return {
-        _MLFLOW_SGI_NAME.name: "uvicorn",
-        constants.BACKEND_STORE_URI_ENV_VAR: _database(home),
-        constants.REGISTRY_STORE_URI_ENV_VAR: _database(home),
-        constants.ARTIFACT_ROOT_ENV_VAR: SERVED,
-        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(home / "mlflow" / "artifacts"),
-    }
 
 
 def _database(home: Path) -> str:

@@ -176,26 +176,21 @@ def _to(storage: Storage, size: int, machine: Machine, rates: Rates) -> Checkpoi
     recovery = Recovery(restart_seconds=RESTART_SECONDS + write)
     interval = chosen_interval(cost, recovery, rates.together.mid)
     goodput = goodput_range(interval.seconds, cost, recovery, rates.together)
-    warnings = (*rates.warnings, *_warnings(storage, cost, rates, goodput))
-    return CheckpointPlan(
-        size, storage, tib, cost, recovery, write, interval, rates, goodput, interval.reason, warnings
-    )
-
-
-def _warnings(storage: Storage, cost: Saving, rates: Rates, goodput: Shares) -> list[str]:
-    messages = []
+    warnings = [*rates.warnings]
     if not storage.durable:
-        messages.append(
+        warnings.append(
             f"{storage.name} goes with its machine: copy checkpoints elsewhere, or a lost machine takes them along"
         )
-    if rates.evictions and cost.stall_seconds + cost.lag_seconds > SPOT_NOTICE_SECONDS:
-        seconds = cost.stall_seconds + cost.lag_seconds
-        messages.append(
+    seconds = cost.stall_seconds + cost.lag_seconds
+    if rates.evictions and seconds > SPOT_NOTICE_SECONDS:
+        warnings.append(
             f"a save takes {seconds:.0f} s, an eviction's notice is {SPOT_NOTICE_SECONDS:.0f} s: work is lost each time"
         )
     if goodput.low < 0.5:
-        messages.append(f"with failures as frequent as they may be, only {goodput.low:.0%} of the time is useful")
-    return messages
+        warnings.append(f"with failures as frequent as they may be, only {goodput.low:.0%} of the time is useful")
+    return CheckpointPlan(
+        size, storage, tib, cost, recovery, write, interval, rates, goodput, interval.reason, tuple(warnings)
+    )
 
 
 BYTES_PER_PARAMETER: Mapping[Precision, int] = {"bf16": 14, "fp16": 14, "fp8": 14, "fp32": 12}

@@ -133,7 +133,12 @@ def cost(spending: Spending, machine: MachinePrice, storage: StoragePrices | Non
     Failures cost what the rest of the time to `goodput` costs: training takes train_seconds / goodput.
     """
     require_possible(spending)
-    storage = _in_currency(storage or StoragePrices(), machine.currency)
+    storage = storage or StoragePrices()
+    if storage.currency != machine.currency:  # such prices are no prices here: no rate of exchange is known
+        text = (
+            f"storage is priced in {storage.currency} and machines in {machine.currency}: what is stored has no price"
+        )
+        storage = StoragePrices(currency=machine.currency, warnings=(text,))
     hour = hourly(machine, spending.mix, spending.discounts)
     trained = spending.train_seconds / 3600 * spending.machines
     hours = {
@@ -239,14 +244,6 @@ def _price(machine: MachinePrice, kind: PriceKind, discounts: Mapping[PriceKind,
 def _times(amount: float, price: float | None) -> float | None:
     """Nothing costs nothing, whatever its price."""
     return 0.0 if amount == 0 else None if price is None else amount * price
-
-
-def _in_currency(storage: StoragePrices, currency: str) -> StoragePrices:
-    """Prices in another currency are no prices here: no rate of exchange is known."""
-    if storage.currency == currency:
-        return storage
-    text = f"storage is priced in {storage.currency} and machines in {currency}: what is stored has no price"
-    return StoragePrices(currency=currency, warnings=(text,))
 
 
 def _warnings(

@@ -9,7 +9,7 @@ deployments/cli/planning/plan.py. See docs/planning.md, "Plan a case".
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,17 @@ def what_if(made: Planned, *, home: Path, region: str = "") -> WhatIf:
         return on(gpus, spot=case.cluster.spot).model_copy(update={"network": network})
 
     def points(cases: Iterable[Case]) -> tuple[Point, ...]:
-        return tuple(_until_none_fits(cases, home, region))
+        results = []
+        for each in cases:
+            try:
+                one = planned(each, home=home, region=region)
+            except ValueError:
+                break  # cannot be divided so, and not when doubled again
+            if one.plan is None:
+                break
+            if one.checkpoints and one.checkpoints.goodput.mid >= USEFUL:
+                results.append(_point(one))
+        return tuple(results)
 
     def around(*, spot: bool) -> tuple[Point, ...]:
         fewer = points(on(gpus >> power, spot=spot) for power in range(1, DOUBLINGS + 1) if gpus >> power)
@@ -112,18 +122,6 @@ def cheapest_by_time(points: Iterable[Point]) -> tuple[Point, ...]:
         if not front or (point.cost or 0.0) < (front[-1].cost or 0.0):
             front.append(point)
     return tuple(front)
-
-
-def _until_none_fits(cases: Iterable[Case], home: Path, region: str) -> Iterator[Point]:
-    for case in cases:
-        try:
-            made = planned(case, home=home, region=region)
-        except ValueError:
-            return  # cannot be divided so, and not when doubled again
-        if made.plan is None:
-            return
-        if made.checkpoints and made.checkpoints.goodput.mid >= USEFUL:
-            yield _point(made)
 
 
 def _point(made: Planned) -> Point:

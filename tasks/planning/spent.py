@@ -197,7 +197,29 @@ def costs(
 
     A plan tells the seconds of training alone, so only there is something beside.
     """
-    return [_cost(one, machines, hour_of, planned_train_seconds, currency_of) for one in done]
+    results = []
+    for one in done:
+        at = machines.get(one.job) if one.job else Machines("", 0.0)
+        hours = one.machine_seconds / 3600 * (at.count if at else 0.0)
+        hour = hour_of(at.name) if at and at.name else None
+        unpaid = not one.machine_seconds or not one.job
+        beside = planned_train_seconds if one.stage == "train" and one.status == "ran" else None
+        stage = StageCost(
+            stage=one.stage,
+            status=one.status,
+            seconds=one.seconds,
+            machine=at.name if at else "",
+            machines=at.count if at else 0.0,
+            machine_hours=hours,
+            hour=hour,
+            cost=0.0 if unpaid else None if hour is None or at is None else hours * hour,
+            planned_seconds=beside,
+            planned_cost=beside / 3600 * at.count * hour if beside and at and hour is not None else None,
+            goodput=one.metrics.get("goodput") if one.status == "ran" else None,
+            currency=(currency_of(at.name) or "") if at and hour is not None else "",
+        )
+        results.append(stage)
+    return results
 
 
 def total(stages: Sequence[StageCost]) -> float | None:
@@ -215,34 +237,6 @@ def known_costs(stages: Iterable[StageCost]) -> dict[str, float]:
         if stage.cost:
             result[stage.currency] = result.get(stage.currency, 0.0) + stage.cost
     return result
-
-
-def _cost(
-    one: Timed,
-    machines: Mapping[str, Machines],
-    hour_of: Callable[[str], float | None],
-    planned: float | None,
-    currency_of: Callable[[str], str | None],
-) -> StageCost:
-    at = machines.get(one.job) if one.job else Machines("", 0.0)
-    hours = one.machine_seconds / 3600 * (at.count if at else 0.0)
-    hour = hour_of(at.name) if at and at.name else None
-    unpaid = not one.machine_seconds or not one.job
-    beside = planned if one.stage == "train" and one.status == "ran" else None
-    return StageCost(
-        stage=one.stage,
-        status=one.status,
-        seconds=one.seconds,
-        machine=at.name if at else "",
-        machines=at.count if at else 0.0,
-        machine_hours=hours,
-        hour=hour,
-        cost=0.0 if unpaid else None if hour is None or at is None else hours * hour,
-        planned_seconds=beside,
-        planned_cost=beside / 3600 * at.count * hour if beside and at and hour is not None else None,
-        goodput=one.metrics.get("goodput") if one.status == "ran" else None,
-        currency=(currency_of(at.name) or "") if at and hour is not None else "",
-    )
 
 
 def _held(jobs: Iterable[Mapping[str, Any]], ended: float) -> float:
@@ -318,24 +312,18 @@ def goodput(records: Iterable[Mapping[str, Any]], *, ended: float | None = None)
         useful, stalled = useful + seconds - waited, stalled + waited
     last = max(0.0, ended - float(steps[-1]["time"])) if ended and steps else 0.0
     starting = float(steps[0].get("start_seconds", 0.0)) if steps else 0.0
-    restarting, idle = _between(steps)
-    return Goodput(
-        useful=useful, stalled=stalled + last, lost=lost, starting=starting, restarting=restarting, idle=idle
-    )
-
-
-def _between(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Seconds of restarting and of nothing: before the first step of each attempt but the first."""
+    # Before the first step of each attempt but the first.
     restarting = idle = 0.0
     for before, record in pairwise(steps):
         if record["attempt"] != before["attempt"]:
             start = float(record.get("start_seconds", 0.0))
-            began = float(record["time"]) - float(
-                record["step_seconds"]
-            )  # by the clock of the machine of rank 0 at that time
+            # By the clock of the machine of rank 0 at that time
+            began = float(record["time"]) - float(record["step_seconds"])
             gap = max(0.0, began - float(before["time"]))
             restarting, idle = restarting + min(start, gap), idle + max(0.0, gap - start)
-    return restarting, idle
+    return Goodput(
+        useful=useful, stalled=stalled + last, lost=lost, starting=starting, restarting=restarting, idle=idle
+    )
 
 
 LATEST = 5
@@ -399,21 +387,16 @@ def correction(past: Iterable[Mapping[str, Any]], kind: Kind) -> Correction:
     """The median of measured over planned of the latest runs of the same kind; `past` is in the order of time."""
     ended = [one for one in past if one["formula_seconds"] > 0 and one["seconds"] > 0]
     ratios = [one["seconds"] / one["formula_seconds"] for one in ended if not _unlike(one, kind)][-LATEST:]
-    if not ratios:
-        return Correction(said=_why(ended, kind))
-    return Correction(min(max(statistics.median(ratios), 1 / MOST), MOST), len(ratios))
-
-
-def _why(ended: Sequence[Mapping[str, Any]], kind: Kind) -> str:
-    """Of the latest run, what makes it another kind."""
     if not ended:
-        return ""
-    runs = (
-        f"none of {len(ended)} earlier runs on this cluster counts"
-        if len(ended) > 1
-        else "the earlier run does not count"
-    )
-    return f"{runs}: the latest had {', '.join(_unlike(ended[-1], kind))}"
+        return Correction()
+    if not ratios:
+        runs = (
+            f"none of {len(ended)} earlier runs on this cluster counts"
+            if len(ended) > 1
+            else "the earlier run does not count"
+        )
+        return Correction(said=f"{runs}: the latest had {', '.join(_unlike(ended[-1], kind))}")
+    return Correction(min(max(statistics.median(ratios), 1 / MOST), MOST), len(ratios))
 
 
 def _unlike(one: Mapping[str, Any], kind: Kind) -> list[str]:

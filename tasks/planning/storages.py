@@ -7,7 +7,7 @@ None or missing is not known. How long a checkpoint takes to each is checkpointi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -208,30 +208,34 @@ def choose_storage(
         raise ValueError(f"{machines} machines: give a number above 0")
     prices, fits, rejected = gb_month or {}, [], {}
     for storage in CHOICES:
-        ordered = _ordered(storage, need, machine, machines, local_bytes=local_bytes)
+        along = storage.local and not storage.durable
+        ordered = capacity_for(storage, need.bytes / TIB, need.bandwidth)
+        if along:
+            ordered = local_bytes * machines * LOCAL_SHARE / TIB if machine.nvme_write_bandwidth else 0.0
         rate = (measured or {}).get(storage.name) or bandwidth_of(storage, machine, machines, tib=ordered)
         held = _held_up(storage, need, ordered, rate)
         if held:
             rejected[storage.name] = HELD_UP_BY[held]
             continue
         assert ordered is not None
-        month = 0.0 if _comes_along(storage) else _month(prices.get(storage.name), ordered)
+        month: float | None = 0.0
+        if not along:
+            price = prices.get(storage.name)
+            month = None if price is None else price * ordered * GB_A_TIB
         fits.append((storage, ordered, rate, month))
     if not fits:
         return None
     storage, ordered, rate, month = min(fits, key=lambda fit: math.inf if fit[3] is None else fit[3])
-    return Choice(storage, ordered, rate, month, _reason(need, storage, ordered, rate, month, fits), rejected)
-
-
-def _ordered(storage: Storage, need: Need, machine: Machine, machines: int, *, local_bytes: float) -> float | None:
-    """TiB of it that there are or that are ordered."""
-    if _comes_along(storage):
-        return local_bytes * machines * LOCAL_SHARE / TIB if machine.nvme_write_bandwidth else 0.0
-    return capacity_for(storage, need.bytes / TIB, need.bandwidth)
-
-
-def _comes_along(storage: Storage) -> bool:
-    return storage.local and not storage.durable
+    needs = f"{need.purpose} need {need.bytes / TIB:.2f} TiB at {need.bandwidth / MB:,.0f} MB/s"
+    has = f"{storage.said} has {ordered:.2f} TiB at {rate / MB:,.0f} MB/s"
+    if month == 0.0:
+        has += ", and comes with the machines"
+    elif month is None:
+        has += "; no price is known, so the first that is enough is taken"
+    else:
+        dearer = sorted(fit[3] for fit in fits if fit[3] is not None and fit[3] > month)
+        has += f" for {month:,.0f} a month" + (f", the next costs {dearer[0]:,.0f}" if dearer else "")
+    return Choice(storage, ordered, rate, month, f"{needs}; {has}", rejected)
 
 
 def _held_up(storage: Storage, need: Need, ordered: float | None, rate: float) -> str:
@@ -242,27 +246,3 @@ def _held_up(storage: Storage, need: Need, ordered: float | None, rate: float) -
     if rate < need.bandwidth:
         return "bandwidth"
     return "" if ordered is not None and ordered * TIB >= need.bytes and ordered > 0 else "room"
-
-
-def _month(price: float | None, tib: float) -> float | None:
-    return None if price is None else price * tib * GB_A_TIB
-
-
-def _reason(
-    need: Need,
-    storage: Storage,
-    tib: float,
-    rate: float,
-    month: float | None,
-    fits: Sequence[tuple[Storage, float, float, float | None]],
-) -> str:
-    """In a sentence, with the figures that decided."""
-    needs = f"{need.purpose} need {need.bytes / TIB:.2f} TiB at {need.bandwidth / MB:,.0f} MB/s"
-    has = f"{storage.said} has {tib:.2f} TiB at {rate / MB:,.0f} MB/s"
-    if month == 0.0:
-        return f"{needs}; {has}, and comes with the machines"
-    if month is None:
-        return f"{needs}; {has}; no price is known, so the first that is enough is taken"
-    dearer = sorted(fit[3] for fit in fits if fit[3] is not None and fit[3] > month)
-    beside = f", the next costs {dearer[0]:,.0f}" if dearer else ""
-    return f"{needs}; {has} for {month:,.0f} a month{beside}"

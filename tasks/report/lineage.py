@@ -216,7 +216,10 @@ def _box(node: Node, place: Place) -> str:
         ("name", 37, fit(node.name, NAME_CHARACTERS)),
         ("version", 55, version),
     )
-    message = "\n".join(part for part in _hint(node) if part)
+    commit = node.commit and f"commit {node.commit[:12]}"
+    config = node.config_digest and f"configuration {node.config_digest[:12]}"
+    hints = (node.ref, node.stage and f"by {node.stage}", node.created, commit, config, node.uri)
+    message = "\n".join(part for part in hints if part)
     texts = "".join(
         f'<text class="{style}" x="{place.x + 14:g}" y="{top + y:g}">{escape(text)}</text>' for style, y, text in rows
     )
@@ -225,13 +228,6 @@ def _box(node: Node, place: Place) -> str:
         f'<rect class="box" x="{place.x:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<rect class="edge" x="{place.x:g}" y="{top + 6:g}" width="4" height="{BOX_HEIGHT - 12}" rx="2"/>{texts}</g>'
     )
-
-
-def _hint(node: Node) -> tuple[str | None, ...]:
-    """What a box tells who points at it."""
-    commit = node.commit and f"commit {node.commit[:12]}"
-    config = node.config_digest and f"configuration {node.config_digest[:12]}"
-    return node.ref, node.stage and f"by {node.stage}", node.created, commit, config, node.uri
 
 
 _ARROWHEAD = (

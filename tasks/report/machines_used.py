@@ -38,10 +38,19 @@ def used(folder: Path, hardware: Path, *, metrics: Mapping[str, float], out_of_m
     if not job:
         return None
     cluster, time = ClusterConfig.model_validate(payload), result.get("time") or {}
-    records = list(_records(folder / "metrics.jsonl"))
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError:
+        lines = []
+    # What a writer left half is left out.
+    records = [json.loads(line) for line in lines if line.endswith("\n") and line.strip()]
     gpu = bool(job.get("gpus_per_node"))
-    values = (v for record in records for k, v in record.items() if (_of_gpu(k) if gpu else k == CPU_BUSY))
-    known = [float(value) for value in values]
+    known = [
+        float(value)
+        for record in records
+        for name, value in record.items()
+        if (name.startswith("system/gpu_") and name.endswith(GPU_BUSY) if gpu else name == CPU_BUSY)
+    ]
     busy = sum(known) / len(known) if known else None
     return Use(
         device="gpu" if gpu else "cpu",
@@ -74,19 +83,6 @@ def _memory(time: Mapping[str, Any], cluster: ClusterConfig, records: Iterable[M
         return float(time["memory_gib"]) * cluster.ranks_per_node / cluster.memory_gib
     shares = [float(record[MEMORY_USED]) / 100 for record in records if MEMORY_USED in record]
     return max(shares, default=None)
-
-
-def _of_gpu(name: str) -> bool:
-    return name.startswith("system/gpu_") and name.endswith(GPU_BUSY)
-
-
-def _records(log: Path) -> Iterable[dict[str, Any]]:
-    """What a writer left half is left out."""
-    try:
-        lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    except OSError:
-        return
-    yield from (json.loads(line) for line in lines if line.endswith("\n") and line.strip())
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -32,8 +32,13 @@ MOST_POINTS = 80
 
 def read_training(folder: Path) -> dict[str, Any] | None:
     """What a job's folder tells, as plain values; None when it is gone, or is of a program that tells no times."""
+    records: dict[int, dict[str, Any]] = {}
     try:
-        records = {record["step"]: record for record in _records(folder / "metrics.jsonl") if "step_seconds" in record}
+        with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
+            for line in lines:
+                record = json.loads(line)
+                if isinstance(record.get("step"), int) and "step_seconds" in record:
+                    records[record["step"]] = record
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
@@ -42,14 +47,6 @@ def read_training(folder: Path) -> dict[str, Any] | None:
     steps = [records[step] for step in sorted(records)]
     heldout = [record for record in steps if "heldout_bits_per_byte" in record]
     return {"steps": list(_thin(steps)), "heldout": heldout, "time": result.get("time")}
-
-
-def _records(log: Path) -> Iterator[dict[str, Any]]:
-    with open(log, encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            if isinstance(record.get("step"), int):
-                yield record
 
 
 def _thin(steps: list[dict[str, Any]]) -> Iterator[dict[str, float]]:

@@ -222,36 +222,29 @@ def draw(path: Path, title: str, bands: Mapping[str, Band], sweep: Sequence[tupl
             left.plot([place] * 2, [q.p5, q.p95], color=INK, linewidth=1.6, marker="_", markersize=9)
             left.text(place, floor + (1 - floor) * 0.03, f"{q.p50:.1%}", ha="center", color="white", fontweight="bold")
         left.set_ylim(floor, 1)
-        left.set_xticks(range(len(bands)), [f"{LEVELS[level]}\n{_hours(bands[level].mean_seconds)}" for level in bands])
+        rates = [f"one in {b.mean_seconds / 3600:.3g} h" if b.mean_seconds < 1e8 else "none" for b in bands.values()]
+        names = [f"{LEVELS[level]}\n{often}" for level, often in zip(bands, rates, strict=True)]
+        left.set_xticks(range(len(bands)), names)
         left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         left.set_title("all time, and goodput with p5 to p95", loc="left", fontsize=10, color=INK)
         left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, fontsize=9)
         if right is not None:
-            _swept(right, sweep)
+            minutes = [interval / 60 for interval, _ in sweep]
+            low, high = [f.goodput.p5 for _, f in sweep], [f.goodput.p95 for _, f in sweep]
+            right.fill_between(minutes, low, high, color=SOFT, alpha=0.5, linewidth=0)
+            median = [f.goodput.p50 for _, f in sweep]
+            right.plot(minutes, median, "o-", color=ACCENT, label="simulated, median; p5 to p95")
+            right.plot(minutes, [f.expected for _, f in sweep], "--", color=INK, linewidth=1.3, label="by formula")
+            best = max(sweep, key=lambda row: row[1].goodput.p50)[0] / 60
+            right.axvline(best, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+            right.set_xscale("log")
+            wide = [local for before, local in zip([0.0, *minutes], minutes, strict=False) if local > ROOM * before]
+            right.set_xticks(wide, [f"{value:.3g}" for value in wide])
+            right.xaxis.set_minor_formatter("")
+            right.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+            right.set_xlabel("minutes of computing between two saves")
+            words = f"goodput by interval, rate as expected; best {best:.3g} minutes"
+            right.set_title(words, loc="left", fontsize=10, color=INK)
+            right.legend(loc="lower center", fontsize=9)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return path
-
-
-def _swept(axes: Any, sweep: Sequence[tuple[float, Band]]) -> None:
-    minutes = [interval / 60 for interval, _ in sweep]
-    axes.fill_between(
-        minutes, [f.goodput.p5 for _, f in sweep], [f.goodput.p95 for _, f in sweep], color=SOFT, alpha=0.5, linewidth=0
-    )
-    axes.plot(minutes, [f.goodput.p50 for _, f in sweep], "o-", color=ACCENT, label="simulated, median; p5 to p95")
-    axes.plot(minutes, [f.expected for _, f in sweep], "--", color=INK, linewidth=1.3, label="by formula")
-    best = max(sweep, key=lambda row: row[1].goodput.p50)[0] / 60
-    axes.axvline(best, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xscale("log")
-    wide = [local for before, local in zip([0.0, *minutes], minutes, strict=False) if local > ROOM * before]
-    axes.set_xticks(wide, [f"{value:.3g}" for value in wide])
-    axes.xaxis.set_minor_formatter("")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    axes.set_xlabel("minutes of computing between two saves")
-    axes.set_title(
-        f"goodput by interval, rate as expected; best {best:.3g} minutes", loc="left", fontsize=10, color=INK
-    )
-    axes.legend(loc="lower center", fontsize=9)
-
-
-def _hours(seconds: float) -> str:
-    return f"one in {seconds / 3600:.3g} h" if seconds < 1e8 else "none"

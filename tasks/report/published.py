@@ -8,7 +8,7 @@ is qualification/report.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -416,7 +416,12 @@ MATMULS = ("matmul_bf16", "matmul_fp16", "matmul_tf32", "matmul_fp32")
 def qualification_in_short(payload: dict[str, Any]) -> dict[str, Any]:
     """Fields of QualificationReport."""
     measured, sku, verdict = payload["measured"] or {}, payload.get("sku") or {}, payload.get("verdict") or {}
-    rates = {name: list(_rates(measured, name)) for name in MATMULS}
+    rates: dict[str, list[dict[str, Any]]] = {name: [] for name in MATMULS}
+    for report in measured.get("ranks") or ():
+        for probe in report.get("probes") or ():
+            if probe.get("check") in rates and isinstance(probe.get("measured"), int | float):
+                of_rank = {"rank": report["rank"], "host": report["node"], "matmul_gflops": probe["measured"] * 1000}
+                rates[probe["check"]].append(of_rank)
     shown = next((name for name in MATMULS if rates[name]), MATMULS[-1])
     limit = ((sku.get("limits") or {}).get(shown) or {}).get("fail")
     sweeps = [sweep for sweep in measured.get("sweeps") or () if _of_all(sweep)]
@@ -438,13 +443,6 @@ def qualification_in_short(payload: dict[str, Any]) -> dict[str, Any]:
         "allreduce": largest,
         "checks": payload.get("checks") or (),
     }
-
-
-def _rates(measured: dict[str, Any], check: str) -> Iterator[dict[str, Any]]:
-    for report in measured.get("ranks") or ():
-        for probe in report.get("probes") or ():
-            if probe.get("check") == check and isinstance(probe.get("measured"), int | float):
-                yield {"rank": report["rank"], "host": report["node"], "matmul_gflops": probe["measured"] * 1000}
 
 
 def _of_all(sweep: dict[str, Any]) -> bool:

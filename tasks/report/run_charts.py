@@ -112,29 +112,26 @@ def draw_comparison(folder: Path, payload: Mapping[str, Any]) -> Path:
                 scores.plot(*zip(*points, strict=True), form, color=colour, markersize=8, label=label, zorder=2)
         scores.set_title("Bits per byte, lower is better", loc="left", fontsize=12)
         rows_of(scores, [f"{fit(row.slice, 30)}  ({row.documents})" for row in rows])
-        _losses(losses, rows, result.confidence)
+        # The relative loss, with its interval.
+        losses.axvline(0.0, color=MUTED, linewidth=1.2)
+        for place, row in enumerate(rows):
+            text, colour = (signed(row.loss.estimate), INK) if row.loss else (_why_none(row), MUTED)
+            losses.annotate(text, (1.0, place), xycoords=EDGE, va="center", color=colour)
+            if row.loss:
+                ends = [row.loss.low * 100, row.loss.high * 100]
+                losses.plot(ends, [place] * 2, color=INK, linewidth=1.6, marker="|", markersize=10)
+                losses.plot([row.loss.estimate * 100], [place], "o", color=ACCENT, markersize=8, zorder=3)
+        title = f"Loss to the champion, {result.confidence:.0%} interval: right of the line is worse"
+        losses.set_title(title, loc="left", fontsize=12)
+        losses.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
+        losses.grid(axis="x", linewidth=0.8)
+        losses.tick_params(axis="y", length=0)
         for axes in (scores, losses):
             axes.locator_params(axis="x", nbins=5)
         figure.legend(loc="outside lower left", ncols=2, labelcolor=INK)
         title = f"{short(result.candidate)} against the champion {short(result.champion)}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return folder / FILE
-
-
-def _losses(axes: Any, rows: Sequence[ComparedSlice], confidence: float) -> None:
-    axes.axvline(0.0, color=MUTED, linewidth=1.2)
-    for place, row in enumerate(rows):
-        text, colour = (signed(row.loss.estimate), INK) if row.loss else (_why_none(row), MUTED)
-        axes.annotate(text, (1.0, place), xycoords=EDGE, va="center", color=colour)
-        if row.loss:
-            ends = [row.loss.low * 100, row.loss.high * 100]
-            axes.plot(ends, [place] * 2, color=INK, linewidth=1.6, marker="|", markersize=10)
-            axes.plot([row.loss.estimate * 100], [place], "o", color=ACCENT, markersize=8, zorder=3)
-    title = f"Loss to the champion, {confidence:.0%} interval: right of the line is worse"
-    axes.set_title(title, loc="left", fontsize=12)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-    axes.grid(axis="x", linewidth=0.8)
-    axes.tick_params(axis="y", length=0)
 
 
 def _why_none(row: ComparedSlice) -> str:

@@ -134,19 +134,13 @@ def _points(runs: Sequence[Trained]) -> tuple[Point, ...]:
     first = by_ranks[min(by_ranks)][-1].tflops
     made = []
     for place, ranks in enumerate(sorted(by_ranks)):
-        local = by_ranks[ranks]
-        made.append(Point(tuple(local), local[-1].tflops / first if place else None, _fell(local)))
+        *before, newest = by_ranks[ranks]
+        # Only what was divided in the same way is compared: another division is another choice, and no regression.
+        alike = [one.tflops for one in before if one.divided == newest.divided]
+        fell = 1 - newest.tflops / statistics.median(alike) if alike else 0.0
+        speedup = newest.tflops / first if place else None
+        made.append(Point((*before, newest), speedup, fell if fell > FELL_BY else None))
     return tuple(made)
-
-
-def _fell(runs: Sequence[Trained]) -> float | None:
-    """Only what was divided in the same way is compared: another division is another choice, and no regression."""
-    *before, newest = runs
-    alike = [one.tflops for one in before if one.divided == newest.divided]
-    if not alike:
-        return None
-    share = 1 - newest.tflops / statistics.median(alike)
-    return share if share > FELL_BY else None
 
 
 def draw_scaling(curves: Sequence[Curve], path: Path) -> None:
@@ -163,31 +157,24 @@ def draw_scaling(curves: Sequence[Curve], path: Path) -> None:
         sizes.set_title("TFLOP/s of one GPU or rank, by parameters")
         sizes.set_ylim(0, ROOM * max(max(p.newest.tflops, p.newest.planned_tflops or 0.0) for p in shown))
         sizes.legend(frameon=False, ncols=2, loc="upper left")
-        _by_ranks(ranks, max(curves, key=lambda curve: (len(curve.points), curve.parameters)))
-
-
-def _by_ranks(axes: Any, curve: Curve) -> None:
-    counts = [point.newest.ranks for point in curve.points]
-    whole = [point.newest.tflops * point.newest.ranks for point in curve.points]
-    straight = [curve.points[0].newest.tflops * count for count in counts]
-    axes.plot(counts, straight, color=INK, linestyle=":", label="straight line from the fewest")
-    axes.plot(counts, whole, color=ACCENT, marker="o", label="measured")
-    _planned(axes, counts, curve.points, whole=True)
-    for point, total in zip(curve.points, whole, strict=True):
-        if point.fell:
-            axes.annotate(
-                f"-{point.fell:.0%}",
-                (point.newest.ranks, total),
-                (-6, -14),
-                textcoords="offset points",
-                ha="right",
-                color=WARN,
-            )
-    axes.set_title(f"TFLOP/s of all, {size(curve.parameters)} on {curve.hardware}")
-    axes.set_xlabel("GPUs or ranks")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    plain_numbers(axes.xaxis, axes.yaxis)
+        # Of the curve with most points, by ranks
+        curve = max(curves, key=lambda curve: (len(curve.points), curve.parameters))
+        counts = [point.newest.ranks for point in curve.points]
+        whole = [point.newest.tflops * point.newest.ranks for point in curve.points]
+        straight = [curve.points[0].newest.tflops * count for count in counts]
+        ranks.plot(counts, straight, color=INK, linestyle=":", label="straight line from the fewest")
+        ranks.plot(counts, whole, color=ACCENT, marker="o", label="measured")
+        _planned(ranks, counts, curve.points, whole=True)
+        for point, total in zip(curve.points, whole, strict=True):
+            if point.fell:
+                place = (point.newest.ranks, total)
+                fell = f"-{point.fell:.0%}"
+                ranks.annotate(fell, place, (-6, -14), textcoords="offset points", ha="right", color=WARN)
+        ranks.set_title(f"TFLOP/s of all, {size(curve.parameters)} on {curve.hardware}")
+        ranks.set_xlabel("GPUs or ranks")
+        ranks.set_ylim(bottom=0)
+        ranks.legend(frameon=False)
+        plain_numbers(ranks.xaxis, ranks.yaxis)
 
 
 def _planned(axes: Any, places: Sequence[float], points: Sequence[Point], *, whole: bool) -> None:
@@ -236,7 +223,11 @@ def recipes(store: Store, model: str = "") -> list[Recipe]:
     for measured in store.manifests("evaluation", model):
         of = [ref for ref in measured.provenance.inputs if ref.startswith("checkpoint/")]
         training = trained.get(of[0]) if of else None
-        if training is not None and (run := _run(training, measured)):
+        if training is None or training.provenance.stage != "train":
+            continue
+        config, bits = training.provenance.config, measured.provenance.metrics.get("bits_per_byte")
+        if config and bits is not None:
+            run = Run(config["training"]["seed"], bits, training.ref, measured.ref, measured.provenance.created)
             groups[_recipe(training, measured)].append(
                 (
                     training.provenance.name,
@@ -262,13 +253,6 @@ def noise(values: Sequence[float], *, confidence: float) -> float:
     at = (1 + confidence) / 2
     wider = float(stats.t.ppf(at, len(values) - 1)) / NormalDist().inv_cdf(at)
     return statistics.stdev(values) / statistics.fmean(values) * wider
-
-
-def _run(training: Manifest, measured: Manifest) -> Run | None:
-    config, bits = training.provenance.config, measured.provenance.metrics.get("bits_per_byte")
-    if training.provenance.stage != "train" or not config or bits is None:
-        return None
-    return Run(config["training"]["seed"], bits, training.ref, measured.ref, measured.provenance.created)
 
 
 def _recipe(training: Manifest, measured: Manifest) -> str:

@@ -143,7 +143,16 @@ def qualify(
         if listed := [name.strip() for name in nodes.split(",") if name.strip()]:
             changed.append(f"benchmark.nodes={json.dumps(listed)}")
         changed += set_ or []
-        _measure(_settings(config, changed), record, replace, as_, as_json=as_json)
+        settings = _settings(config, changed)
+        what = f"qualify {settings.cluster.name}"
+        with asked("run", as_, what=what):
+            from deployments.cli.running import run_and_tell
+
+            audit(open_store(home()), "start run", right="run", what=what)
+            look = partial(_preflight, settings, record, replace)
+            run_and_tell("qualify", settings, {}, preflight=look, as_json=as_json, show=_table)
+        if record:
+            _record(settings, record, replace)
 
 
 def _require_sense(given: list[str], more: list[str]) -> None:
@@ -173,18 +182,6 @@ def _settings(config: list[str] | None, set_: list[str] | None) -> QualifyConfig
     from tasks.config.flows import QualifyConfig
 
     return QualifyConfig.model_validate(parameters_of("qualify", config, "", set_)["config"])
-
-
-def _measure(settings: QualifyConfig, record: str, replace: bool, as_: str, *, as_json: bool) -> None:
-    what = f"qualify {settings.cluster.name}"
-    with asked("run", as_, what=what):
-        from deployments.cli.running import run_and_tell
-
-        audit(open_store(home()), "start run", right="run", what=what)
-        look = partial(_preflight, settings, record, replace)
-        run_and_tell("qualify", settings, {}, preflight=look, as_json=as_json, show=_table)
-    if record:
-        _record(settings, record, replace)
 
 
 def _preflight(settings: QualifyConfig, record: str, replace: bool) -> None:

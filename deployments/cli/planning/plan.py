@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.common.errors import Missing
     from tasks.config.flows import RetrainConfig
     from tasks.planning.case import Case
-    from tasks.planning.planned_case import Planned, Point, WhatIf
+    from tasks.planning.planned_case import Planned, Point
     from tasks.storage.store import Store
 
 BAR = 40
@@ -284,7 +284,8 @@ LEVELS = {"low": "fails most", "mid": "as expected", "high": "fails least"}
 
 def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> list[Path]:
     """Write the pictures of every case, in a folder of its own where there are several. Raises ValueError before writing."""
-    from tasks.planning.planned_case import what_if
+    from tasks.planning.planned_case import cheapest_by_time, what_if
+    from tasks.report import pictures as picture
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--plots {str(folder)!r} is a file: give a folder")
@@ -293,29 +294,21 @@ def draw(made: Sequence[Planned], folder: Path, *, home: Path, region: str) -> l
     for number, (one, curves) in enumerate(zip(made, results, strict=True), start=1):
         place = folder / str(number) if len(made) > 1 else folder
         place.mkdir(parents=True, exist_ok=True)
-        written += _pictures(curves, place, one.cost.currency if one.cost else "USD")
-    return written
-
-
-def _pictures(curves: WhatIf, folder: Path, currency: str) -> list[Path]:
-    from tasks.planning.planned_case import cheapest_by_time
-    from tasks.report import pictures as picture
-
-    written = []
-    if curves.by_gpus:
-        rates = [(point.gpus, point.tokens_per_second) for point in curves.by_gpus]
-        written.append(picture.draw_by_gpus(folder / "gpus.png", rates, curves.chosen.gpus))
-    kinds = {"on demand": _priced(curves.by_gpus), "Spot": _priced(curves.by_gpus_on_spot)}
-    kinds = {name: points for name, points in kinds.items() if points}
-    if kinds:
-        front = cheapest_by_time((*curves.by_gpus, *curves.by_gpus_on_spot))
-        line = [(days, cost) for days, cost, _ in _priced(front)]
-        written.append(picture.draw_cost(folder / "cost.png", kinds, line, currency))
-    if curves.by_depth:
-        sizes = [(point.parameters, point.tflops) for point in curves.by_depth]
-        written.append(picture.draw_by_depth(folder / "depth.png", sizes))
-    shares = {LEVELS[level]: points for level, points in curves.by_interval.items()}
-    written.append(picture.draw_by_interval(folder / "interval.png", shares, curves.interval_seconds))
+        if curves.by_gpus:
+            rates = [(point.gpus, point.tokens_per_second) for point in curves.by_gpus]
+            written.append(picture.draw_by_gpus(place / "gpus.png", rates, curves.chosen.gpus))
+        kinds = {"on demand": _priced(curves.by_gpus), "Spot": _priced(curves.by_gpus_on_spot)}
+        kinds = {name: points for name, points in kinds.items() if points}
+        if kinds:
+            front = cheapest_by_time((*curves.by_gpus, *curves.by_gpus_on_spot))
+            line = [(days, cost) for days, cost, _ in _priced(front)]
+            currency = one.cost.currency if one.cost else "USD"
+            written.append(picture.draw_cost(place / "cost.png", kinds, line, currency))
+        if curves.by_depth:
+            sizes = [(point.parameters, point.tflops) for point in curves.by_depth]
+            written.append(picture.draw_by_depth(place / "depth.png", sizes))
+        shares = {LEVELS[level]: points for level, points in curves.by_interval.items()}
+        written.append(picture.draw_by_interval(place / "interval.png", shares, curves.interval_seconds))
     return written
 
 

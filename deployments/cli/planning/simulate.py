@@ -77,10 +77,23 @@ def question(words: Words) -> Question:
     from tasks.planning.checkpointing import DETECTION_SECONDS, RESTART_SECONDS, Recovery, chosen_interval
     from tasks.planning.failures import DEDICATED, Range, failure_rates
 
-    case = _case(words.case) if words.case else None
+    case = None
+    if words.case:
+        from deployments.cli.planning.plan import read_cases
+
+        cases = read_cases(words.case)
+        if len(cases) != 1:
+            raise ValueError(f"--case {words.case}: {len(cases)} cases; simulate takes a file with one")
+        case = cases[0]
     machine = _machine(words, case)
-    gpus = _gpus(words, case, machine)
     per_machine = machine.gpus if machine else GENERIC_MACHINE
+    gpus = words.gpus
+    if gpus is None and case is not None:
+        gpus = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
+    if gpus is None:
+        raise ValueError("give --gpus, or --case with a cluster")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise ValueError(f"--gpus {gpus}: give 1 to {MOST_GPUS:,}")
     hours = DEDICATED if words.mtbf_gpu_hours is None else Range(*words.mtbf_gpu_hours)
     spot = words.spot is not None or bool(case and case.cluster.spot)
     spot_class = "" if words.spot in (None, "unknown") else str(words.spot)
@@ -111,15 +124,6 @@ def question(words: Words) -> Question:
     return Question(asked, failing, hours, interval, gpus, text, gib, (*known, *notes))
 
 
-def _case(named: str) -> Case:
-    from deployments.cli.planning.plan import read_cases
-
-    cases = read_cases(named)
-    if len(cases) != 1:
-        raise ValueError(f"--case {named}: {len(cases)} cases; simulate takes a file with one")
-    return cases[0]
-
-
 def _machine(words: Words, case: Case | None) -> Machine | None:
     sku = words.sku or (case.cluster.sku if case and not words.gpu else "")
     gpu = words.gpu or (case.cluster.gpu if case else "")
@@ -131,18 +135,6 @@ def _machine(words: Words, case: Case | None) -> Machine | None:
     from tasks.hardware.machines import machine_of_gpu, machine_of_sku
 
     return machine_of_sku(sku, home() / "hardware") if sku else machine_of_gpu(gpu)
-
-
-def _gpus(words: Words, case: Case | None, machine: Machine | None) -> int:
-    gpus = words.gpus
-    if gpus is None and case is not None:
-        per_machine = machine.gpus if machine else GENERIC_MACHINE
-        gpus = case.cluster.gpus or (case.cluster.nodes or 0) * per_machine
-    if gpus is None:
-        raise ValueError("give --gpus, or --case with a cluster")
-    if not 1 <= gpus <= MOST_GPUS:
-        raise ValueError(f"--gpus {gpus}: give 1 to {MOST_GPUS:,}")
-    return gpus
 
 
 def _saving(

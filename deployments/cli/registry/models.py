@@ -70,7 +70,13 @@ def models(
     results = list(store.manifests("model", bare) if bare else store.manifests("model"))
     if bare and not results:
         raise Unknown(f"there is no model/{bare} in {store.uri}", remedy="`headway models` lists what there is.")
-    served = _served()
+    from tasks.serving.known import endpoint_of, known_endpoints
+
+    served: dict[str, list[str]] = {}  # the endpoints that serve a model now, by its reference
+    for endpoint in known_endpoints(home()):
+        now = endpoint_of(home(), endpoint).serves_from()
+        if now and now.running:
+            served.setdefault(now.model_ref, []).append(endpoint)
     names = {manifest.provenance.name: None for manifest in results}
     known: dict[str, dict[str, list[str]]] = {}  # the aliases of each model's versions, by reference
     for each in names:
@@ -181,18 +187,6 @@ def push(
                 f"\n{len(pushed.deleted)} file(s) of the commit before are not in it, for example {pushed.deleted[0]}"
             )
     say(fields, words, as_json=as_json)
-
-
-def _served() -> dict[str, list[str]]:
-    """Names of the endpoints that serve a model now, by its reference."""
-    from tasks.serving.known import endpoint_of, known_endpoints
-
-    result: dict[str, list[str]] = {}
-    for name in known_endpoints(home()):
-        served = endpoint_of(home(), name).serves_from()
-        if served and served.running:
-            result.setdefault(served.model_ref, []).append(name)
-    return result
 
 
 def _row_in_words(row: dict[str, Any]) -> str:

@@ -221,7 +221,9 @@ def _of_size(book: Book, name: str, region: str, today: datetime.date) -> Machin
     elsewhere: set[str] = set()
     for number, one in enumerate(book.lists):
         by_region = one.regions_of(name)
-        where = _region(by_region, region)
+        # When none is wanted the usual region comes first, and any is better than none.
+        other = "" if region else min(by_region, default="")
+        where = next((place for place in (region or USUAL_REGION, ANYWHERE) if place in by_region), other)
         if where:
             hours = by_region[where]
             source = one.source(hours.source)
@@ -259,14 +261,6 @@ def _completed(own: MachinePrice, other: MachinePrice) -> MachinePrice:
         hours={**own.hours, **{kind: other.hours[kind] for kind in added}},
         elsewhere={kind: other.origin(kind) for kind in added},
     )
-
-
-def _region(by_region: dict[str, Hours], wanted: str) -> str:
-    """The one that is wanted, or the usual one, or any when none is wanted."""
-    for candidate in (wanted or USUAL_REGION, ANYWHERE):
-        if candidate in by_region:
-            return candidate
-    return "" if wanted else min(by_region, default="")
 
 
 def _bare(gpu: str) -> str:

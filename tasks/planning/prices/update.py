@@ -54,6 +54,13 @@ STORAGE = (
     ),
 )
 """Choice, and the product and meter that it is. Managed Lustre's are a guess at names that no public text shows."""
+EGRESS = {
+    "serviceName": "Bandwidth",
+    "meterName": "Standard Data Transfer Out",
+    "productName": "Rtn Preference: MGN",
+    "unitOfMeasure": "1 GB",
+}
+"""The meter of data that leaves Azure."""
 
 
 @dataclass(frozen=True)
@@ -82,29 +89,36 @@ class _Meter:
 
 def prices_of(items: Iterable[Mapping[str, Any]], sizes: Iterable[str], *, region: str, today: datetime.date) -> Found:
     """The prices of a region out of all items that were answered for it."""
-    wanted, local = {plain_name(size): size for size in sizes}, [i for i in items if i.get("armRegionName") == region]
-    local = [item for item in local if _counts(item, today)]
+    wanted = {plain_name(size): size for size in sizes}
+    local = [
+        item
+        for item in items
+        if item.get("armRegionName") == region
+        and str(item.get("effectiveStartDate") or "")[:10] <= today.isoformat()
+        and item.get("type") != "DevTestConsumption"  # which is not for everybody
+    ]
     left_out: list[str] = []
     chosen = _chosen([meter for item in local for meter in _of_machine(item, wanted)], left_out)
     machines: dict[str, dict[PriceKind, float]] = {}
     for (size, named), hour in chosen.items():
         machines.setdefault(size, {})[next(kind for kind in KINDS if kind == named)] = hour
     for size, kinds in machines.items():
-        left_out += _disbelieved(size, kinds)
+        # What cannot be: a discount that is dearer than none, a spot price that is the on-demand price.
+        whole = kinds.get("on-demand")
+        for kind, hour in list(kinds.items()):
+            if whole is not None and kind != "on-demand" and hour >= whole:
+                del kinds[kind]
+                left_out.append(
+                    f"{size}: {kind} at {hour:g} is not below on-demand at {whole:g}: it counts as not known"
+                )
     stored = _chosen([meter for item in local for meter in _of_storage(item)], left_out)
-    leaving = [price for item in local if _leaves(item) and (price := _price(item))]
+    leaving = [price for item in local if EGRESS.items() <= item.items() and (price := _price(item))]
     return Found(
         {size: kinds for size, kinds in machines.items() if kinds},
         {choice: price for (choice, _), price in stored.items()},
         max(leaving, default=None),
         tuple(left_out),
     )
-
-
-def _counts(item: Mapping[str, Any], today: datetime.date) -> bool:
-    """Whether it is in force, and for everybody."""
-    began = str(item.get("effectiveStartDate") or "")[:10]
-    return began <= today.isoformat() and item.get("type") != "DevTestConsumption"
 
 
 def _of_machine(item: Mapping[str, Any], wanted: Mapping[str, str]) -> Iterator[_Meter]:
@@ -145,15 +159,6 @@ def _of_storage(item: Mapping[str, Any]) -> Iterator[_Meter]:
             yield _Meter((choice, ""), price * PER_MONTH[unit], _rank(item))
 
 
-def _leaves(item: Mapping[str, Any]) -> bool:
-    return (
-        item.get("serviceName") == "Bandwidth"
-        and item.get("meterName") == "Standard Data Transfer Out"
-        and item.get("productName") == "Rtn Preference: MGN"
-        and item.get("unitOfMeasure") == "1 GB"
-    )
-
-
 def _chosen(meters: list[_Meter], left_out: list[str]) -> dict[tuple[str, str], float]:
     """One price each: of the meter that ranks first; of equals that differ, the dearer one, which is said."""
     best: dict[tuple[str, str], _Meter] = {}
@@ -166,15 +171,6 @@ def _chosen(meters: list[_Meter], left_out: list[str]) -> dict[tuple[str, str], 
         if not existing or (meter.rank, meter.price) > (existing.rank, existing.price):
             best[meter.what] = meter
     return {what: meter.price for what, meter in best.items()}
-
-
-def _disbelieved(size: str, kinds: dict[PriceKind, float]) -> Iterator[str]:
-    """Take away what cannot be: a discount that is dearer than none, a spot price that is the on-demand price."""
-    whole = kinds.get("on-demand")
-    for kind, price in list(kinds.items()):
-        if whole is not None and kind != "on-demand" and price >= whole:
-            del kinds[kind]
-            yield f"{size}: {kind} at {price:g} is not below on-demand at {whole:g}: it counts as not known"
 
 
 def _price(item: Mapping[str, Any]) -> float | None:
@@ -229,16 +225,11 @@ class Retail:
             seen.add(link)
             page = self._page(link)
             yield from page["Items"]
-            link = self._next(page)
-
-    def _next(self, page: dict[str, Any]) -> str | None:
-        """Where it goes on; at the same place only."""
-        link = page.get("NextPageLink")
-        if link and (not isinstance(link, str) or _place(link) != _place(self._url)):
-            raise Missing(
-                f"{self._url} leads on to another place, {str(link)[:80]!r}: it is not asked", remedy=TRY_LATER
-            )
-        return link or None
+            link = page.get("NextPageLink")
+            if link and (not isinstance(link, str) or _place(link) != _place(self._url)):
+                raise Missing(
+                    f"{self._url} leads on to another place, {str(link)[:80]!r}: it is not asked", remedy=TRY_LATER
+                )
 
     def _page(self, link: str) -> dict[str, Any]:
         """One page. An answer that may be better the next time is asked for again."""

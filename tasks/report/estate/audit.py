@@ -384,7 +384,12 @@ class _Judge:
     def _related(self, related: Related, one: Resource) -> bool | None:
         """Whether a resource has one that belongs to it."""
         if related.anywhere:
-            return self._anywhere(related)
+            # Whether the subscription has one: looked up once, for it is asked for each of many resources.
+            if id(related) not in self._elsewhere:
+                holds = either(self._all(related.met, each) for each in self.export.having((related.type,)))
+                known = holds is not False or related.query in self.export.complete
+                self._elsewhere[id(related)] = holds if known else None
+            return self._elsewhere[id(related)]
         index, unclear = self._index(related.type, related.by)
         keys = [one.id, *(above(one.id) if related.by else ())]
         if related.of:
@@ -397,14 +402,6 @@ class _Judge:
             return holds
         whole = related.query in self.export.complete or one.id.lower() in self.export.of[related.query]
         return False if whole and not unclear else None
-
-    def _anywhere(self, related: Related) -> bool | None:
-        """Whether the subscription has one; looked up once, for it is asked for each of many resources."""
-        if id(related) not in self._elsewhere:
-            holds = either(self._all(related.met, each) for each in self.export.having((related.type,)))
-            whole = related.query in self.export.complete
-            self._elsewhere[id(related)] = holds if holds is not False or whole else None
-        return self._elsewhere[id(related)]
 
     def _index(self, type_: str, by: str) -> tuple[dict[str, list[Resource]], bool]:
         """Resources of a type by the ids that they belong to, and whether one does not say."""

@@ -164,12 +164,9 @@ def _read(path: Path, result: Export) -> None:
         return
     for row in _rows(path, answer):
         result.add(row)
-    if query:
-        _settle(path, query, of, answer, result)
-
-
-def _settle(path: Path, query: str, of: str, answer: Any, result: Export) -> None:
-    """Note what an answer is whole for."""
+    if not query:
+        return
+    # What the answer is whole for.
     if isinstance(answer, dict) and "data" in answer:
         result.page(query, answer)
     elif isinstance(answer, dict) and _first(answer, "nextLink", "next_link"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tasks.report.estate.audit import WORST, Finding, Row
+from tasks.report.estate.audit import WORST, Row
 from tasks.report.estate.what_if import WhatIf
 
 
@@ -36,9 +36,11 @@ def checks_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def _row(row: Row) -> dict[str, Any]:
     named = {key: getattr(row.recommendation, key) for key in ("id", "text", "source", "impact", "link")}
-    return {**named, "verdict": row.verdict, "why": row.why, "findings": [_finding(one) for one in row.findings]}
-
-
-def _finding(one: Finding) -> dict[str, Any]:
-    waiver = one.waiver.model_dump(mode="json") if one.waiver else None
-    return {**{key: getattr(one, key) for key in ("check", "verdict", "text", "resource", "remedy")}, "waiver": waiver}
+    findings = [
+        {
+            **{key: getattr(one, key) for key in ("check", "verdict", "text", "resource", "remedy")},
+            "waiver": one.waiver.model_dump(mode="json") if one.waiver else None,
+        }
+        for one in row.findings
+    ]
+    return {**named, "verdict": row.verdict, "why": row.why, "findings": findings}

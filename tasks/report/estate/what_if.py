@@ -100,9 +100,8 @@ def _take(change: Any, result: WhatIf) -> None:
         case "Modify" if isinstance(change.get("delta"), list) and change["delta"]:
             _modified(change, result)
         case _:
-            why = f"changeType {kind}" + (
-                f": {change['unsupportedReason']}" if _has(change, "unsupportedReason") else ""
-            )
+            reason = change.get("unsupportedReason") if isinstance(change, dict) else None
+            why = f"changeType {kind}" + (f": {reason}" if reason else "")
             result.changes.append(Change(_id(change), "unclear", (why,)))
 
 
@@ -131,14 +130,11 @@ def _leaves(delta: Mapping[str, Any], above: str = "", *, in_array: bool = False
         for child in children:
             yield from _leaves(child, path, in_array=kind == "Array")
     else:
-        yield path, _how(str(kind), delta.get("before"), delta.get("after"), path, in_array=in_array)
-
-
-def _how(kind: str, before: Any, after: Any, path: str, *, in_array: bool) -> str:
-    default = kind == "Delete" and not in_array and path.split(".")[0] not in ("tags", "identity")
-    computed = isinstance(after, str) and after.startswith(UNRESOLVED)
-    spelt = kind == "Modify" and _plain(before) == _plain(after)
-    return "noise" if kind == "NoEffect" or default or computed or spelt else "differs"
+        before, after = delta.get("before"), delta.get("after")
+        default = kind == "Delete" and not in_array and path.split(".")[0] not in ("tags", "identity")
+        computed = isinstance(after, str) and after.startswith(UNRESOLVED)
+        spelt = kind == "Modify" and _plain(before) == _plain(after)
+        yield path, "noise" if kind == "NoEffect" or default or computed or spelt else "differs"
 
 
 def _plain(value: Any) -> Any:
@@ -150,7 +146,3 @@ def _id(change: Any) -> str:
     if not isinstance(change, dict):
         return str(change)
     return str(change.get("resourceId") or change.get("identifiers") or "a resource without an id")
-
-
-def _has(change: Any, name: str) -> bool:
-    return isinstance(change, dict) and bool(change.get(name))

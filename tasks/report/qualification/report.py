@@ -21,7 +21,6 @@ from markupsafe import Markup
 
 from tasks.common.redaction import redact
 from tasks.config.qualification import COLLECTIVES, Verdict
-from tasks.hardware.sku import BusBandwidth
 from tasks.qualification.limits import bandwidths
 from tasks.qualification.measured import Sweep, TrainingPoint
 from tasks.qualification.sweeps import Merged, merged
@@ -65,10 +64,7 @@ def write_qualification(folder: Path, payload: Mapping[str, Any]) -> Path:
 
 def qualification_markdown(payload: Mapping[str, Any]) -> str:
     """The same in short, in Markdown, of at most 30 lines."""
-    return redact(_markdown(found(payload)))
-
-
-def _markdown(result: Found) -> str:
+    result = found(payload)
     verdict, measured = result.verdict, result.measured
     machines = ", ".join(
         f"{len(names)} {kind}"
@@ -85,7 +81,7 @@ def _markdown(result: Found) -> str:
         "\n".join([*entries[:SENTENCES_SHOWN], more]).strip(),
         "\n".join(f"- {_plain(one)}" for one in sentences(result)),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return redact("\n\n".join(part for part in parts if part))
 
 
 def _plain(text: str) -> str:
@@ -232,13 +228,7 @@ def _figure(result: Found, sweeps: Sequence[Merged]) -> tuple[Markup, str, str]:
         band = None
     else:
         band = Band("band", tuple((size, min(all_), max(all_)) for size, all_ in _by_size(sweeps, "busbw").items()))
-    return curves(label, lines, band), first.collective, _caption(sweeps, middle, limits, slow)
-
-
-def _caption(
-    sweeps: Sequence[Merged], middle: Sequence[tuple[float, float]], limits: Sequence[BusBandwidth], slow: Merged | None
-) -> str:
-    """The largest message in numbers, for on a logarithm 5% are not seen."""
+    # The largest message in numbers, for on a logarithm 5% are not seen.
     parts = []
     if middle:
         of = "" if len(sweeps) == 1 else f"median of {len(sweeps):,}: "
@@ -251,8 +241,9 @@ def _caption(
         parts.append(f"from {size_text(last.bytes)}: {', '.join(entries)}")
     if used := sorted({name for sweep in sweeps for name in sweep.transport}):
         parts.append(f"by {', '.join(used[:4])}")
-    wrong = sum(sweep.wrong for sweep in sweeps)
-    return "; ".join([*parts, f"{wrong:,} WRONG elements"] if wrong else parts)
+    if wrong := sum(sweep.wrong for sweep in sweeps):
+        parts.append(f"{wrong:,} WRONG elements")
+    return curves(label, lines, band), first.collective, "; ".join(parts)
 
 
 def _points(sweep: Merged, which: Literal["busbw", "in_place"]) -> tuple[tuple[float, float], ...]:

@@ -31,7 +31,6 @@ from tasks.report.revalidation.data import (
     Evidence,
     Loss,
     Measured,
-    Part,
     PerformanceReport,
     Score,
     evidence,
@@ -174,16 +173,15 @@ def markdown(payload: Evidence) -> str:
         MEANS[payload.verdict],
         _list(_safe(why) for why in payload.why[:ROWS_SHOWN]),
         happens(payload),
-        ", ".join(f"{_safe(part.name)} {_status(part)}" for part in payload.parts[:ROWS_SHOWN]),
+        ", ".join(
+            f"{_safe(part.name)} {'**failed**' if part.status == 'failed' else part.status}"
+            for part in payload.parts[:ROWS_SHOWN]
+        ),
         _performance_in_short(payload.performance),
         _drift_in_short(payload.drift),
         f"{_ref(payload.model)} on {_ref(payload.dataset)}, against {_ref(payload.reference)}.",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _status(part: Part) -> str:
-    return f"**{part.status}**" if part.status == "failed" else part.status
 
 
 def _performance_in_short(performance: PerformanceReport | None) -> str:
