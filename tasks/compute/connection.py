@@ -144,7 +144,8 @@ async def _get(connection: Connection, remote: str, path: Path, stat: _Listed) -
             try:
                 if grown:
                     async with sftp.open(remote, "rb") as source:
-                        return _bytes(await source.read(stat.size - offset, offset))
+                        data = await source.read(stat.size - offset, offset)
+                        return data if isinstance(data, bytes) else data.encode()
                 await sftp.get(remote, str(target))
             except asyncssh.SFTPNoSuchFile:  # replaced or deleted since it was listed: the next look has it
                 return None
@@ -171,10 +172,6 @@ def _limit(size: int) -> float:
 
 def _in(name: str, tops: Sequence[str]) -> bool:
     return name.split("/", 1)[0] in tops
-
-
-def _bytes(data: str | bytes) -> bytes:
-    return data if isinstance(data, bytes) else data.encode()
 
 
 def _refused(connection: Connection, what: str, output: Ran) -> Missing:
@@ -373,7 +370,25 @@ async def _connect(
     address: Address, settings: SshConfig, tunnel: asyncssh.SSHClientConnection | None = None, *, hop: bool = False
 ) -> asyncssh.SSHClientConnection:
     """Connect, through the jump hosts that the configuration file names; those are verified in the same way."""
-    options = await asyncssh.SSHClientConnectionOptions.construct(**_options(address, settings, hop=hop))
+    chosen = {
+        "username": address.user or settings.user,
+        "port": address.port,
+        "client_keys": _file(settings.key, "ssh.key"),
+        "known_hosts": _file(settings.known_hosts, "ssh.known_hosts"),
+        "config": _file(settings.config, "ssh.config"),
+    }
+    options = await asyncssh.SSHClientConnectionOptions.construct(
+        host=address.name,
+        connect_timeout=settings.connect_seconds,
+        login_timeout=settings.connect_seconds,
+        keepalive_interval=KEEP_ALIVE_SECONDS,
+        keepalive_count_max=KEEP_ALIVE_MISSES,
+        password_auth=False,
+        kbdint_auth=False,
+        **({"agent_path": None} if settings.key else {}),
+        **({"tunnel": None} if hop else {}),
+        **{name: value for name, value in chosen.items() if value},
+    )
     if options.known_hosts is None:
         raise ValueError(
             f"the SSH configuration trusts any host key of {address} (UserKnownHostsFile none): name a file there"
@@ -382,28 +397,6 @@ async def _connect(
         for jump in options.tunnel.split(","):
             tunnel = await _connect(parse_address(jump), settings, tunnel, hop=True)
     return await asyncssh.connect(address.name, options=options, tunnel=tunnel)
-
-
-def _options(address: Address, settings: SshConfig, *, hop: bool) -> dict[str, Any]:
-    chosen = {
-        "username": address.user or settings.user,
-        "port": address.port,
-        "client_keys": _file(settings.key, "ssh.key"),
-        "known_hosts": _file(settings.known_hosts, "ssh.known_hosts"),
-        "config": _file(settings.config, "ssh.config"),
-    }
-    return {
-        "host": address.name,
-        "connect_timeout": settings.connect_seconds,
-        "login_timeout": settings.connect_seconds,
-        "keepalive_interval": KEEP_ALIVE_SECONDS,
-        "keepalive_count_max": KEEP_ALIVE_MISSES,
-        "password_auth": False,
-        "kbdint_auth": False,
-        **({"agent_path": None} if settings.key else {}),
-        **({"tunnel": None} if hop else {}),
-        **{name: value for name, value in chosen.items() if value},
-    }
 
 
 def _file(path: str, setting: str) -> str:

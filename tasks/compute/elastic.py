@@ -142,7 +142,14 @@ def state_of(
     if is_local and not process.alive(read_json(folder / "rendezvous" / "handle.json")):
         open_rendezvous(job, folder)
     gone = [seen for seen in known if not seen.alive]
-    return _over_all(job, folder, alive, coming=again(gone)) or _nobody_left(gone, folder)
+    if over := _over_all(job, folder, alive, coming=again(gone)):
+        return over
+    # No machine is left and none will come: tell why the last one went.
+    process.stop(folder / "rendezvous")
+    last = max((seen for seen in gone if seen.over), key=lambda seen: seen.at, default=None)
+    over = (last.over if last else None) or JobState(state="lost", reason="nobody knows its machines any more")
+    note_end(folder, over)
+    return over
 
 
 def _over_all(job: Job, folder: Path, alive: Sequence[Seen], *, coming: int) -> JobState | None:
@@ -161,16 +168,6 @@ def _over_all(job: Job, folder: Path, alive: Sequence[Seen], *, coming: int) -> 
     if alive:
         return JobState(state="queued", reason=f"its machines wait: {alive[0].reason}{without}")
     return JobState(state="queued", reason=f"{coming} machine(s) are submitted again{without}") if coming else None
-
-
-def _nobody_left(gone: Sequence[Seen], folder: Path) -> JobState:
-    """No machine is there and none will come: why the last one went."""
-    process.stop(folder / "rendezvous")
-    last = max((seen for seen in gone if seen.over), key=lambda seen: seen.at, default=None)
-    over = last.over if last else None
-    over = over or JobState(state="lost", reason="nobody knows its machines any more")
-    note_end(folder, over)
-    return over
 
 
 def bad_machines(folder: Path) -> Iterator[str]:

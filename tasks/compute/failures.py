@@ -199,11 +199,13 @@ def rules() -> Rules:
 def classify(job: Job, state: JobState, folder: Path, *, hung: str = "") -> Failed:
     """Decide from: whether the supervisor ended it, or a person; the program's own report; the scheduler; machines' reports;
     logs; the exit code. `hung` says what the supervisor saw stand still."""
-    # Whether a report is of the last attempt: an earlier one was got over.
+    paths = sorted((folder / "errors").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    # One that a dying machine left torn has no class. An attempt before the last one was got over.
     reports = [
         report
-        for report in _reports(folder)
-        if (int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node")
+        for path in paths
+        if "class" in (report := read_mark(path))
+        if int(report.get("attempt", 0)) >= state.attempts or report["class"] == "node"
     ]
     own = next((report for report in reports if report["class"] in OF_THE_PROGRAM), None)
     machines = [report for report in reports if report["class"] == "node"]
@@ -249,12 +251,6 @@ def error_of(
 def _as(failure: Failure, what: str, *, sentence: str = "", remedy: str = "", nodes: tuple[str, ...] = ()) -> Failed:
     known = rules().classes[failure]
     return Failed(failure, what, sentence or known.sentence, remedy or known.remedy, nodes)
-
-
-def _reports(folder: Path) -> list[dict[str, Any]]:
-    """What ranks and machines reported, first reporter first; one that a dying machine left torn is left out."""
-    paths = sorted((folder / "errors").glob("*.json"), key=lambda path: path.stat().st_mtime)
-    return [report for path in paths if "class" in (report := read_mark(path))]
 
 
 def _from_traces(state: JobState, folder: Path, reports: list[dict[str, Any]], nodes: tuple[str, ...]) -> Failed:

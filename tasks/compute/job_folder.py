@@ -307,11 +307,7 @@ def _code() -> bytes:
     """The zip file, made once: what is sent is what `code_name` tells, whatever becomes of the files meanwhile."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in _code_files():
+        for path in sorted(path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in KINDS):
             entry = zipfile.ZipInfo(path.relative_to(PACKAGE.parent).as_posix(), EPOCH)
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return made.getvalue()
-
-
-def _code_files() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in KINDS)

@@ -63,15 +63,15 @@ class LocalBackend:
         return handle
 
     def states(self, jobs: Sequence[tuple[dict[str, Any], Path]]) -> list[JobState]:
-        return [_state(handle, folder) for handle, folder in jobs]
+        states = []
+        for handle, folder in jobs:
+            running, ended = process.alive(handle), process.read_json(folder / "exit.json")
+            if ended and not running:
+                fields = {"code": ended["code"], "reason": ended["reason"], "attempts": ended["attempts"]}
+                states.append(JobState(state="ended", **fields))
+            else:
+                states.append(JobState(state="running" if running else "lost"))
+        return states
 
     def cancel(self, handle: dict[str, Any], folder: Path) -> None:
         process.stop(folder)
-
-
-def _state(handle: dict[str, Any], folder: Path) -> JobState:
-    running = process.alive(handle)
-    ended = process.read_json(folder / "exit.json")
-    if ended and not running:
-        return JobState(state="ended", code=ended["code"], reason=ended["reason"], attempts=ended["attempts"])
-    return JobState(state="running" if running else "lost")

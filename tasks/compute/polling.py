@@ -197,12 +197,9 @@ def poller_of(backend: Backend, cluster: ClusterConfig | None) -> Poller:
     if cluster is None:
         return Poller(backend)
     section = getattr(cluster, cluster.backend, None)
-    key = f"{cluster.backend}-{_digest(section)}"
+    settings = digest(section.model_dump(mode="json")) if section else ""
+    key = f"{cluster.backend}-{settings}"
     with _pollers_lock:
         poller = _pollers.setdefault(key, Poller(backend))
     poller.renew(backend)
     return poller
-
-
-def _digest(section: Any) -> str:
-    return digest(section.model_dump(mode="json")) if section else ""

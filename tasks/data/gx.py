@@ -145,7 +145,12 @@ class Stream:
                 )
             row_wise = getattr(each, "map_metric", None)
             self._needs.append(metrics)
-            self._masks.append(_metric(each, f"{row_wise}.condition") if row_wise else None)
+            mask = None
+            if row_wise:
+                kwargs = get_metric_kwargs(f"{row_wise}.condition", each.configuration, dict(FORMAT))
+                domain, value = kwargs["metric_domain_kwargs"], kwargs["metric_value_kwargs"]
+                mask = MetricConfiguration(f"{row_wise}.condition", domain, value)
+            self._masks.append(mask)
         self._wanted = {metric.id: metric for metrics in self._needs for metric in metrics}
         deviations = [m for m in self._wanted.values() if m.metric_name == "column.standard_deviation"]
         self._means = {m.id: MetricConfiguration("column.mean", m.metric_domain_kwargs, {}) for m in deviations}
@@ -369,11 +374,6 @@ def _adding(metric: str) -> Callable[[Any, Any], Any] | None:
     if metric.startswith(OF_ALL_ROWS):
         return None
     return ADDED.get(metric) or ADDED.get(f".{metric.rpartition('.')[2]}")
-
-
-def _metric(expectation: Any, name: str) -> MetricConfiguration:
-    kwargs = get_metric_kwargs(name, expectation.configuration, dict(FORMAT))
-    return MetricConfiguration(name, kwargs["metric_domain_kwargs"], kwargs["metric_value_kwargs"])
 
 
 def _type(kind: str, home: Path, code: Mapping[str, str]) -> str:

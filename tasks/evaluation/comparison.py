@@ -50,7 +50,8 @@ class Sums:
 
 def sums(documents: Mapping[str, Any]) -> Sums:
     """The columns of `documents.json`, or of one source in `sources.json`. Raises KeyError without bytes and bits."""
-    size, tokens, bits, correct = (_column(documents, name) for name in COLUMNS)
+    columns = [documents.get(name) for name in COLUMNS]
+    size, tokens, bits, correct = (None if column is None else np.asarray(column, np.float64) for column in columns)
     if size is None or bits is None:
         raise KeyError("bytes and model_bits")
     return Sums(size, bits, tokens, correct)
@@ -75,11 +76,6 @@ def slices(documents: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str
         **({f"source {sources['own']}": whole, **others} if others else {}),
         **{name: whole.part(chosen) for name, chosen in masks(documents["bytes"], documents.get("kinds", ())).items()},
     }
-
-
-def _column(documents: Mapping[str, Any], name: str) -> NDArray[np.float64] | None:
-    result = documents.get(name)
-    return None if result is None else np.asarray(result, np.float64)
 
 
 # One model as its evaluation tells it: a metric's value and what it rests on, the whole or a slice.
@@ -299,13 +295,24 @@ def against(mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any
     Intervals are each by itself at `evaluation.confidence`: among many slices some lie apart by chance.
     """
     rows = [_row(name, mine, theirs, config) for name in (ALL, *mine.rows)]
+    suites = [
+        {
+            "metric": f"{suite}.{name}",
+            "candidate": value,
+            "champion": theirs.value(f"{suite}.{name}"),
+            "samples": mine.count(f"{suite}.{name}"),
+            **_wins(f"{suite}.{name}", mine, theirs, config),
+        }
+        for suite, entry in mine.told.get("suites", {}).items()
+        for name, value in entry["metrics"].items()
+    ]
     return {
         "schema": SCHEMA,
         "candidate": mine.ref,
         "champion": theirs.ref,
         "confidence": config.confidence,
         "rows": rows,
-        "suites": _suites(mine, theirs, config),
+        "suites": suites,
     }
 
 
@@ -359,21 +366,6 @@ def _bits_per_byte(side: Side, name: str) -> float | None:
         return bits_per_byte(part.bits, part.bytes)
     except (KeyError, ValueError):  # not there, or no numbers: the checks say so
         return None
-
-
-def _suites(mine: Side, theirs: Side, config: EvaluationConfig) -> list[dict[str, Any]]:
-    """Every metric of a suite that this model has, beside the champion's; with wins and losses where problems have verdicts."""
-    return [
-        {
-            "metric": f"{suite}.{name}",
-            "candidate": value,
-            "champion": theirs.value(f"{suite}.{name}"),
-            "samples": mine.count(f"{suite}.{name}"),
-            **_wins(f"{suite}.{name}", mine, theirs, config),
-        }
-        for suite, entry in mine.told.get("suites", {}).items()
-        for name, value in entry["metrics"].items()
-    ]
 
 
 def _wins(metric: str, mine: Side, theirs: Side, config: EvaluationConfig) -> dict[str, Any]:

@@ -91,7 +91,11 @@ def length_classes(sizes: NDArray[np.float64]) -> Iterator[tuple[str, float, flo
     """Names and bounds, in bytes, of the classes that the quartiles of some lengths make: over the first, up to the second."""
     edges = [0.0, *sorted({float(edge) for edge in np.quantile(sizes, QUANTILES)}), math.inf]
     for low, high in pairwise(edges):
-        yield _length(low, high), low, high
+        if not low:
+            name = f"length up to {_size(high)}"
+        else:
+            name = f"length over {_size(low)}" if math.isinf(high) else f"length {_size(low)} to {_size(high)}"
+        yield name, low, high
 
 
 def by_kind(new: Measured, before: Measured) -> Iterator[Slice]:
@@ -122,12 +126,6 @@ def _judged(each: Slice, config: PerformanceConfig, drawn: dict[str, Any]) -> di
 def plain(estimate: Estimate) -> dict[str, float]:
     """An estimate as JSON."""
     return {"estimate": estimate.estimate, "low": estimate.low, "high": estimate.high}
-
-
-def _length(low: float, high: float) -> str:
-    if not low:
-        return f"length up to {_size(high)}"
-    return f"length over {_size(low)}" if math.isinf(high) else f"length {_size(low)} to {_size(high)}"
 
 
 def _size(size: float) -> str:
@@ -291,8 +289,19 @@ def loss_checks(payload: Mapping[str, Any], config: PerformanceConfig, limits: C
         remedy=f"{advice}Bits per byte {now:.4f}, at its promotion {then:.4f}; {payload['confidence']:.0%} interval of the loss "
         f"{loss['low']:.4f} to {loss['high']:.4f}.",
     )
-    judged = (each for each in payload["slices"] if each["status"] != "insufficient")
-    return (since, *(_of_slice(each, config) for each in judged))
+    slices = (
+        Check(
+            name=f"loss of the slice {each['slice']}, low end of its interval",
+            measured=each["loss"]["low"],
+            limit=f"<= {config.max_slice_loss:.4g}",
+            passed=each["status"] == "passed",
+            remedy="The champion is worse on these documents than it was: retrain on data that has more of them; "
+            "revalidation.performance.max_slice_loss is the limit.",
+        )
+        for each in payload["slices"]
+        if each["status"] != "insufficient"
+    )
+    return (since, *slices)
 
 
 def bigram_checks(
@@ -316,17 +325,6 @@ def bigram_checks(
             passed=low is not None and low > min(limits.min_gain_over_bigram, 0),
             remedy=remedy,
         ),
-    )
-
-
-def _of_slice(payload: Mapping[str, Any], config: PerformanceConfig) -> Check:
-    return Check(
-        name=f"loss of the slice {payload['slice']}, low end of its interval",
-        measured=payload["loss"]["low"],
-        limit=f"<= {config.max_slice_loss:.4g}",
-        passed=payload["status"] == "passed",
-        remedy="The champion is worse on these documents than it was: retrain on data that has more of them; "
-        "revalidation.performance.max_slice_loss is the limit.",
     )
 
 

@@ -113,14 +113,10 @@ def template_of(contents: Mapping[str, bytes | bytearray], *, given: str = "") -
     source = given or source
     if not source:
         return None
-    special = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
-    return ChatTemplate(source, {name: value for name, value in special.items() if value})
-
-
-def _text(value: Any) -> str:
-    """A special token, which may be an object with its text in it."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else ""
+    special = {name: value for name, value in settings.items() if name.endswith("_token")}
+    # A special token may be an object with its text in it.
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in special.items()}
+    return ChatTemplate(source, {name: text for name, text in texts.items() if text and isinstance(text, str)})
 
 
 def _to_json(

@@ -192,7 +192,13 @@ def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
 def gpu_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
     """What one row of GPU_FIELDS says. A field that a GPU does not have reads [N/A], and says nothing."""
     name = f"GPU {gpu.get('index', '?')} ({gpu.get('pci.bus_id', '?')})"
-    results = [_ecc(name, gpu, kind, limit) for kind, limit in rules.ecc.items()]
+    results = []
+    for kind, limit in rules.ecc.items():
+        memory, _, what = kind.partition("_")
+        count = _number(gpu.get(f"ecc.errors.{what}.volatile.{memory}"))
+        if count and count > limit:
+            message = f"{name}: {count} {what} errors of its {memory.upper()}, the limit is {limit}"
+            results.append(Finding("ecc", "fail", message, "Drain the machine and reset the GPU."))
     uncorrected = _number(gpu.get("ecc.errors.uncorrected.volatile.dram"))
     if uncorrected:
         results.append(Finding("ecc", "warn", f"{name}: {uncorrected} uncorrected errors of its memory"))
@@ -202,14 +208,7 @@ def gpu_findings(gpu: Mapping[str, str], rules: Rules) -> list[Finding]:
     active = int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", text) else 0
     reasons = [word for bit, word in rules.throttle.items() if active & int(bit, 16)]
     throttled = [Finding("throttle", "warn", f"{name} is throttled: {', '.join(reasons)}")] if reasons else []
-    return [*filter(None, results), *throttled]
-
-
-def _ecc(name: str, gpu: Mapping[str, str], kind: str, limit: int) -> Finding | None:
-    memory, _, what = kind.partition("_")
-    count = _number(gpu.get(f"ecc.errors.{what}.volatile.{memory}"))
-    message = f"{name}: {count} {what} errors of its {memory.upper()}, the limit is {limit}"
-    return Finding("ecc", "fail", message, "Drain the machine and reset the GPU.") if count and count > limit else None
+    return [*results, *throttled]
 
 
 def row_findings(gpu: Mapping[str, str]) -> list[Finding]:

@@ -115,21 +115,6 @@ def _network(training: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def _schedule(training: TrainingConfig) -> dict[str, Any]:
-    """Our own learning rates (tasks/jobs/training/network.py): Megatron's step s has the rate that its rule gives to s - 1.
-
-    So its warm-up begins at the rate of our first step, and both of its counts are one lower. A job that was begun with other
-    counts would be refused when it goes on, unless they override those of its checkpoint.
-    """
-    first = training.learning_rate / training.warmup_steps if training.warmup_steps > 1 else 0.0
-    return {
-        "lr-warmup-init": first,
-        "lr-warmup-iters": max(training.warmup_steps - 1, 0),
-        "lr-decay-iters": max(training.steps - 1, 1),
-        "override-opt_param-scheduler": True,
-    }
-
-
 def _of_megatron_lm(training: TrainingConfig, execution: ExecutionConfig, places: Places) -> dict[str, Any]:
     shape, llama = training.network, training.network.architecture == "llama"
     grouped = {"group-query-attention": True, "num-query-groups": shape.kv_heads}
@@ -145,7 +130,14 @@ def _of_megatron_lm(training: TrainingConfig, execution: ExecutionConfig, places
         **(stable if training.schedule == "wsd" else {}),
         "context-parallel-size": execution.context_parallel,
         "use-distributed-optimizer": execution.megatron.distributed_optimizer,
-        **_schedule(training),
+        # Our own learning rates (tasks/jobs/training/network.py): Megatron's step s has the rate that its rule gives to
+        # s - 1. So its warm-up begins at the rate of our first step, and both of its counts are one lower.
+        "lr-warmup-init": training.learning_rate / training.warmup_steps if training.warmup_steps > 1 else 0.0,
+        "lr-warmup-iters": max(training.warmup_steps - 1, 0),
+        "lr-decay-iters": max(training.steps - 1, 1),
+        # A job that was begun with other counts would be refused when it goes on, unless they override those of its
+        # checkpoint.
+        "override-opt_param-scheduler": True,
         **({"recompute-granularity": execution.recompute} if execution.recompute != "none" else {}),
         **(full if execution.recompute == "full" else {}),
         "tokenizer-type": "HuggingFaceTokenizer",

@@ -74,7 +74,14 @@ MEASURES = ("length", "entropy", "repetition", "odd")
 
 def summary(values: Mapping[str, Sequence[float]], *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """What is written: of each measure of `prompts` answers, of at most `max_tokens` tokens each, taken greedily."""
-    payload = {name: _told(sorted(values[name])) for name in MEASURES if values.get(name)}
+    payload: dict[str, Any] = {}
+    for name in MEASURES:
+        if values.get(name):
+            ordered = sorted(values[name])
+            levels = [step / (LEVELS - 1) * (len(ordered) - 1) for step in range(LEVELS)]
+            quantiles = [round(_between(ordered, level), 6) for level in levels]
+            mean = round(sum(ordered) / len(ordered), 6)
+            payload[name] = {"count": len(ordered), "mean": mean, "quantiles": quantiles}
     return {"version": VERSION, "count": prompts, "max_tokens": max_tokens, "greedy": True, "measures": payload}
 
 
@@ -85,12 +92,6 @@ def quantiles_of(payload: Any) -> dict[str, list[float]]:
         return {}
     enough = {str(name): text["quantiles"] for name, text in measures.items() if text["count"] >= FEWEST}
     return {name: [float(value) for value in quantiles] for name, quantiles in enough.items()}
-
-
-def _told(ordered: list[float]) -> dict[str, Any]:
-    levels = [step / (LEVELS - 1) * (len(ordered) - 1) for step in range(LEVELS)]
-    quantiles = [round(_between(ordered, level), 6) for level in levels]
-    return {"count": len(ordered), "mean": round(sum(ordered) / len(ordered), 6), "quantiles": quantiles}
 
 
 def _between(ordered: list[float], place: float) -> float:

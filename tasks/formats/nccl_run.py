@@ -28,7 +28,11 @@ _INFINITE = re.compile(r"(?<=[:\[,])\s*-?(?:inf|nan)(?=[,}\]])")
 
 def read_nccl_json(text: str, name: str = "") -> NcclRun | None:
     """The run of a file of -J; None when it is none. What a killed run left open is closed."""
-    output, problems = _parsed(text)
+    text, problems = _INFINITE.sub('"nan"', text.strip()), list[str]()
+    try:
+        output = json.loads(text)
+    except (ValueError, RecursionError):
+        output, problems = _closed(text), ["the file ends in the middle: the run did not finish"]
     if not isinstance(output, dict) or not {"results", "config", "nccl_version"} & set(output):
         return None
     config, results = _dict(output.get("config")), _list(output.get("results"))
@@ -62,16 +66,6 @@ def environment_of(entries: list[Any]) -> dict[str, str]:
     output = {name: value for name, _, value in split}
     safe = without_secrets(output)
     return {name: redact(value) if name in safe else MARK for name, value in output.items()}
-
-
-def _parsed(text: str) -> tuple[Any, list[str]]:
-    """The value, and that it was cut off where it was."""
-    text = _INFINITE.sub('"nan"', text.strip())
-    try:
-        return json.loads(text), []
-    except (ValueError, RecursionError):
-        pass
-    return _closed(text), ["the file ends in the middle: the run did not finish"]
 
 
 def _closed(text: str) -> Any:

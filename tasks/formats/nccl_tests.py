@@ -173,17 +173,9 @@ def read_nccl_tests(text: str, name: str = "") -> list[NcclRun]:
     reader = _Reader()
     for line in lines(text):
         reader.take(line)
-    runs = sorted(reader.runs(), key=lambda run: run.lines)
-    return [
-        replace(run, collective=run.collective or collective_of(name) or collective_by_figures(run))
-        for run in _joined(runs)
-    ]
-
-
-def _joined(runs: list[NcclRun]) -> list[NcclRun]:
-    """The runs, those of processes that do not know each other, which write into each other's lines, as one."""
     joined: list[NcclRun] = []
-    for run in runs:
+    for run in sorted(reader.runs(), key=lambda run: run.lines):
+        # Processes that do not know each other write into each other's lines: theirs is one run.
         if joined and _alone(joined[-1]) and _alone(run) and joined[-1].collective == run.collective:
             first = joined[-1]
             joined[-1] = replace(
@@ -196,7 +188,9 @@ def _joined(runs: list[NcclRun]) -> list[NcclRun]:
             )
         else:
             joined.append(run)
-    return joined
+    return [
+        replace(run, collective=run.collective or collective_of(name) or collective_by_figures(run)) for run in joined
+    ]
 
 
 def _alone(run: NcclRun) -> bool:
@@ -289,7 +283,9 @@ class _Reader:
     def _without_messages(self, text: str) -> str:
         """A line without NCCL's own words, which come in the middle of rows too."""
         if version := VERSION.search(text) if "CCL version" in text else None:
-            self._library(version[2])
+            self.library = version[2]
+            if self.last:
+                self.last.say("library", version[2])
         message = MESSAGE.search(text) if "INFO " in text or "WARN " in text or "TRACE " in text else None
         if not message:
             return text
@@ -306,11 +302,6 @@ class _Reader:
         if known:
             return message.start() if known == host else message.end("host") - len(known)
         return message.start() + (glued.end() if glued else 0)
-
-    def _library(self, version: str) -> None:
-        self.library = version
-        if self.last:
-            self.last.say("library", version)
 
     def _comment(self, line: Line, text: str) -> bool:
         """A line of the run's frame."""

@@ -62,7 +62,11 @@ def require_own_data(graph: bytes | bytearray, sizes: Mapping[str, int], *, name
 
 def require_plain_folder(folder: Path) -> None:
     """Raise IntegrityError unless every graph of a folder has its data beside it, and no file is a link or has two names."""
-    linked = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if _is_link(path))
+    linked = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or (path.is_file() and path.stat().st_nlink != 1)
+    )
     if linked:
         raise IntegrityError(f"the model {folder} holds links: {', '.join(linked)}", remedy="Export it again.")
     require_data_beside(folder)
@@ -78,10 +82,6 @@ def require_data_beside(folder: Path) -> None:
 
 def _is_path(where: str) -> bool:
     return where in ("", ".", "..") or "/" in where or "\\" in where or "\x00" in where
-
-
-def _is_link(path: Path) -> bool:
-    return path.is_symlink() or (path.is_file() and path.stat().st_nlink != 1)
 
 
 def _tensors(message: Any, kind: type) -> Iterator[Any]:

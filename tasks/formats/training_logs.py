@@ -137,15 +137,21 @@ def read_megatron(text: str) -> MegatronRun | None:
     if not iterations:
         return None
     others = [(number, line) for number, line in enumerate(lines, 1) if "consumed samples" not in line]
-    saving, saved = _checkpoints([line for _, line in others])
+    saving = saved = False
+    for _, line in others:
+        if _SAVED.search(line):
+            saving, saved = False, True
+        elif _SAVING.search(line):
+            saving = True
+    world = _WORLD.search(text)
     # Each iteration once, the last that was told of it: a run that was resumed does some again
     once = tuple(value for _, value in sorted({one.number: one for one in iterations}.items()))
     is_deepspeed = "samples per second:" in text or "DeepSpeed" in text or "[deepspeed]" in text
     return MegatronRun(
         tool="megatron-deepspeed" if is_deepspeed else "megatron",
         iterations=once,
-        hosts=tuple(dict.fromkeys(result[1] for line in lines if (result := _host(line)))),
-        world=_world(text),
+        hosts=tuple(dict.fromkeys(host[1] for line in lines if "iteration" in line and (host := _HOST.match(line)))),
+        world=int(world[1]) if world else None,
         done=bool(_DONE.search(text)),
         saving=saving,
         saved=saved,
@@ -184,26 +190,6 @@ def _iteration(start: re.Match[str], text: str, line: int) -> Iteration:
 
 def _positive(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
-
-
-def _checkpoints(lines: list[str]) -> tuple[bool, bool]:
-    """Whether a checkpoint is still being written at the end, and whether one was written."""
-    saving = saved = False
-    for line in lines:
-        if _SAVED.search(line):
-            saving, saved = False, True
-        elif _SAVING.search(line):
-            saving = True
-    return saving, saved
-
-
-def _host(line: str) -> re.Match[str] | None:
-    return _HOST.match(line) if "iteration" in line else None
-
-
-def _world(text: str) -> int | None:
-    match = _WORLD.search(text)
-    return int(match[1]) if match else None
 
 
 def _median(values: list[float | None]) -> float | None:

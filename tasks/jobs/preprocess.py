@@ -258,21 +258,17 @@ def _finish(
     }
     if work.chat:
         (tokens / "tokenizer" / CHAT_TEMPLATE).write_text(work.chat.template.source, encoding="utf-8")
-        about["answers"] = {
-            split: sum(_answers(tokens / file.name) for file in files if work.outputs[file.index][0] == split)
-            for split in splits
-        }
+        learned = [
+            (work.outputs[file.index][0], int(map_tokens(mask_of(tokens / file.name)).sum(dtype=np.int64)))
+            for file in files
+        ]
+        about["answers"] = {split: sum(count for of, count in learned if of == split) for split in splits}
         about["turn_ends"] = turn_ends(tokens / files[0].name, tokenizer.rules)
     if len(files) > len(splits):
         about["files"] = {split: [f.name for f in files if work.outputs[f.index][0] == split] for split in splits}
     write_json(tokens / ABOUT, about)
     shutil.rmtree(parts)
     return _metrics(about)
-
-
-def _answers(prefix: Path) -> int:
-    """Tokens of a file that are learned."""
-    return int(map_tokens(mask_of(prefix)).sum(dtype=np.int64))
 
 
 def _metrics(about: dict[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,10 @@ class Training:
         self.resumed = self.step or None
         self.waited = standstill(rank.folder / "metrics.jsonl") if self.elastic and rank.rank == 0 else {}
         self.pace = Pace(began=time.monotonic(), first=self.step)
-        self.heldout = self._heldout()
+        self.heldout: Heldout | None = None
+        if execution.heldout_every_steps:
+            count = execution.heldout_samples
+            self.heldout = Heldout(self.tokens, config, samples=count, shares=shares, eod=self.eod)
         cuda = self.engine.device.type == "cuda"
         self.profile = Profile(rank.folder / "profile", execution, rank=rank.rank, cuda=cuda)
         flops = flops_of(self.engine.network, self.config, self.engine.parameters())
@@ -257,12 +260,6 @@ class Training:
         all_agree(
             True, self.groups.patient
         )  # rank 0's snapshot is the largest: a step's patience may be too short for it
-
-    def _heldout(self) -> Heldout | None:
-        if not self.execution.heldout_every_steps:
-            return None
-        samples = self.execution.heldout_samples
-        return Heldout(self.tokens, self.config, samples=samples, shares=self.shares, eod=self.eod)
 
     def go(self) -> None:
         """Every step that is left, then the last checkpoint. When a rank is asked to stop, all save after that step and end."""

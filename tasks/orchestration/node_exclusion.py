@@ -7,7 +7,6 @@ docs/qualification.md, "What happens to a bad machine".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -121,7 +120,20 @@ def act_on(
     bad = [node for node in verdict.nodes if _failed(node) or _unreachable(node, measured, verdict)]
     drained = _drained(bad, cluster, config, of=len(verdict.nodes)) if config.act.drain else ()
     asked = tuple(request for node in bad for request in _requests(node, measured, cluster))
-    return Outcast(drained, asked, (*map(_drain_check, drained), *_not_chosen(cluster)))
+    checks = [*map(_drain_check, drained)]
+    can = cluster.capabilities
+    if can.cannot_choose and not can.this_machine:
+        checks.append(
+            Check(
+                name="jobs run on these machines",
+                measured=can.cannot_choose,
+                limit="the machines that qualified",
+                passed=True,
+                warned=True,
+                remedy="Give the compute cluster as many nodes as the job has, and no more: then there are no others.",
+            )
+        )
+    return Outcast(drained, asked, tuple(checks))
 
 
 def why(node: NodeVerdict) -> str:
@@ -169,19 +181,6 @@ def _drain_check(one: Drained) -> Check:
     return Check(
         name=f"{one.node} drained", measured=one.said, limit="drained", passed=True, warned=True, remedy=remedy
     )
-
-
-def _not_chosen(cluster: ClusterConfig) -> Iterator[Check]:
-    can = cluster.capabilities
-    if can.cannot_choose and not can.this_machine:
-        yield Check(
-            name="jobs run on these machines",
-            measured=can.cannot_choose,
-            limit="the machines that qualified",
-            passed=True,
-            warned=True,
-            remedy="Give the compute cluster as many nodes as the job has, and no more: then there are no others.",
-        )
 
 
 def _requests(node: NodeVerdict, measured: Measurement, cluster: ClusterConfig) -> tuple[Request, ...]:

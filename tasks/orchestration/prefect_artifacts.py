@@ -117,9 +117,16 @@ def as_markdown(outcome: Outcome) -> str:
     """A stage's outcome as a short page: status, checks, metrics, artifacts, job."""
     parts = [f"# {outcome.name}: {outcome.status.replace('_', ' ')}", f"{outcome.seconds:.1f} s. {outcome.why}"]
     if outcome.checks:
-        rows = [[_mark(c), c["name"], number(c["measured"]), c["limit"]] for c in outcome.checks]
+        rows = []
+        for check in outcome.checks:
+            mark = ("warned" if check.get("warned") else "passed") if check.get("passed") else "**failed**"
+            rows.append([mark, check["name"], number(check["measured"]), check["limit"]])
         parts.append(table(["", "check", "measured", "limit"], rows))
-        parts += _places(outcome.checks)
+        places = {c["name"]: [sample.replace("`", "'") for sample in c.get("samples", ())] for c in outcome.checks}
+        entries = [
+            f"- {name}: {', '.join(f'`{sample}`' for sample in samples)}" for name, samples in places.items() if samples
+        ]
+        parts += ["Where:\n\n" + "\n".join(entries)] if entries else []
     if outcome.metrics:
         parts.append(table(["metric", "value"], [[name, number(value)] for name, value in outcome.metrics.items()]))
     parts += _refs("Made from", outcome.inputs) + _refs("Made", outcome.outputs)
@@ -164,18 +171,3 @@ def _client() -> Any:
 
 def _refs(title: str, refs: list[str]) -> list[str]:
     return [f"{title}:\n\n" + "\n".join(f"- `{ref}`" for ref in refs)] if refs else []
-
-
-def _places(checks: list[dict[str, Any]]) -> list[str]:
-    """Where what was found stands, check by check."""
-    result = {check["name"]: [sample.replace("`", "'") for sample in check.get("samples", ())] for check in checks}
-    entries = [
-        f"- {name}: {', '.join(f'`{sample}`' for sample in samples)}" for name, samples in result.items() if samples
-    ]
-    return ["Where:\n\n" + "\n".join(entries)] if entries else []
-
-
-def _mark(check: dict[str, object]) -> str:
-    if not check.get("passed"):
-        return "**failed**"
-    return "warned" if check.get("warned") else "passed"

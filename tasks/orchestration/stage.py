@@ -121,7 +121,13 @@ class Stage:
                 else Pending(stage=self.name)
             )
         if run.spool is None:
-            return self._dry(run, run.outcome_for(self.name, self.shown), call)
+            outcome = run.outcome_for(self.name, self.shown)
+            record, why = self._reusable(run, call)
+            outcome.key, outcome.why = call.key, why
+            if record is None:
+                return self._pending(run, outcome, why)
+            _fill(outcome, record)
+            return self._value(record)
         with self._approval(run, call):
             return self._task(call)
 
@@ -149,14 +155,6 @@ class Stage:
             self._run, name=self.name, task_run_name=self.name, cache_policy=NO_CACHE, persist_result=False
         )
         return made
-
-    def _dry(self, run: Lifecycle, outcome: Outcome, call: Call) -> Any:
-        record, why = self._reusable(run, call)
-        outcome.key, outcome.why = call.key, why
-        if record is None:
-            return self._pending(run, outcome, why)
-        _fill(outcome, record)
-        return self._value(record)
 
     def _run(self, call: Call) -> Any:
         run = current()

@@ -427,7 +427,10 @@ class LogsVerdict:
 
 def judge_logs(logs: Sequence[Log], sku: Sku, config: BenchmarkConfig, *, now: datetime.datetime) -> LogsVerdict:
     """The verdict on all machines that the logs name. It expires as the oldest log does."""
-    judged = [judged_log(log, sku, config) for log in _same_names(logs)]
+    # A machine that is named by its whole name in one log and by its first part in another is one.
+    names = one_name(name for log in logs for name in log.nodes)
+    renamed = [replace(log, nodes=tuple(dict.fromkeys(names[name] for name in log.nodes))) for log in logs]
+    judged = [judged_log(log, sku, config) for log in renamed]
     measurement = _measurement(judged)
     together = judge(measurement, sku, config)
     soft, compared = all(log.soft for log in judged), _compared(judged)
@@ -483,12 +486,6 @@ def _of_one_log(judged: Sequence[JudgedLog], doubts: Sequence[Reason]) -> Iterat
         for reason in () if log.soft else log.figures:
             if not reason.node and (reason.check, reason.limit) not in messages:
                 yield reason.model_copy(update={"where": reason.where or log.log.path})
-
-
-def _same_names(logs: Sequence[Log]) -> list[Log]:
-    """The logs, a machine that is named by its whole name in one and by its first part in another by the same."""
-    names = one_name(name for log in logs for name in log.nodes)
-    return [replace(log, nodes=tuple(dict.fromkeys(names[name] for name in log.nodes))) for log in logs]
 
 
 def _measurement(judged: Sequence[JudgedLog]) -> Measurement:

@@ -19,7 +19,6 @@ from tasks.hardware.sku import Image, Sku, plain_name
 from tasks.qualification import pairs, remaining
 from tasks.qualification.limits import all_gpus, cited, of_probe, same, tolerances
 from tasks.qualification.measured import Measurement, RankReport
-from tasks.qualification.pairs import Pair
 from tasks.qualification.peers import Rate, against_peers, of_training, rates_of, rates_of_training, standings
 from tasks.qualification.sweeps import NETWORK, Merged, merged, of_sweep, size
 from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst
@@ -310,7 +309,9 @@ def _network(case: Case) -> Found:
     several = [sweep for sweep in case.sweeps if len(sweep.nodes) > 1]
     twos = [sweep for sweep in several if sweep.scope == "pair"]
     larger = [sweep for sweep in several if sweep.scope != "pair"]
-    missing, switches = _missing_pairs(case, twos), remaining.switches(case.measurement)
+    wanted = case.ours and "pairs" in case.config.groups
+    missing = pairs.unmeasured(twos, case.reported, every=case.config.depth == "full") if wanted else ()
+    switches = remaining.switches(case.measurement)
     by_pairs = pairs.of_pairs(twos, case.sku, case.config, ours=case.ours, missing=missing, switches=switches)
     judged = [(s, faults_of(s, larger, case.sku, case.config, ours=case.ours)) for s in larger]
     whole = [
@@ -324,12 +325,6 @@ def _network(case: Case) -> Found:
     }
     reasons = (*by_pairs.of_nodes, *by_pairs.of_cluster, *whole, *suspects, *_untried(case, several))
     return Found(reasons, by_pairs.pairs, tuple(sorted(sound)), by_pairs.groups)
-
-
-def _missing_pairs(case: Case, twos: Sequence[Merged]) -> tuple[Pair, ...]:
-    if not case.ours or "pairs" not in case.config.groups:
-        return ()
-    return pairs.unmeasured(twos, case.reported, every=case.config.depth == "full")
 
 
 def _untried(case: Case, several: Sequence[Merged]) -> Iterator[Reason]:

@@ -216,8 +216,13 @@ def of_probe(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
             remedy=probe.remedy or _act(verdict),
         )
     limit = sku.limits.get(probe.check)
-    if limit is None:
-        yield from _no_number(node, probe, sku)
+    number = as_number(probe.measured)
+    is_number = number is not None and math.isfinite(number)
+    if limit is None and not probe.finding and probe.check in NUMBERS and not is_number:
+        # A rate that the file has no limit for: without a number nobody would miss it among its peers.
+        text = probe.said or f"it gave {'no value' if probe.measured is None else f'no number: {probe.measured}'}"
+        unseen = {"said": text, "remedy": probe.remedy or _act("unknown")}
+        yield _not_seen(node, probe, sku).model_copy(update=unseen)
     if limit is None or (probe.measured is None and probe.finding):
         return
     judged = by_limit(probe.measured, limit)
@@ -259,15 +264,6 @@ def _install(probe: Probe) -> str:
     if not needed and probe.check.startswith(GPU_CHECKS):
         needed = NEEDS["gpu"]
     return f"Install {needed or 'what ' + probe.check + ' looks with'} on the machine, and qualify it again."
-
-
-def _no_number(node: str, probe: Probe, sku: Sku) -> Iterator[Reason]:
-    """Of a rate that the file has no limit for: without a number nobody would miss it among its peers."""
-    number = as_number(probe.measured)
-    if probe.finding or probe.check not in NUMBERS or (number is not None and math.isfinite(number)):
-        return
-    text = probe.said or f"it gave {'no value' if probe.measured is None else f'no number: {probe.measured}'}"
-    yield _not_seen(node, probe, sku).model_copy(update={"said": text, "remedy": probe.remedy or _act("unknown")})
 
 
 def _act(verdict: Verdict) -> str:

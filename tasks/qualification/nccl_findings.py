@@ -31,7 +31,8 @@ def sweeps_of(run: NcclRun, hosts: tuple[str, ...], transport: tuple[str, ...]) 
     collective = next((name for name in COLLECTIVES if name == run.collective), None)
     if not collective or not run.rows or run.world == 1:
         return ()
-    groups = _hosts_of_groups(run) or [hosts]
+    numbers = sorted({rank.group for rank in run.ranks})
+    groups = [tuple(dict.fromkeys(rank.host for rank in run.ranks if rank.group == number)) for number in numbers]
     return tuple(
         Sweep(
             collective=collective,
@@ -43,7 +44,7 @@ def sweeps_of(run: NcclRun, hosts: tuple[str, ...], transport: tuple[str, ...]) 
             rows=rows_of(run),
             transport=transport,
         )
-        for nodes in groups
+        for nodes in groups or [hosts]
         if nodes
     )
 
@@ -64,11 +65,6 @@ def rows_of(run: NcclRun) -> tuple[Row, ...]:
         )
         for row in run.rows
     )
-
-
-def _hosts_of_groups(run: NcclRun) -> list[tuple[str, ...]]:
-    groups = sorted({rank.group for rank in run.ranks})
-    return [tuple(dict.fromkeys(rank.host for rank in run.ranks if rank.group == group)) for group in groups]
 
 
 def findings(run: NcclRun, sku: Sku, hosts: tuple[str, ...]) -> tuple[Reason, ...]:

@@ -223,8 +223,18 @@ def of_pairs(
         sure = sweep.key in alone or any(fault.verdict in BAD for fault in mine)
         doubtful = before.doubtful and not sure
         result[pair] = Bad(faults, before.rate if before.rate is not None else sweep.rate, doubtful)
+    unmeasured = Reason(
+        node="",
+        check="pair",
+        measured=None,
+        limit="a measurement",
+        source="Headway: what was not measured is unknown",
+        verdict="unknown",
+        said="it was not measured",
+        remedy="See the job's logs; give pairs more time with benchmark.check_seconds.",
+    )
     for pair in missing:
-        result.setdefault(pair, Bad((_unmeasured(),), None))
+        result.setdefault(pair, Bad((unmeasured,), None))
     return _attribute({pair: result[pair] for pair in sorted(result)}, tolerances(sku).most, switches or {})
 
 
@@ -266,19 +276,6 @@ def _slower_than_others(
                 result[sweep.key] = (slow,)
                 alone |= {sweep.key} if rate < believed else set()
     return result, alone
-
-
-def _unmeasured() -> Reason:
-    return Reason(
-        node="",
-        check="pair",
-        measured=None,
-        limit="a measurement",
-        source="Headway: what was not measured is unknown",
-        verdict="unknown",
-        said="it was not measured",
-        remedy="See the job's logs; give pairs more time with benchmark.check_seconds.",
-    )
 
 
 def _attribute(result: dict[Pair, Bad], most: float, switches: Mapping[str, str]) -> Attributed:

@@ -88,15 +88,12 @@ def reference(items: Sequence[Item], share: float, *, lone: float = 0.0) -> Refe
         rest = groups[number + 1][0].value if number + 1 < len(groups) else 0.0
         believed = len(mine) >= SMALLEST_SHARE * len(owners) and rest < lone * group[-1].value
         if len(mine) >= needed or (believed and rest):
-            return _of(group, len(mine), tuple(sorted({item.owner for item in passed} - mine)))
+            center = statistics.median(item.value for item in group)
+            deviation = statistics.median(abs(item.value - center) for item in group)
+            spread = MAD_TO_SIGMA * deviation / center if center else 0.0
+            return Reference(center, spread, len(mine), tuple(sorted({item.owner for item in passed} - mine)))
         passed += group
     return None
-
-
-def _of(group: list[Item], owners: int, faster: tuple[str, ...]) -> Reference:
-    center = statistics.median(item.value for item in group)
-    deviation = statistics.median(abs(item.value - center) for item in group)
-    return Reference(center, MAD_TO_SIGMA * deviation / center if center else 0.0, owners, faster)
 
 
 # Machines that are below the others by more than noise: the generalized extreme studentized deviate test, downwards.

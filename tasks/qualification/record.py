@@ -119,7 +119,8 @@ def _levels(values: list[float], margins: Margins) -> tuple[float, float, float]
 def collectives(measurements: Sequence[Measurement], based_on: Sku, *, source: str) -> Iterator[BusBandwidth]:
     """Those of the file, and one for each size that was measured; of small messages only the norm. Of two the sharper stays."""
     margins, result = margins_of(based_on), {_key(limit): limit for limit in based_on.collectives}
-    for kind in _kinds(measurements):
+    kinds = {kind for one in measurements for sweep in one.sweeps if (kind := _kind(sweep))}
+    for kind in sorted(kinds, key=lambda kind: (kind[0], kind[1], kind[2] or 0)):
         for limit in _curve(kind, measurements, margins, source):
             base = result.get(_key(limit))
             if base is None or base.fail is None or (limit.fail or 0.0) > base.fail:
@@ -140,11 +141,6 @@ def _kind(sweep: Sweep) -> Kind | None:
         return None
     scope = "node" if len(sweep.nodes) == 1 else sweep.scope
     return sweep.collective, scope, len(sweep.nodes) if scope == "all" else None
-
-
-def _kinds(measurements: Sequence[Measurement]) -> list[Kind]:
-    results = {kind for measurement in measurements for sweep in measurement.sweeps if (kind := _kind(sweep))}
-    return sorted(results, key=lambda kind: (kind[0], kind[1], kind[2] or 0))
 
 
 def _curve(kind: Kind, measurements: Sequence[Measurement], margins: Margins, source: str) -> Iterator[BusBandwidth]:

@@ -16,7 +16,7 @@ from tasks.artifacts import Check
 from tasks.config.qualification import COLLECTIVES, BenchmarkConfig, Verdict
 from tasks.hardware.sku import Sku
 from tasks.qualification.measured import Measurement, RankReport
-from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, PairVerdict, Reason, Value, worst
+from tasks.qualification.verdicts import WORST, ClusterVerdict, NodeVerdict, Reason, Value, worst
 
 # Who was to say something, and did not. Silence is not health.
 
@@ -141,7 +141,21 @@ def remaining(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> 
     together = {"collectives", "pairs"} & set(config.groups)
     several = bool(excluded and together and len(left) > 1)
     fresh = several and (not _proven(set(left), verdict) or _unexplained(set(left), verdict))
-    reasons = (*holding, _unproven(tuple(sorted(left)))) if fresh else holding
+    reasons = holding
+    if fresh:
+        nodes = tuple(sorted(left))
+        unproven = Reason(
+            node="",
+            check="the rest together",
+            measured=None,
+            limit="sound pairs or parts that connect all of them",
+            source="Headway: what was not measured is unknown",
+            verdict="unknown",
+            said="nothing sound that was measured connects the machines that are left",
+            remedy=f"Qualify them by themselves: `headway qualify --nodes {','.join(nodes)}`.",
+            nodes=nodes,
+        )
+        reasons = (*holding, unproven)
     result = worst(*(node.verdict for node in left.values()), *(reason.verdict for reason in reasons))
     enough = len(left) >= max(1, needed)
     return Remaining(
@@ -164,15 +178,23 @@ def _excluded(verdict: ClusterVerdict, config: BenchmarkConfig, needed: int) -> 
     if not config.act.exclude:
         return {}
     out: tuple[Verdict, ...] = CLOSED if config.act.degraded == "use" else (*CLOSED, "degraded")
-    excluded = {node.name: _why(node) for node in verdict.nodes if node.verdict in out}
+    excluded = {
+        node.name: node.reasons[0].sentence if node.reasons else f"{node.name} is {node.verdict}"
+        for node in verdict.nodes
+        if node.verdict in out
+    }
     excluded |= _cut_off(verdict, set(excluded), needed)
-    pairs = (pair for pair in verdict.pairs if pair.verdict in out and not _between(pair, verdict.groups))
-    links = [pair for pair in pairs if not {pair.a, pair.b} & set(excluded)]
+    pairs = [pair for pair in verdict.pairs if pair.verdict in out and not {pair.a, pair.b} & set(excluded)]
+    # What lies between two groups is the network's.
+    links = [pair for pair in pairs if sum(pair.a in group or pair.b in group for group in verdict.groups) != 2]
     health = {node.name: _health(node) for node in verdict.nodes}
     while links:
         counts = Counter(name for pair in links for name in (pair.a, pair.b))
         last = max(counts, key=lambda name: (counts[name], health[name]))
-        excluded[last] = _ends(last, [pair for pair in links if last in (pair.a, pair.b)])
+        mine = [pair for pair in links if last in (pair.a, pair.b)]
+        others = ", ".join(pair.b if pair.a == last else pair.a for pair in mine)
+        bad = worst(*(pair.verdict for pair in mine))
+        excluded[last] = f"{last}: its pairs with {others} are {bad}, and with it out none is left ({mine[0].said})"
         links = [pair for pair in links if last not in (pair.a, pair.b)]
     return excluded
 
@@ -185,20 +207,6 @@ def _cut_off(verdict: ClusterVerdict, excluded: set[str], needed: int) -> dict[s
         return {}
     text = "the network between it and the machines that are used is bad, and nothing was found wrong with it"
     return {node.name: f"{node.name}: {text}" for node in verdict.nodes if node.name not in {*best, *excluded}}
-
-
-def _between(pair: PairVerdict, groups: tuple[tuple[str, ...], ...]) -> bool:
-    return sum(pair.a in group or pair.b in group for group in groups) == 2
-
-
-def _why(node: NodeVerdict) -> str:
-    return node.reasons[0].sentence if node.reasons else f"{node.name} is {node.verdict}"
-
-
-def _ends(name: str, links: list[PairVerdict]) -> str:
-    others = ", ".join(pair.b if pair.a == name else pair.a for pair in links)
-    result = worst(*(pair.verdict for pair in links))
-    return f"{name}: its pairs with {others} are {result}, and with it out none is left ({links[0].said})"
 
 
 def _proven(left: set[str], verdict: ClusterVerdict) -> bool:
@@ -227,20 +235,6 @@ def _explains(node: NodeVerdict) -> bool:
     """A machine that is bad with others, was silent, or is the end of a bad link."""
     results = [reason for reason in node.reasons if reason.verdict in CLOSED]
     return not results or any(r.check.startswith((*COLLECTIVES, "pair")) or r.source == SOURCE for r in results)
-
-
-def _unproven(nodes: tuple[str, ...]) -> Reason:
-    return Reason(
-        node="",
-        check="the rest together",
-        measured=None,
-        limit="sound pairs or parts that connect all of them",
-        source="Headway: what was not measured is unknown",
-        verdict="unknown",
-        said="nothing sound that was measured connects the machines that are left",
-        remedy=f"Qualify them by themselves: `headway qualify --nodes {','.join(nodes)}`.",
-        nodes=nodes,
-    )
 
 
 # A verdict as the checks of a gate, and as the plain values that `headway qualify --json` and its history tell.

@@ -295,7 +295,20 @@ AGAIN = "See the job's logs; give it more time with benchmark.collective_seconds
 def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
     """All that is wrong with it, without a machine. `ours`: our job asked for the transport; a log need not say it, and may be of
     fewer GPUs than the limits hold for."""
-    results = [*_wrong(sweep)]
+    results = []
+    if sweep.wrong:
+        results.append(
+            Reason(
+                node="",
+                check=f"{sweep.collective} wrong elements",
+                measured=float(sweep.wrong),
+                limit="= 0",
+                source="Headway: sums are exact or wrong",
+                verdict="failed",
+                said="results were not what the ranks sent",
+                remedy=CORRUPT,
+            )
+        )
     if sweep.status != "measured" or sweep.rate is None:
         status = sweep.status if sweep.status != "measured" else "no bandwidth"
         return (
@@ -315,20 +328,6 @@ def of_sweep(sweep: Merged, sku: Sku, *, ours: bool) -> tuple[Reason, ...]:
     transport = [*of_transport(sweep, sku)] if ours or sweep.transport else []
     slow = [*_slow(sweep, sku)] if ours or all_gpus(sku, sweep.ranks, len(sweep.nodes)) else []
     return (*results, *slow, *of_curve(sweep, tolerances(sku)), *transport)
-
-
-def _wrong(sweep: Merged) -> Iterator[Reason]:
-    if sweep.wrong:
-        yield Reason(
-            node="",
-            check=f"{sweep.collective} wrong elements",
-            measured=float(sweep.wrong),
-            limit="= 0",
-            source="Headway: sums are exact or wrong",
-            verdict="failed",
-            said="results were not what the ranks sent",
-            remedy=CORRUPT,
-        )
 
 
 def _slow(sweep: Merged, sku: Sku) -> Iterator[Reason]:

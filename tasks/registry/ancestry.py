@@ -181,14 +181,12 @@ class LineageIndex:
         if manifest is None:
             return [None] * (len(_COLUMNS) + 1)
         node = node_of(self.store, manifest, held=held)
-        config = self._config(node["config"]) if node["config"] is not None else None
+        config = None
+        if node["config"] is not None:  # many artifacts were made with one configuration: it is kept once
+            known, text = digest(node["config"]), canonical_json(node["config"])
+            self.connection.execute("INSERT OR IGNORE INTO config VALUES (NULL, ?, ?)", (known, text))
+            config = int(self.connection.execute("SELECT id FROM config WHERE digest = ?", (known,)).fetchone()[0])
         return [*(node[column] for column in _COLUMNS), config]
-
-    def _config(self, config: Any) -> int:
-        """Many artifacts were made with one configuration: it is kept once."""
-        known = digest(config)
-        self.connection.execute("INSERT OR IGNORE INTO config VALUES (NULL, ?, ?)", (known, canonical_json(config)))
-        return int(self.connection.execute("SELECT id FROM config WHERE digest = ?", (known,)).fetchone()[0])
 
     def _number(self, ref: str) -> tuple[int]:
         version = ref.rpartition("@")[2]

@@ -87,7 +87,11 @@ def move_ref(
     before = str(payload["target"]) if payload.get("target") else None
     if before == target:
         return before
-    past = _past([*_earlier(payload), *([before] if before else ())], target, back=back)
+    past = [*_earlier(payload), *([before] if before else ())]
+    if back:  # takes off what is undone, so going back twice goes further
+        past = past[: past.index(target)] if target in past else past[:-1]
+    else:
+        past = [ref for ref in past if ref != target][-MOST_PAST:]
     output = {"target": target, "inputs": inputs, "before": before, "past": past, "time": time.time()}
     # Written down here; whether somebody has it was asked by whoever calls (docs/access.md).
     what, right = f"refs/{name}", "run" if name.endswith("/challenger") else "promote"
@@ -102,13 +106,6 @@ def move_ref(
     if name.endswith("/champion"):
         _no_challenger(store, name.removesuffix("/champion"), target)
     return before
-
-
-def _past(past: list[str], target: str, *, back: bool) -> list[str]:
-    """The champions before the target, oldest first. Going back takes off what is undone, so going back twice goes further."""
-    if back:
-        return past[: past.index(target)] if target in past else past[:-1]
-    return [ref for ref in past if ref != target][-MOST_PAST:]
 
 
 def _earlier(payload: dict[str, Any]) -> list[str]:

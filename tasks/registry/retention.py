@@ -155,8 +155,9 @@ def _stood_on(known: Mapping[str, Manifest], roots: list[tuple[str, str]]) -> di
     """What stays for a reason of its own (empty: it is known already), and all that it was made from and under, with why."""
     result: dict[str, dict[str, None]] = {}
     for root, why in roots:
+        name, _, version = root.partition("@")
         for ref in _ancestry(known, root):
-            output = why if ref == root else f"{_short(root)} stands on it"
+            output = why if ref == root else f"{name}@{version[:12]} stands on it"
             result.setdefault(ref, {}).update({output: None} if output else {})
     return {ref: list(reasons) for ref, reasons in result.items()}
 
@@ -187,8 +188,3 @@ def _ancestry(known: Mapping[str, Manifest], root: str) -> list[str]:
             made = known[ref].provenance if ref in known else None
             ahead += [*made.inputs, *made.context] if made else []
     return list(result)
-
-
-def _short(ref: str) -> str:
-    name, _, version = ref.partition("@")
-    return f"{name}@{version[:12]}"

@@ -62,7 +62,13 @@ def copy_artifact(source: Store, target: Store, ref: str, *, home: Path, reason:
     existing = _there(target, manifest)
     moved = existing is None or bool(target.verify(existing))
     note_access(home, manifest.ref, bytes=manifest.bytes, what="copy")
-    noted = _tell_source(source, target, manifest, reason=reason) if moved else True
+    noted = True
+    if moved:
+        kind, what = manifest.content.kind, f"{manifest.ref} to {target.uri}"
+        try:
+            audit(source, f"copy {kind}", right="publish", what=what, after=manifest.version, reason=reason)
+        except (OSError, HeadwayError):  # another team's store may be one that we can only read
+            noted = False
     if moved or not is_noted(target, manifest):
         kind, name = manifest.content.kind, manifest.provenance.name
         what, before = f"{manifest.ref} from {source.uri}", current(target, kind, name)
@@ -193,18 +199,6 @@ def _arrive(source: Store, target: Store, manifest: Manifest, home: Path, *, exi
     return arrived
 
 
-def _tell_source(source: Store, target: Store, manifest: Manifest, *, reason: str) -> bool:
-    """Another team's store may be one that we can only read."""
-    try:
-        what = f"{manifest.ref} to {target.uri}"
-        audit(
-            source, f"copy {manifest.content.kind}", right="publish", what=what, after=manifest.version, reason=reason
-        )
-    except (OSError, HeadwayError):
-        return False
-    return True
-
-
 def _refused(manifest: Manifest, problems: list[Problem], where: str, remedy: str) -> IntegrityError:
     text = ", ".join(
         str(one.actual) if one.problem == "signature" else f"{one.path} ({one.problem})" for one in problems[:5]
@@ -250,9 +244,16 @@ def share_model(source: Store, client: Any, ref: str, *, name: str, home: Path, 
             f"{uri} is there already and is another model ({version or 'not from Headway'}); nothing was sent"
         )
     if version is None:
+        # What tells of the model where there is no store: its manifest, its signatures, what it was made from.
+        lineage = [json.loads(foreign.to_json(one)) for one in ancestors]
+        about = {
+            "manifest.json": foreign.to_json(manifest),
+            "ancestry.json": json.dumps(lineage, indent=1, ensure_ascii=False).encode(),
+            **signatures,
+        }
         what = f"{manifest.ref} to {uri}"
         with audited(source, "copy model", right="publish", what=what, after=manifest.version, reason=reason):
-            uri = _send(source, client, manifest, _told(manifest, ancestors, signatures), home / "work")
+            uri = _send(source, client, manifest, about, home / "work")
     return Shared(
         manifest=manifest,
         uri=uri,
@@ -286,13 +287,3 @@ def _send(source: Store, client: Any, manifest: Manifest, payload: dict[str, byt
             remedy="Archive it there (`az ml model archive`); a registry lets nobody overwrite a version.",
         )
     return uri
-
-
-def _told(manifest: Manifest, ancestors: list[Manifest], signatures: dict[str, bytes]) -> dict[str, bytes]:
-    """What tells of a model where there is no store: its manifest, its signatures, what it was made from."""
-    lineage = [json.loads(foreign.to_json(one)) for one in ancestors]
-    return {
-        "manifest.json": foreign.to_json(manifest),
-        "ancestry.json": json.dumps(lineage, indent=1, ensure_ascii=False).encode(),
-        **signatures,
-    }

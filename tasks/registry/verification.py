@@ -141,7 +141,10 @@ def _histories(chain: Chain, documents: Mapping[str, Document]) -> Iterator[tupl
     names: dict[str, dict[str, Change | None]] = defaultdict(dict)
     for key, document in sorted(documents.items()):
         if key.startswith("history/"):
-            names[key.rpartition("/")[0]][key] = _change(document)
+            try:
+                names[key.rpartition("/")[0]][key] = Change.model_validate(_readable(document))
+            except ValueError:
+                names[key.rpartition("/")[0]][key] = None
     wanted: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     for number, entry in chain.entries.items():
         effect = _effect(entry)
@@ -252,13 +255,6 @@ def _object(data: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _change(document: Document) -> Change | None:
-    try:
-        return Change.model_validate(_readable(document))
-    except ValueError:
-        return None
 
 
 MANIFEST = "manifest.json"

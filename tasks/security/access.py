@@ -11,7 +11,7 @@ import json
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -110,8 +110,9 @@ def many_denials(habits: Habits, now: float, *, most: int, minutes: float) -> li
     """Names that were refused `most` times within so many minutes; and places where several names together were."""
     recent = [one for one in habits.denials if 0 <= now - one.time < minutes * 60]
     names = Counter(one.name for one in recent)
+    last = {one.name: one.place for one in recent}
     results = [
-        _denied(name, times, minutes, f"last from {_last_place(recent, name)}", {"person": name})
+        _denied(name, times, minutes, f"last from {last[name]}", {"person": name})
         for name, times in names.items()
         if times >= most
     ]
@@ -166,10 +167,6 @@ def _denied(name: str, times: int, minutes: float, details: str, labels: Mapping
     return Unusual(name, f"{name} was refused {times} times within {minutes:g} minutes", details, labels)
 
 
-def _last_place(denials: Iterable[Denial], name: str) -> str:
-    return [one.place for one in denials if one.name == name][-1]
-
-
 FOLDER = "access"
 KEPT_DAYS = 90
 
@@ -207,7 +204,10 @@ def note_access(home: Path, ref: str, *, bytes: int, what: str) -> None:
     path = home / FOLDER / f"{_day(now)}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_old(path.parent, now)
+        first = _day(now - timedelta(days=KEPT_DAYS).total_seconds())
+        for old in path.parent.glob("????-??-??.jsonl"):
+            if old.stem < first:
+                old.unlink(missing_ok=True)
     append(path, line.model_dump_json().encode() + b"\n")
 
 
@@ -233,10 +233,3 @@ def lines(data: bytes) -> Iterator[Access]:
 
 def _day(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).date().isoformat()
-
-
-def _end_old(folder: Path, now: float) -> None:
-    first = _day(now - timedelta(days=KEPT_DAYS).total_seconds())
-    for path in folder.glob("????-??-??.jsonl"):
-        if path.stem < first:
-            path.unlink(missing_ok=True)

@@ -222,12 +222,21 @@ def audit(store: Store, action: str, *, outcome: Literal["done", "refused", "fai
     """
     now = actor()
     who = {"who": now.name, "identity": now.identity, "host": socket.gethostname(), "account": account()}
-    entry = {"action": action, **_without_secrets(details), "outcome": outcome, **who, "seals": True}
+    for name, value in details.items():
+        if name not in WRITTEN and has_form_of_secret(json.dumps(value, ensure_ascii=False)):
+            raise ValueError(
+                f"{redact(str(value))}: the action to record contains what looks like a secret, which the audit log can neither "
+                "keep nor leave out. Choose another name, or pass the secret in the environment"
+            )
+    details = {name: redact_value(value) if name in WRITTEN else value for name, value in details.items()}
+    entry = {"action": action, **details, "outcome": outcome, **who, "seals": True}
     if policy := _policy.get():
         entry["policy"] = policy
     # Before the log: whoever can write to the store can keep that from being written.
     if action == "start run" or (action in NOTED_ACTIONS and (home() / KEY).exists()):
-        _note({**entry, "time": time.time()})
+        path, line = home() / NOTED, json.dumps({**entry, "time": time.time()})
+        private_folder(path.parent)
+        append(path, f"\n{line}\n".encode())
     return audit_chain.append(store, entry)
 
 
@@ -238,12 +247,6 @@ def noted(base: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):  # of a machine that lost its power; the line after it begins anew
             result.append(json.loads(line))
     return result
-
-
-def _note(entry: dict[str, Any]) -> None:
-    path = home() / NOTED
-    private_folder(path.parent)
-    append(path, f"\n{json.dumps(entry)}\n".encode())
 
 
 @contextmanager
@@ -275,26 +278,11 @@ def entries(store: Store) -> Iterator[Entry]:
     """The audit log, newest first; an entry whose change failed is told as failed."""
     failed: set[int] = set()
     for number, data in audit_chain.backwards(store):
-        entry = _entry(number, data)
+        try:
+            entry = Entry.model_validate({**json.loads(data), "number": number})
+        except (ValueError, TypeError):  # told as such, it does not hide the others
+            why = "`headway audit-log --verify`"
+            entry = Entry(number=number, time=0.0, who="", action="not readable", why=why)
         if entry.outcome == "failed" and entry.of:
             failed.add(entry.of)
         yield entry.model_copy(update={"outcome": "failed"}) if number in failed else entry
-
-
-def _without_secrets(details: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an entry with what people wrote redacted. Raises ValueError for any other one that has a secret in it."""
-    for name, value in details.items():
-        if name not in WRITTEN and has_form_of_secret(json.dumps(value, ensure_ascii=False)):
-            raise ValueError(
-                f"{redact(str(value))}: the action to record contains what looks like a secret, which the audit log can neither "
-                "keep nor leave out. Choose another name, or pass the secret in the environment"
-            )
-    return {name: redact_value(value) if name in WRITTEN else value for name, value in details.items()}
-
-
-def _entry(number: int, data: bytes) -> Entry:
-    """One that cannot be read is told as such, and does not hide the others."""
-    try:
-        return Entry.model_validate({**json.loads(data), "number": number})
-    except (ValueError, TypeError):
-        return Entry(number=number, time=0.0, who="", action="not readable", why="`headway audit-log --verify`")

@@ -304,7 +304,11 @@ def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
         )
     key = f"tries/{name if name in policy.persons else '-unknown'}.json"
     before = store.read(key)
-    wrong, last = _tries(before.data if before else b"")
+    try:
+        output = json.loads(before.data if before else b"")
+        wrong, last = int(output["wrong"]), float(output["time"])
+    except (ValueError, TypeError, KeyError, OverflowError):  # nobody is locked out by what cannot be read
+        wrong, last = 0, 0.0
     since = time.time() - last
     wait = _wait(wrong, since)
     if wait > 0:
@@ -318,15 +322,6 @@ def _identify(store: Store, policy: Policy, name: str, token: str) -> None:
         raise
     if wrong:
         _note_tries(store, key, 0)
-
-
-def _tries(data: bytes) -> tuple[int, float]:
-    """How many wrong tokens in a row, and when the last one came; none of what cannot be read: nobody is locked out by it."""
-    try:
-        output = json.loads(data)
-        return int(output["wrong"]), float(output["time"])
-    except (ValueError, TypeError, KeyError, OverflowError):
-        return 0, 0.0
 
 
 def _wait(wrong: int, since: float) -> float:

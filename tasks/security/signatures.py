@@ -81,7 +81,14 @@ def require_signed(store: Store, home: Path, manifest: Manifest) -> Statement:
         claimed = claimed_statement(envelope).key
         key = trusted_key(home, claimed, f"{manifest.content.kind}/{manifest.provenance.name}")
         statement = open_signed(manifest, bundle, envelope, key)
-        _require_fresh(store, manifest, statement)
+        # An older version must not be put forward as a newly published one. Whoever rolls back says so: the history then
+        # has a rollback, and no publishing. A copy from another store is none either.
+        index = published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version)
+        if statement.index < index:
+            raise IntegrityError(
+                f"its statement is of change {statement.index} of the name, and the history has it as published in change "
+                f"{index}: an older signature under a newer publishing"
+            )
         return statement
     except IntegrityError as error:
         raise type(error)(
@@ -117,16 +124,3 @@ def remedy_for(ref: str) -> str:
         "Nothing was done with it. If you know from elsewhere that it is what it should be: "
         f"`headway sign {ref} --reason TEXT`; if not, make it again with `headway retrain`."
     )
-
-
-def _require_fresh(store: Store, manifest: Manifest, statement: Statement) -> None:
-    """Raise IntegrityError for an older version that was put forward as a newly published one.
-
-    Whoever rolls back says so: the history then has a rollback, and no publishing. A copy from another store is none either.
-    """
-    index = published_as(store, manifest.content.kind, manifest.provenance.name, manifest.version)
-    if statement.index < index:
-        raise IntegrityError(
-            f"its statement is of change {statement.index} of the name, and the history has it as published in change {index}: "
-            "an older signature under a newer publishing"
-        )

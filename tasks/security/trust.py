@@ -259,11 +259,10 @@ def _change(home: Path, change: Callable[[TrustFile], TrustFile]) -> None:
     """Write the policy anew, whole or not at all; two changes at once happen one after the other."""
     path, _ = trust_file(home)
     with locked(home / "locks" / "trust"):
-        changed = change((load_or_none(home) if path.exists() else None) or _first(home))
+        before = load_or_none(home) if path.exists() else None
+        if before is None:
+            own = LocalKey(ensure_key(home / "keys")).public_key()
+            before = TrustFile(keys={OWN: TrustedKey(public_key=pem_of(own).decode(), may_sign=("*/*",))})
+        changed = change(before)
         text = HEAD + yaml.dump(changed.model_dump(mode="json", exclude_none=True), Dumper=_Dumper, sort_keys=False)
         write_text(path, text)
-
-
-def _first(home: Path) -> TrustFile:
-    own = LocalKey(ensure_key(home / "keys")).public_key()
-    return TrustFile(keys={OWN: TrustedKey(public_key=pem_of(own).decode(), may_sign=("*/*",))})

@@ -47,7 +47,9 @@ def post(url: str, body: Mapping[str, Any], *, key: str = "", secret: str = "") 
             output: dict[str, Any] = json.load(reply)
             return output
     except urllib.error.HTTPError as error:
-        message = _message(error)
+        answer = _json_or_none(error)
+        known = isinstance(answer, dict) and isinstance(answer.get("error"), dict)
+        message = str(answer["error"].get("message")) if known else str(error)
         if error.code < 429:
             raise ValueError(f"{url} refused the request: {message}") from error
         raise Missing(f"{url} does not answer now: {message}", remedy="Try again in a second.") from error
@@ -81,12 +83,6 @@ def private_state(port: int, path: str, *, token: str) -> dict[str, Any] | None:
     except (OSError, ValueError, http.client.HTTPException):
         pass
     return None
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    output = _json_or_none(error)
-    known = isinstance(output, dict) and isinstance(output.get("error"), dict)
-    return str(output["error"].get("message")) if known else str(error)
 
 
 def _json_or_none(error: urllib.error.HTTPError) -> Any:

@@ -69,7 +69,17 @@ class Gateway:
             write_json(self.folder / "gateway.json", wanted, seal=True)
         if not self.running:
             (self.folder / "control.json").unlink(missing_ok=True)
-            process.start(self.folder, _spec(self.folder))
+            spec = ProcessSpec(
+                argv=[sys.executable, "-m", "tasks.jobs.gateway"],
+                env={"HEADWAY_GATEWAY": str(self.folder)},
+                secrets=(),
+                log="gateway.log",
+                restarts=RESTARTS,
+                steady=STEADY_SECONDS,
+                pause=PAUSE_SECONDS,
+                grace=GRACE_SECONDS,
+            )
+            process.start(self.folder, spec)
 
     def follow(self, routes: Routes) -> None:
         """Have these routes followed; returns once they are. Raises Missing when the gateway does not, with its reason.
@@ -105,16 +115,3 @@ class Gateway:
     def _ask(self, path: str) -> dict[str, Any] | None:
         control = read_json(self.folder / "control.json")
         return private_state(int(control["port"]), path, token=control["token"]) if control else None
-
-
-def _spec(folder: Path) -> ProcessSpec:
-    return ProcessSpec(
-        argv=[sys.executable, "-m", "tasks.jobs.gateway"],
-        env={"HEADWAY_GATEWAY": str(folder)},
-        secrets=(),
-        log="gateway.log",
-        restarts=RESTARTS,
-        steady=STEADY_SECONDS,
-        pause=PAUSE_SECONDS,
-        grace=GRACE_SECONDS,
-    )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,9 @@ def sign_folder(folder: Path, signer: Signer) -> bytes:
     # Refuse what a signer and a loader could read differently: links, hard links, devices.
     if folder.is_symlink() or not folder.is_dir():
         raise IntegrityError(f"{folder} is no plain folder, and is not signed")
-    results = [(path.relative_to(folder).as_posix(), _link_problem(path)) for path in _entries(folder)]
+    # Hidden ones too; links are named, never followed.
+    paths = [Path(parent) / name for parent, folders, files in os.walk(folder) for name in sorted(folders + files)]
+    results = [(path.relative_to(folder).as_posix(), _link_problem(path)) for path in paths]
     problems = [{"path": name, "problem": "link", "said": text} for name, text in results if text]
     if problems:
         text = "; ".join(f"{problem['path']}: {problem['said']}" for problem in problems)
@@ -119,9 +121,3 @@ def _link_problem(path: Path) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "it is no plain file"
     return f"it is a hard link: its bytes have {status.st_nlink} names" if status.st_nlink != 1 else ""
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    """Every file and folder below a folder, hidden ones too; links are named, never followed."""
-    for parent, folders, files in os.walk(folder):
-        yield from (Path(parent) / name for name in sorted(folders + files))

@@ -121,7 +121,10 @@ def claimed_statement(envelope: bytes) -> Statement:
             {**output["predicate"], "kind": kind, "name": name, "version": subject["digest"]["sha256"]}
         )
         # One spelling only: a byte that no signature covers (a space, a key id, base64's idle bits) has no room to differ.
-        plain = canonical_json(sealed).encode() == envelope and _same_base64(sealed)
+        texts = [sealed["payload"], *(signature["sig"] for signature in sealed["signatures"])]
+        plain = canonical_json(sealed).encode() == envelope and all(
+            base64.b64encode(base64.b64decode(text, validate=True)).decode() == text for text in texts
+        )
         entries = (output["_type"], output["predicateType"], [signature["keyid"] for signature in sealed["signatures"]])
     except (ValueError, KeyError, TypeError, AttributeError, IntegrityError) as error:
         raise IntegrityError(f"this is no statement of a signer: {error!r}") from error
@@ -137,8 +140,3 @@ def open_statement(envelope: bytes, key: ec.EllipticCurvePublicKey) -> Statement
         raise IntegrityError(f"the statement names the key {statement.key[:16]}, and not {key_id(key)[:16]}")
     unseal(json.loads(envelope), key)
     return statement
-
-
-def _same_base64(sealed: Any) -> bool:
-    texts = [sealed["payload"], *(signature["sig"] for signature in sealed["signatures"])]
-    return all(base64.b64encode(base64.b64decode(text, validate=True)).decode() == text for text in texts)

@@ -62,24 +62,20 @@ def opened(top: Path | int, *names: str) -> Iterator[int]:
         for depth, name in enumerate(names, 1):
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=folder)
-            below = _open_folder(folder, *names[:depth])
+            try:
+                below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise IntegrityError(
+                    f"{'/'.join(names[:depth])} in the store is a link, which may lead out of it, or no folder",
+                    remedy="Find out who made it, and remove it.",
+                ) from error
             os.close(folder)
             folder = below
         yield folder
     finally:
         os.close(folder)
-
-
-def _open_folder(folder: int, *way: str) -> int:
-    try:
-        return os.open(way[-1], _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        raise IntegrityError(
-            f"{'/'.join(way)} in the store is a link, which may lead out of it, or no folder",
-            remedy="Find out who made it, and remove it.",
-        ) from error
 
 
 def read(path: Path) -> bytes:

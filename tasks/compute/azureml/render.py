@@ -163,7 +163,12 @@ class Rendering:
         codes = " --codes" if self.key else ""  # an image of an earlier release, which makes none, refuses it at once
         mirror = self.cluster.mirror
         lag = f" --max-lag-seconds {mirror.max_lag_minutes * 60:g}" if mirror else ""
-        place = f"{self._store()} --prefix {shlex.quote(self.prefix)}{codes}{lag}"
+        kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
+        jobs = f" --jobs {shlex.quote(self._jobs.uri)}" if self._jobs.uri != self.files.uri else ""
+        secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
+        credential = f"{'connection_string' if secret else kind}{secret}"
+        store = f"--store {shlex.quote(self.files.uri)}{jobs} --credential {credential}"
+        place = f"{store} --prefix {shlex.quote(self.prefix)}{codes}{lag}"
         ray = self.ray()
         agent = shlex.join(ray.command) if ray else f"{python} -m tasks.common.process {{node}}"
         command = f"{python} -m tasks.jobs.node.mirror {place} -- {agent}"
@@ -180,12 +185,6 @@ class Rendering:
             return None
         placed = {"image": self.job.image or "curated", "python": self.job.python or "python3"}
         return ray_on_nodes(self.job.model_copy(update=placed), SEEN, self.cluster.ray)
-
-    def _store(self) -> str:
-        kind = "azureml_user" if self.config.identity == "user" else "managed_identity"
-        secret = f" --secret {self.files.secret}" if self.files.credential == "connection_string" else ""
-        jobs = f" --jobs {shlex.quote(self._jobs.uri)}" if self._jobs.uri != self.files.uri else ""
-        return f"--store {shlex.quote(self.files.uri)}{jobs} --credential {'connection_string' if secret else kind}{secret}"
 
     @property
     def _jobs(self) -> Files:

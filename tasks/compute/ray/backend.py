@@ -101,8 +101,9 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
     if status == "PENDING":
         return JobState(state="queued", reason=job.message or "")
     if status == "RUNNING":
-        waits = mark.get("state") in ("queued", "starting")
-        return JobState(state=mark["state"], reason=mark["reason"]) if waits else _running(mark)
+        if mark.get("state") in ("queued", "starting", "running"):
+            return JobState(state=mark["state"], reason=mark["reason"])
+        return JobState(state="running") if mark else JobState(state="starting", reason="Ray starts the job's driver")
     if status == "STOPPED":
         return JobState(state="ended", code=1, reason="cancelled", attempts=_attempts(folder))
     if mark.get("state") == "ended":
@@ -123,14 +124,6 @@ def state_of(handle: dict[str, Any], folder: Path, payload: Told) -> JobState:
         code=job.driver_exit_code or 1,
         reason=" ".join(lines if len(lines) <= 4 else [lines[0], "...", *lines[-3:]]),
         failure=failure,
-    )
-
-
-def _running(mark: dict[str, Any]) -> JobState:
-    return (
-        JobState(state="running", reason=mark.get("reason", ""))
-        if mark
-        else JobState(state="starting", reason="Ray starts the job's driver")
     )
 
 

@@ -10,7 +10,7 @@ further submission. Which faults end how: docs/slurm.md.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +193,10 @@ class SlurmBackend:
             made = [result or any((folder / "elements" / str(k) / "out").glob("*")) for k, result in enumerate(results)]
             if all(made):
                 write_json(folder / "result.json", {"elements": results})
-        return state if state.failure != "node" else self._with_nodes(state, mine, folder)
-
-    def _with_nodes(self, state: JobState, rows: Iterable[Row], folder: Path) -> JobState:
-        """Name the nodes that failed: those of the job that are not in order, else those that srun told."""
-        names = ",".join(row.nodes for row in rows if row.nodes)
+        if state.failure != "node":
+            return state
+        # Name the nodes that failed: those of the job that are not in order, else those that srun told.
+        names = ",".join(row.nodes for row in mine if row.nodes)
         output = self._login.run((*states.SINFO, f"--nodes={names}")).out if names else ""
         bad = states.bad_nodes(output)
         return state.model_copy(update={"failed_nodes": bad or states.nodes_in_log(folder)})

@@ -107,7 +107,14 @@ class SlurmElastic:
         write_nodes(job, folder)
         open_rendezvous(job, folder)
         for part in parts_of(job, folder):
-            self._submit_at_first(part)
+            assert part.job.elastic
+            try:
+                refused = self._submit(part)
+            except NoAnswer:  # it may have arrived: `states` sees it, or submits it after a while
+                continue
+            if refused and part.number < part.job.elastic.min_nodes:
+                process.stop(part.folder / "rendezvous")
+                raise states.refusal(refused, part.job, self._config, self._login)
         return _handle(job)
 
     def find(self, job: Job, folder: Path) -> dict[str, Any] | None:
@@ -181,16 +188,6 @@ class SlurmElastic:
         process.write_text(part.folder / file_of(part), script_of(part, self._config, seen))
         output = self._login.run(("sbatch", "--parsable", f"{seen}/{file_of(part)}"))
         return output if output.code else None
-
-    def _submit_at_first(self, part: Part) -> None:
-        assert part.job.elastic
-        try:
-            refused = self._submit(part)
-        except NoAnswer:  # it may have arrived: `states` sees it, or submits it after a while
-            return
-        if refused and part.number < part.job.elastic.min_nodes:
-            process.stop(part.folder / "rendezvous")
-            raise states.refusal(refused, part.job, self._config, self._login)
 
     def _end(self, rows: list[Row]) -> None:
         if not rows:

@@ -62,7 +62,15 @@ class SshMachines(Machines):
 
 def read_hosts(config: SshConfig) -> list[Host]:
     """All machines, in the order in which jobs take them. Raises ValueError for one that is written wrong or twice."""
-    texts = config.hosts or _lines(config.hosts_file)
+    texts = list(config.hosts)
+    if not texts:
+        file = Path(config.hosts_file).expanduser()
+        if not file.is_file():
+            raise ValueError(
+                f"ssh.hosts_file is {config.hosts_file}, and there is no such file: write one machine a line into it"
+            )
+        lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
+        texts = [line for line in lines if line]
     addresses = [parse_address(text) for text in texts]
     twice = [text for text, count in Counter(map(str, addresses)).items() if count > 1]
     if twice:
@@ -96,11 +104,3 @@ def usable(job: Job, hosts: Sequence[Host]) -> list[Host]:
 
 def _called(host: Host) -> set[str]:
     return {host.name, host.address, parse_address(host.address).name}
-
-
-def _lines(path: str) -> list[str]:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"ssh.hosts_file is {path}, and there is no such file: write one machine a line into it")
-    lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
-    return [line for line in lines if line]

@@ -93,14 +93,13 @@ Links = NDArray[Any]
 
 def equal(buckets: Buckets) -> Links:
     """The first row with the same hash, of every row that is not the first."""
-    return joined([_equal(records, firsts) for records, firsts in buckets])
-
-
-def _equal(records: NDArray[Any], firsts: NDArray[np.int64]) -> Links:
-    again = np.flatnonzero(firsts != np.arange(len(records)))
-    links = np.zeros(len(again), LINK)
-    links["row"], links["of"], links["similarity"] = records["row"][again], records["row"][firsts[again]], 1.0
-    return links
+    parts = []
+    for records, firsts in buckets:
+        again = np.flatnonzero(firsts != np.arange(len(records)))
+        links = np.zeros(len(again), LINK)
+        links["row"], links["of"], links["similarity"] = records["row"][again], records["row"][firsts[again]], 1.0
+        parts.append(links)
+    return joined(parts)
 
 
 def similar(

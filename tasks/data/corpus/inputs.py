@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn
+from typing import Literal, NoReturn
 
 Kind = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "text"]
 ENDINGS: dict[str, Kind] = {
@@ -141,8 +141,12 @@ def _lines_before(shard: Shard, start: int) -> int:
         from tasks.data.corpus.parquet import rows_before
 
         return rows_before(shard, start)
+    lines = 0
     with open(shard.path, "rb") as file:
-        return sum(block.count(b"\n") for block in _blocks(file, start))
+        while start > 0 and (block := file.read(min(start, 1 << 20))):
+            start -= len(block)
+            lines += block.count(b"\n")
+    return lines
 
 
 def _roots(pattern: str) -> list[Path]:
@@ -225,9 +229,3 @@ def _line_ranges(shard: Shard, unit_bytes: int) -> Iterator[Piece]:
                 stop = file.tell()
             yield Piece(shard, start, stop, stop - start)
             start = stop
-
-
-def _blocks(file: BinaryIO, stop: int) -> Iterator[bytes]:
-    while stop > 0 and (block := file.read(min(stop, 1 << 20))):
-        stop -= len(block)
-        yield block

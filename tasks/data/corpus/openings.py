@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -27,15 +27,11 @@ def openings(texts: Iterable[str], count: int = OPENINGS) -> list[str]:
 def openings_of(source: Path, text_field: str, count: int) -> list[str]:
     """Openings of a file or folder; none where nothing can be read of it."""
     try:
-        return openings(islice(_texts(source, text_field), LOOKED_AT), count)
+        units = cut(find_shards([source]))
+        texts = (text for unit in units for batch in read_unit(unit, (text_field,)) for text in batch.texts)
+        return openings(islice(texts, LOOKED_AT), count)
     except ValueError:  # whoever publishes it is told what is wrong
         return []
-
-
-def _texts(source: Path, text_field: str) -> Iterator[str]:
-    for unit in cut(find_shards([source])):
-        for batch in read_unit(unit, (text_field,)):
-            yield from batch.texts
 
 
 def _opening(text: str) -> str:

@@ -149,7 +149,10 @@ class _ShardWriter:
             return "empty"
         line = json.dumps({"path": name, "text": text}, ensure_ascii=False) + "\n"
         if self._file is None or self._room < len(data):
-            self._next_shard()
+            self.close()
+            while (shard := self.target / f"shard-{self._shards:05d}.jsonl").exists():
+                self._shards += 1
+            self._file, self._room = open(shard, "x", encoding="utf-8", newline="\n"), SHARD_BYTES  # noqa: SIM115
         assert self._file is not None
         self._file.write(line)
         self._room -= len(data)
@@ -168,12 +171,6 @@ class _ShardWriter:
     def close(self) -> None:
         if self._file:
             self._file.close()
-
-    def _next_shard(self) -> None:
-        self.close()
-        while (path := self.target / f"shard-{self._shards:05d}.jsonl").exists():
-            self._shards += 1
-        self._file, self._room = open(path, "x", encoding="utf-8", newline="\n"), SHARD_BYTES  # noqa: SIM115
 
 
 BLOCK = 1 << 20

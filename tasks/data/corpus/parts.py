@@ -128,7 +128,9 @@ def learn(benchmarks: Iterable[Iterable[list[str]]], *, most: int = MOST_RUNS) -
     too_short = total = 0
     for index, batches in enumerate(benchmarks):
         for batch in batches:
-            for words in _single(batch):
+            for text in batch:
+                one = Texts.of([text])
+                words = read_words(one.buffer, one.starts)
                 length = min(NGRAM, len(words.hashes))
                 if length < SHORTEST:
                     too_short += 1
@@ -179,12 +181,6 @@ def _runs(length: int, results: list[tuple[Hashes, NDArray[np.int32]]]) -> Runs:
     sieve = np.zeros(1 << _SIEVE_BITS, np.bool_)
     sieve[hashes >> np.uint64(64 - _SIEVE_BITS)] = True
     return Runs(length, hashes[order], documents[order], sieve)
-
-
-def _single(texts: list[str]) -> Iterable[Words]:
-    for text in texts:
-        one = Texts.of([text])
-        yield read_words(one.buffer, one.starts)
 
 
 SAMPLE_BYTES = 2048
@@ -360,7 +356,10 @@ def _measure(unit: Unit, work: Work, counts: Counts, files: _Files) -> None:
         tally = counts.shards.setdefault(shard, Tally())
         if batch.piece is not piece:
             piece, before[shard] = batch.piece, tally.lines
-        _bad_lines(batch, shard, before[shard], files)
+        for bad in batch.bad:
+            raw = bad.raw.decode("utf-8", "replace")
+            output = {"shard": shard, "line": before[shard] + bad.line, "reason": bad.reason, "raw": raw}
+            files.unreadable.write(json.dumps(output) + "\n")
         if batch.lines:
             _documents(batch, shard, before[shard], work, counts, files)
         tally.lines = max(
@@ -390,13 +389,6 @@ def _without_long_turns(batch: Batch, most: int) -> Batch:
     columns = {name: list(compress(column, fits)) for name, column in batch.columns.items()}
     bad = sorted([*batch.bad, *long], key=lambda one: one.line)
     return replace(batch, columns=columns, lines=list(compress(batch.lines, fits)), bad=bad)
-
-
-def _bad_lines(batch: Batch, shard: int, before: int, files: _Files) -> None:
-    for bad in batch.bad:
-        raw = bad.raw.decode("utf-8", "replace")
-        output = {"shard": shard, "line": before + bad.line, "reason": bad.reason, "raw": raw}
-        files.unreadable.write(json.dumps(output) + "\n")
 
 
 def _documents(batch: Batch, shard: int, before: int, work: Work, counts: Counts, files: _Files) -> None:

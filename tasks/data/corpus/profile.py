@@ -90,9 +90,6 @@ class Summary:
         self._counts["contaminated"] += int((columns["benchmark"] >= 0).sum())
         self._counts["heldout"] += int(columns["heldout"].sum())
         self._counts["heldout_contaminated"] += int(crosses.sum())
-        self._add_values(columns)
-
-    def _add_values(self, columns: dict[str, NDArray[Any]]) -> None:
         ratio = columns["bytes"] / np.maximum(columns["characters"], 1)
         for name in self._histograms:
             values = columns.get(name, ratio)

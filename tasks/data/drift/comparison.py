@@ -261,17 +261,13 @@ def _columns(
         columns = told_tokens(kept, new, vocabulary.written)
     else:
         tokens, columns = frequencies(words, splits, title=WORDS), features
-    histogram = _of_features(columns)
+    histogram = None
+    if columns:
+        labels, *counts = zip(*((each.feature, each.reference, each.new) for each in columns), strict=True)
+        histogram = Histogram(labels, *counts)
     domain = Column("domain", DOMAIN, "area under the curve", areas(words.presence, splits, seed=config.seed))
     tokens = replace(tokens, histogram=histogram, moved=moved(histogram) if histogram else ())
     return [tokens, *measured_columns(both, splits, copies=copies), domain], features
-
-
-def _of_features(entries: list[Feature]) -> Histogram | None:
-    if not entries:
-        return None
-    labels, old, new = zip(*((each.feature, each.reference, each.new) for each in entries), strict=True)
-    return Histogram(labels, old, new)
 
 
 def _judged(
@@ -279,7 +275,10 @@ def _judged(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Every column with its verdict, in the order of COLUMNS, and the classifier."""
     tested = [(column, column.values) for column in columns if column.values is not None]
-    family = np.stack([_counted(column.name, values, config) for column, values in tested], axis=1)
+    # Under `min_auc`, all areas are alike, those of random splits as well: trifles use up none of the false alarms.
+    family = np.stack(
+        [np.maximum(values, config.min_auc) if column.name == "domain" else values for column, values in tested], axis=1
+    )
     judged = judge(family, config.false_alarm_rate)
     results = {
         column.name: (values, float(p), float(threshold))
@@ -294,11 +293,6 @@ def _judged(
         "p_value": domain["p_value"],
         "features": entries,
     }
-
-
-def _counted(name: str, values: NDArray[np.float64], config: DriftConfig) -> NDArray[np.float64]:
-    """Under `min_auc`, all areas are alike, those of random splits as well: trifles use up none of the false alarms."""
-    return np.maximum(values, config.min_auc) if name == "domain" else values
 
 
 def _row(

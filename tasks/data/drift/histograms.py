@@ -95,8 +95,11 @@ def outliers(shards: Sequence[Columns], *, fewest: int) -> dict[str, Drift]:
     for shard in shards:
         if fewest <= shard["documents"] <= documents - fewest:
             own = parts[shard["name"]]
-            each = (_against_the_rest(column, counts, totals[column]) for column, counts in own.items())
-            result[shard["name"]] = max(each, key=lambda drift: drift.distance or 0.0)
+            drifts = []
+            for column, counts in own.items():
+                rest = {label: count - counts.get(label, 0) for label, count in totals[column].items()}
+                drifts.append(Drift(column, distance(counts, rest), moved(counts, rest)))
+            result[shard["name"]] = max(drifts, key=lambda drift: drift.distance or 0.0)
     return result
 
 
@@ -112,11 +115,6 @@ def _by_label(histogram: Columns) -> dict[str, float]:
     edges = [f"{edge:g}" for edge in histogram["edges"]]
     names = [*(f"{low} to {high}" for low, high in pairwise(edges)), f"{edges[-1]} or more"]
     return {name: count for name, count in zip(names, histogram["counts"], strict=True) if count}
-
-
-def _against_the_rest(column: str, own: Counts, total: Counts) -> Drift:
-    rest = {label: count - own.get(label, 0) for label, count in total.items()}
-    return Drift(column, distance(own, rest), moved(own, rest))
 
 
 def _added(parts: Iterable[Mapping[str, Counts]]) -> dict[str, dict[str, float]]:

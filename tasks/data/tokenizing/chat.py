@@ -59,12 +59,13 @@ class ChatEncoder:
         given = self._disguised(conversation)
         with time_limit(RENDER_SECONDS):
             text, spans = answers_of(self.template, **json.loads(given))
-        spans = [self._without_space_behind_the_end(text, *span) for span in spans]
         ids, places = self._encoded(text, disguised=given != conversation)
         offsets = np.array(places, np.int64).reshape(-1, 2)
         answers = np.zeros(len(offsets), np.bool_)
         for begin, end in spans:
-            answers |= (offsets[:, 0] < end) & (offsets[:, 1] > begin)
+            # An answer ends with its end-of-turn token: a line feed that a template writes behind that is not learned.
+            turn = self._ends.search(text, begin, end) if self._ends else None
+            answers |= (offsets[:, 0] < (turn.start(1) if turn else end)) & (offsets[:, 1] > begin)
         if not answers[1:].any():  # nothing stands before the first token to predict it from
             raise ValueError("no token of the conversation is of an answer: leave the record out")
         return Chat(np.array(ids, np.uint32), answers.astype(np.uint8))
@@ -113,12 +114,6 @@ class ChatEncoder:
         """What a run of one character stands for: a special token, once or several times."""
         name = self._names[ord(run[1]) - FIRST]
         return name * (len(run[0]) // len(name))
-
-    def _without_space_behind_the_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """An answer ends with its end-of-turn token: a line feed that a template writes behind that is not learned."""
-        if self._ends is None or not (match := self._ends.search(text, begin, end)):
-            return begin, end
-        return begin, match.start(1)
 
     @cached_property
     def _ends(self) -> re.Pattern[str] | None:

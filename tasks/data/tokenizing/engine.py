@@ -97,15 +97,12 @@ class Gigatoken:
 
     def _encode(self, texts: Sequence[str]) -> Encoded:
         if len(texts) > MANY and _are_small(texts):
-            return self._encode_many(list(texts))
+            layout = self._tokenizer.encode_batch(list(texts), parallel=False).layout
+            offsets = np.asarray(layout.offsets.data, np.int64)
+            return Encoded(layout.content.data[offsets[0] : offsets[-1]], np.diff(offsets))
         results = [self._tokenizer.encode(text) for text in texts]
         lengths = np.fromiter(map(len, results), np.int64, len(results))
         return Encoded(np.concatenate(results) if results else np.empty(0, np.uint32), lengths)
-
-    def _encode_many(self, texts: list[str]) -> Encoded:
-        layout = self._tokenizer.encode_batch(texts, parallel=False).layout
-        offsets = np.asarray(layout.offsets.data, np.int64)
-        return Encoded(layout.content.data[offsets[0] : offsets[-1]], np.diff(offsets))
 
 
 class Tokenizers:
@@ -186,7 +183,10 @@ def disagreement(one: Engine, other: Engine, texts: Sequence[str]) -> str | None
     a, b = one.encode(texts), other.encode(texts)
     if np.array_equal(a.lengths, b.lengths) and np.array_equal(a.tokens, b.tokens):
         return None
-    return next((text for text in texts if not _same(one.encode([text]), other.encode([text]))), texts[0])
+    for text in texts:
+        if not np.array_equal(one.encode([text]).tokens, other.encode([text]).tokens):
+            return text
+    return texts[0]
 
 
 def require_agreement(engine: Engine, tokenizer: OpenedTokenizer, texts: Sequence[str]) -> None:
@@ -224,10 +224,6 @@ def frame(
 
 def _are_small(texts: Sequence[str]) -> bool:
     return sum(map(len, texts)) < SMALL * len(texts)
-
-
-def _same(a: Encoded, b: Encoded) -> bool:
-    return np.array_equal(a.tokens, b.tokens)
 
 
 def _bounded(texts: Sequence[str]) -> Any:

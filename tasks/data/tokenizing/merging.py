@@ -71,7 +71,14 @@ def merge(units: Sequence[Unit], work: Work, parts: Path, *, prefix: Path) -> li
     Raises IntegrityError when a unit has no receipt, ValueError when a split stays without documents.
     """
     receipts = gather(units, work, parts)
-    return [_merge_one(index, receipts, work, parts, prefix=prefix) for index in range(len(work.outputs))]
+    outputs = []
+    for index, (split, key) in enumerate(work.outputs):
+        counts = sum((receipt.counts[index] for receipt in receipts), Counts())
+        if not counts.documents:
+            raise ValueError(_empty(split, work))
+        write_dataset(parts / f"out-{index}", index, receipts, work, parts)
+        outputs.append(Output(split, key, output_prefix(prefix, split, key), counts, work.tokenizer.dtype.name))
+    return outputs
 
 
 @dataclass(frozen=True)
@@ -128,15 +135,6 @@ def write_record(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
-
-
-def _merge_one(index: int, receipts: Sequence[Receipt], work: Work, parts: Path, *, prefix: Path) -> Output:
-    split, key = work.outputs[index]
-    counts = sum((receipt.counts[index] for receipt in receipts), Counts())
-    if not counts.documents:
-        raise ValueError(_empty(split, work))
-    write_dataset(parts / f"out-{index}", index, receipts, work, parts)
-    return Output(split, key, output_prefix(prefix, split, key), counts, work.tokenizer.dtype.name)
 
 
 def write_dataset(prefix: Path, index: int, receipts: Sequence[Receipt], work: Work, parts: Path) -> None:

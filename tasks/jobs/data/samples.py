@@ -363,18 +363,14 @@ def batch_of(rows: torch.Tensor, eod: int | None) -> Batch:
     """Rows as Source.batch gives them; with `eod`, positions begin anew at every document."""
     inputs, targets = rows[:, :-1], rows[:, 1:]
     if (rows < 0).any():
-        return _masked(inputs, targets)
+        # Of rows with complements: what is behind the last target of all rows is read for nothing, and left out.
+        last = int((targets >= 0).any(dim=0).nonzero().max()) + 1
+        inputs, targets = inputs[:, :last], targets[:, :last]
+        inputs = torch.where(inputs < 0, ~inputs, inputs)
+        begins = inputs >= BEGINS
+        places = _places(begins) if begins.any() else None
+        return Batch(torch.where(begins, inputs - BEGINS, inputs), targets.where(targets >= 0, NOT_LEARNED), places)
     return Batch(inputs, targets, None if eod is None else positions(inputs, eod))
-
-
-def _masked(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
-    """Of rows with complements: what is behind the last target of all rows is read for nothing, and left out."""
-    last = int((targets >= 0).any(dim=0).nonzero().max()) + 1
-    inputs, targets = inputs[:, :last], targets[:, :last]
-    inputs = torch.where(inputs < 0, ~inputs, inputs)
-    begins = inputs >= BEGINS
-    places = _places(begins) if begins.any() else None
-    return Batch(torch.where(begins, inputs - BEGINS, inputs), targets.where(targets >= 0, NOT_LEARNED), places)
 
 
 def positions(inputs: torch.Tensor, eod: int) -> torch.Tensor:

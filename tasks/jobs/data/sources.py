@@ -171,8 +171,9 @@ class Cached:
         result = np.empty((len(starts), length), np.int64)
         result[local] = sliding_window_view(self._windows, length)[starts[local]]
         far = np.flatnonzero(~local)
-        for row, tokens in zip(far, self._reads.map(lambda row: self._far(int(starts[row]), length), far), strict=True):
-            result[row] = tokens
+        parts = self._reads.map(lambda row: self._read(int(starts[row]) * size, length * size), far)
+        for row, data in zip(far, parts, strict=True):
+            result[row] = np.frombuffer(data, self._dtype)
         return result
 
     @property
@@ -201,10 +202,6 @@ class Cached:
             return True
         self._marks[piece] = 0
         return False
-
-    def _far(self, start: int, length: int) -> NDArray[np.number]:
-        size = self._dtype.itemsize
-        return np.frombuffer(self._read(start * size, length * size), self._dtype)
 
     def _read(self, start: int, length: int) -> bytes:
         data = self._ranges.read(start, length)

@@ -24,6 +24,13 @@ def figures(documents: Columns, certainty: Certainty, sources: Mapping[str, Any]
     whole, bigram = sums(documents), documents["bigram_bits"]
     score = scores.bits_per_byte_interval(whole.bits, whole.bytes, **drawn)
     gain = scores.relative_gain(whole.bits, bigram, **drawn)
+    slices = {
+        **{f"source {name}": (sums(columns), sure) for name, (columns, sure) in sources.items()},
+        **{
+            name: (whole.part(chosen), certainty[chosen])
+            for name, chosen in masks(documents["bytes"], documents["kinds"]).items()
+        },
+    }
     return {
         "documents": len(whole),
         "bytes": sum(documents["bytes"]),
@@ -40,7 +47,7 @@ def figures(documents: Columns, certainty: Certainty, sources: Mapping[str, Any]
         "bigram": {"bits_per_byte": scores.bits_per_byte(bigram, whole.bytes)},
         "gain_over_bigram": {"estimate": gain.estimate, "interval": [gain.low, gain.high]},
         "confidence": config.confidence,
-        "slices": [_slice(name, *parts, config) for name, parts in _slices(documents, certainty, sources).items()],
+        "slices": [_slice(name, *parts, config) for name, parts in slices.items()],
     }
 
 
@@ -71,15 +78,6 @@ def metrics(payload: Mapping[str, Any]) -> dict[str, float]:
         "share_of_heldout": payload["heldout"]["share"],
         "context": payload["context"]["declared"],
         **suites,
-    }
-
-
-def _slices(documents: Columns, certainty: Certainty, sources: Mapping[str, Any]) -> dict[str, tuple[Sums, Certainty]]:
-    whole = sums(documents)
-    parts = masks(documents["bytes"], documents["kinds"])
-    return {
-        **{f"source {name}": (sums(columns), sure) for name, (columns, sure) in sources.items()},
-        **{name: (whole.part(chosen), certainty[chosen]) for name, chosen in parts.items()},
     }
 
 

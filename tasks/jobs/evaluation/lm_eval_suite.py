@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -210,12 +210,14 @@ def _run(bench: Bench, folder: Path) -> dict[str, Any]:
     }
     bench.meet()  # from here on the harness's processes compute together, and these wait
     (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
+    # Without torchrun's variables: accelerate, in the harness, would open a process group of its own with them.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_RANK)}
     name = f"lm-eval-{bench.rank.rank}.log" if bench.rank.rank else "lm-eval.log"
     with open(bench.rank.folder / name, "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tasks.jobs.evaluation.lm_eval_run"],
             cwd=folder,
-            env={**_of_no_rank(os.environ), **_no_hub(folder)},
+            env={**environment, **_no_hub(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -252,11 +254,6 @@ def _meeting_place() -> tuple[str, int]:
     from tasks.jobs.evaluation.sharded import meeting_place  # torch's FSDP2 and accelerate take seconds to import
 
     return meeting_place()
-
-
-def _of_no_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without torchrun's variables: accelerate, in the harness, would open a process group of its own with them."""
-    return {key: value for key, value in environment.items() if not key.startswith(OF_A_RANK)}
 
 
 def _no_hub(folder: Path) -> dict[str, str]:

@@ -147,21 +147,11 @@ def _count_pairs(
     for start in range(0, len(tokens), BLOCK_TOKENS):
         block = np.asarray(tokens[start : start + BLOCK_TOKENS])
         contexts = np.concatenate((np.array([before], dtype=block.dtype), block[:-1]))
-        result = np.unique(_pair_codes(block, contexts, vocab_size=vocab_size), return_counts=True)
-        codes, counts = _merged(codes, counts, *result)
+        more_codes, more_counts = np.unique(_pair_codes(block, contexts, vocab_size=vocab_size), return_counts=True)
+        every = np.concatenate((codes, more_codes))
+        order = np.argsort(every, kind="stable")
+        every, weights = every[order], np.concatenate((counts, more_counts))[order]
+        first = np.flatnonzero(np.concatenate(([True], every[1:] != every[:-1])))
+        codes, counts = every[first], np.add.reduceat(weights, first)
         before = int(block[-1])
     return codes, counts
-
-
-def _merged(
-    codes: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    more_codes: NDArray[np.int64],
-    more_counts: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The sum of two tables of counts."""
-    every = np.concatenate((codes, more_codes))
-    order = np.argsort(every, kind="stable")
-    every, weights = every[order], np.concatenate((counts, more_counts))[order]
-    first = np.flatnonzero(np.concatenate(([True], every[1:] != every[:-1])))
-    return every[first], np.add.reduceat(weights, first)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,9 +194,11 @@ def written(bench: Bench) -> tuple[Written, ...]:
     """`probe_samples` texts, the same ones for each suite of a job."""
     if "written" not in bench.shared:
         config = bench.config
+        # Openings and first words of held-out documents in turn, again from the start where there are too few
+        pool = [*OPENINGS, *(" ".join(text.split()[:WORDS_OF_A_DOCUMENT]) for text in bench.heldout.texts)]
         prompts = [
-            bench.tokenizer.encode(text, add_special_tokens=False).ids[: bench.context // 2]
-            for text in _prompts(bench.heldout.texts, config.probe_samples)
+            bench.tokenizer.encode(pool[number % len(pool)], add_special_tokens=False).ids[: bench.context // 2]
+            for number in range(config.probe_samples)
         ]
         opened, tokens = [[*bench.opening, *prompt] for prompt in prompts], TOKENS_FACTOR * config.probe_tokens
         rows = begin("written", bench, opened, tokens, seed=config.seed)()
@@ -206,13 +208,6 @@ def written(bench: Bench) -> tuple[Written, ...]:
         )
     results: tuple[Written, ...] = bench.shared["written"]
     return results
-
-
-def _prompts(texts: Iterable[str], count: int) -> list[str]:
-    """Openings and first words of held-out documents in turn, again from the start where there are too few."""
-    first = [" ".join(text.split()[:WORDS_OF_A_DOCUMENT]) for text in texts]
-    pool = [*OPENINGS, *first]
-    return [pool[number % len(pool)] for number in range(count)]
 
 
 def _share(name: str, count: int, samples: int, confidence: float) -> dict[str, float]:

@@ -117,16 +117,13 @@ MOST_ROWS = 64
 
 def ends(context: int) -> list[int]:
     """The last position of each bucket; the last of all is the context."""
-    return [*_growing(context), context]
-
-
-def _growing(context: int) -> Iterator[int]:
-    end = FIRST
+    result, end = list[int](), FIRST
     while end < context:
-        yield end
+        result.append(end)
         if end * 3 // 2 < context:
-            yield end * 3 // 2
+            result.append(end * 3 // 2)
         end *= 2
+    return [*result, context]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,14 @@ class Saves:
     def look(self) -> None:
         """Do what there is to do now; all ranks call it again and again. Raises OSError when something cannot be written."""
         if self._writing.rank == 0:
-            self._take_over()
+            # Move what is whole: all ranks have written it before Megatron says so in its tracker.
+            folders = self._save.iterdir() if self._save.exists() else ()
+            for folder in sorted((one for one in folders if SAVED.fullmatch(one.name)), key=_step):
+                if _step(folder) <= _tracked(self._save):
+                    part = place_of(self._root, _step(folder), self._writing.attempt) / f"{OWN}.part"
+                    part.mkdir(parents=True)
+                    os.rename(folder, part / folder.name)
+                    os.rename(part, part.with_name(OWN))
         for place in self._taken():
             step = int(place.parent.name.removeprefix("step-"))
             self._writing.save(step, step * self._global_batch)
@@ -66,16 +73,6 @@ class Saves:
         # by the tracker, which stays: nothing is missed while a folder is moved, or seen late by another machine
         done = max((int(place.parent.name.removeprefix("step-")) for place in self._done), default=-1)
         return _tracked(self._save) > done or bool(self._taken())
-
-    def _take_over(self) -> None:
-        """Move what is whole: all ranks have written it before Megatron says so in its tracker."""
-        folders = self._save.iterdir() if self._save.exists() else ()
-        for folder in sorted((one for one in folders if SAVED.fullmatch(one.name)), key=_step):
-            if _step(folder) <= _tracked(self._save):
-                place = place_of(self._root, _step(folder), self._writing.attempt)
-                (place / f"{OWN}.part").mkdir(parents=True)
-                os.rename(folder, place / f"{OWN}.part" / folder.name)
-                os.rename(place / f"{OWN}.part", place / OWN)
 
     def _taken(self) -> list[Path]:
         places = [path.parent for path in self._root.glob(f"step-*/attempt-{self._writing.attempt}/{OWN}")]

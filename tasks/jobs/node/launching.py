@@ -88,7 +88,9 @@ def granted(job: dict[str, Any]) -> dict[str, str]:
     asked = int(job["gpus_per_node"])
     existing = gpus() if asked or limited else ()
     if asked > len(existing):
-        _refuse(asked, len(existing), user=limited)
+        message = f"the job asks for {asked} GPUs on a machine, {socket.gethostname()} has {len(existing)}"
+        remedy = f"Set cluster.gpus_per_node to {len(existing)} or less."
+        raise Refused(message, remedy, "user" if limited else "node")
     return visible(existing[:asked]) if limited else {}
 
 
@@ -134,11 +136,6 @@ def out_of_memory(folder: Path, killed: dict[int, str]) -> dict[str, Any] | None
         return None
     message = f"the kernel killed rank {', '.join(map(str, ranks))} on {socket.gethostname()}: memory was used up"
     return {"type": "OutOfMemory", "message": message, "remedy": "Use a smaller micro batch.", "class": "out_of_memory"}
-
-
-def _refuse(asked: int, existing: int, *, user: bool) -> None:
-    message = f"the job asks for {asked} GPUs on a machine, {socket.gethostname()} has {existing}"
-    raise Refused(message, f"Set cluster.gpus_per_node to {existing} or less.", "user" if user else "node")
 
 
 def _simds(properties: Path) -> int:

@@ -84,13 +84,10 @@ class Watching:
         if output is None or output["submission"] != self.job["submission"]:
             return GIVEN_UP
         self._count()
-        if self.failures > int(self.job["restarts"]) or self._hopeless():
+        reports = (read_json(path) or {} for path in (self.folder / "errors").glob("*.json"))
+        if self.failures > int(self.job["restarts"]) or any(r.get("class") in ENDS_THE_JOB for r in reports):
             return GIVEN_UP
         return None
-
-    def _hopeless(self) -> bool:
-        reports = [read_json(path) or {} for path in (self.folder / "errors").glob("*.json")]
-        return any(report.get("class") in ENDS_THE_JOB for report in reports)
 
     def _count(self) -> None:
         """A new start of rank 0 after a rank reported a failure counts; a start because a machine came or went does not."""

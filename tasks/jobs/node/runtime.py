@@ -79,21 +79,17 @@ def open_rank() -> Rank:
     spec = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     output = folder / "out"
     output.mkdir(exist_ok=True)
+    # The machine's agent may have copied some inputs to a disk of its own (scratch.py).
+    copies: dict[str, str] = json.loads(os.environ.get("HEADWAY_INPUTS", "{}"))
     return Rank(
         folder=folder,
         rank=int(os.environ.get("RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         attempt=int(os.environ.get("HEADWAY_ATTEMPT", "1")),
         settings=spec["settings"],
-        inputs={name: Path(path) for name, path in {**spec["inputs"], **_copies()}.items()},
+        inputs={name: Path(path) for name, path in {**spec["inputs"], **copies}.items()},
         output=output,
     )
-
-
-def _copies() -> dict[str, str]:
-    """Inputs that the machine's agent copied to a disk of its own (scratch.py), by name."""
-    copies: dict[str, str] = json.loads(os.environ.get("HEADWAY_INPUTS", "{}"))
-    return copies
 
 
 def _take_place_of_mpi() -> None:

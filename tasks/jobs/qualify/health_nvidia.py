@@ -12,7 +12,7 @@ from typing import Literal
 
 from tasks.formats import gpu_health, smi
 from tasks.formats.azure_machine import DAY
-from tasks.formats.gpu_health import Finding, Rules
+from tasks.formats.gpu_health import Finding
 from tasks.jobs.qualify.bench import Bench
 from tasks.jobs.qualify.machine import Machine, Missing, ask_gpus, ask_rows, failure, of_kernel
 from tasks.qualification.measured import Probe
@@ -47,6 +47,11 @@ def clock_probes(bench: Bench, gpu: Mapping[str, str], was_set: str) -> Iterator
         entries = [f"its maximum is {clock.maximum:.0f}"]
         entries += ["this driver has no application clocks"] if clock.application is None else []
         entries += [f"benchmark.set_clocks {'did not hold' if below else 'set it'}: {was_set}"] if was_set else []
+        remedy = ""
+        if below:
+            command = f"sudo {' '.join(smi.set_clocks_command(gpu))}"
+            way = "give the job the right to." if was_set else "set benchmark.set_clocks."
+            remedy = f"Run `{command}` in the machine's prolog, or {way}"
         yield Probe(
             check=check,
             measured=clock.in_force,
@@ -54,16 +59,9 @@ def clock_probes(bench: Bench, gpu: Mapping[str, str], was_set: str) -> Iterator
             where=smi.name(gpu),
             finding="warn" if below and check not in bench.sku.limits else None,
             said="; ".join(entries),
-            remedy=_remedy(gpu, tried=bool(was_set)) if below else "",
+            remedy=remedy,
             source="the GPU's own maximum",
         )
-
-
-def _remedy(gpu: Mapping[str, str], *, tried: bool) -> str:
-    command = f"sudo {' '.join(smi.set_clocks_command(gpu))}"
-    return f"Run `{command}` in the machine's prolog, or " + (
-        "give the job the right to." if tried else "set benchmark.set_clocks."
-    )
 
 
 def _below(gpu: Mapping[str, str], kind: str) -> bool:
@@ -119,7 +117,8 @@ def gpus(bench: Bench, machine: Machine) -> Iterator[Probe]:
         remedy="Do what the driver asks for, or replace the GPU." if text else "",
         source=SOURCE if text else "",
     )
-    results = [finding for gpu in rows for finding in _findings(gpu, machine)]
+    looks = (gpu_health.gpu_findings, smi.ecc_findings, smi.page_findings)
+    results = [finding for gpu in rows for look in looks for finding in look(gpu, machine.rules)]
     yield from map(probe_of, results)
     for check, what in READ.items():
         unread = [smi.name(gpu) for gpu in rows if not any(smi.is_read(gpu.get(field)) for field in what)]
@@ -162,11 +161,14 @@ def errors(bench: Bench, machine: Machine) -> Iterator[Probe]:
     newest = list({(error.bus, error.code): error for error in seen}.values())
     for error, finding in zip(newest, gpu_health.xid_findings(newest, machine.rules), strict=True):
         ago = uptime - error.seconds
+        level: Literal["warn", "fail"] | None = finding.level if ago <= machine.rules.xid_hours * 3600 else "warn"
+        if error.code in machine.rules.xid_programs:  # what somebody's program caused says nothing of the machine
+            level = None
         yield Probe(
             check="xid",
             measured=float(error.code),
             where=f"GPU {error.bus}",
-            finding=_level(error.code, finding, fresh=ago <= machine.rules.xid_hours * 3600, rules=machine.rules),
+            finding=level,
             said=f"{times[error.bus, error.code]} times, last {ago / 3600:.1f} h ago: {finding.message}",
             remedy=finding.remedy or ("Reset the GPU, or restart the machine." if finding.level == "fail" else ""),
             source=SOURCE,
@@ -197,22 +199,6 @@ def nvlinks(bench: Bench, machine: Machine) -> Iterator[Probe]:
         remedy="Check the NVSwitch fabric and its manager; then reset the GPU." if down else "",
         source="AzNHC check_nvlink_status (NHC2016)" if down else "",
     )
-
-
-def _level(code: int, finding: Finding, *, fresh: bool, rules: Rules) -> Literal["warn", "fail"] | None:
-    """What a program of somebody's caused says nothing of the machine before a run."""
-    if code in rules.xid_programs:
-        return None
-    return finding.level if fresh else "warn"
-
-
-def _findings(gpu: Mapping[str, str], machine: Machine) -> list[Finding]:
-    rules = machine.rules
-    return [
-        *gpu_health.gpu_findings(gpu, rules),
-        *smi.ecc_findings(gpu, rules),
-        *smi.page_findings(gpu, rules),
-    ]
 
 
 def probe_of(finding: Finding) -> Probe:

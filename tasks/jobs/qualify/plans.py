@@ -310,14 +310,12 @@ class Pairs:
         for pair, outcome in self.best.items():
             for size, rate in outcome.judged.items():
                 rates.setdefault(size, {})[pair] = rate
-        return {size: max(self._fastest(item), sound_rate(item)) for size, item in rates.items()}
-
-    def _fastest(self, rates: Mapping[Group, float]) -> float:
-        allowed = tolerances(self.standard.sku)
-        fast = reference(
-            [Item(str(pair), rate) for pair, rate in rates.items()], allowed.pairs_gap, lone=allowed.lone_pair
-        )
-        return fast.center if fast else 0.0
+        allowed, result = tolerances(self.standard.sku), {}
+        for size, item in rates.items():
+            items = [Item(str(pair), rate) for pair, rate in item.items()]
+            fast = reference(items, allowed.pairs_gap, lone=allowed.lone_pair)
+            result[size] = max(fast.center if fast else 0.0, sound_rate(item))
+        return result
 
     def slow(self, share: float | None = None) -> set[Group]:
         """Pairs that failed, or are below the limit or the share (of the configuration, where none is given) of a sound one."""
@@ -412,18 +410,14 @@ def pairs_plan(nodes: Sequence[int], standard: Standard, *, together: Outcome | 
         and not state.slow()
         and _slow_together(together, len(nodes), state.sound, standard)
     ):
-        yield from _bisect(living, state.sound, standard)
-
-
-def _bisect(living: Group, sound: Mapping[int, float], standard: Standard) -> Plan[None]:
-    """Halves of what is slow, until they are pairs or none of them is slow: then it stays unexplained."""
-    parts, number = [living], 0
-    while smaller := tuple(half for part in parts for half in halves(part)):
-        answer = yield Step(f"part/{number}", "part", smaller, PAIRS, round=number)
-        result = answer.outcomes[PAIRS[0]]
-        parts = [half for half in smaller if _slow_together(result[half], len(half), sound, standard)]
-        parts = [part for part in parts if set(part) <= set(answer.living)]
-        number += 1
+        # Halves of what is slow, until they are pairs or none of them is slow: then it stays unexplained.
+        parts, number, sound = [living], 0, state.sound
+        while smaller := tuple(half for part in parts for half in halves(part)):
+            answer = yield Step(f"part/{number}", "part", smaller, PAIRS, round=number)
+            result = answer.outcomes[PAIRS[0]]
+            parts = [half for half in smaller if _slow_together(result[half], len(half), sound, standard)]
+            parts = [part for part in parts if set(part) <= set(answer.living)]
+            number += 1
 
 
 def _slow_together(outcome: Outcome, nodes: int, sound: Mapping[int, float], standard: Standard) -> bool:

@@ -348,7 +348,15 @@ def _by_torch(
                     result[collective] = result[collective].model_copy(update=status)
                 done.append(collective)
     except RuntimeError as error:
-        _failed(collectives, done, result, error)
+        print(error, flush=True)
+        text = str(error)
+        late = "timed out" in text.lower() or "timeout" in text.lower()
+        first = next(collective for collective in collectives if collective not in done)
+        for collective in collectives:
+            if collective not in done:
+                output = text if collective == first else f"not tried: {first} before it: {text}"
+                failed = {"status": "timed out" if late else "failed", "said": output[:1000]}
+                result[collective] = result[collective].model_copy(update=failed)
     for collective in done:
         result[collective] = result[collective].model_copy(update={"status": "measured"})
 
@@ -365,19 +373,6 @@ def _printed(collective: Collective, how: Sweeping, comm: Communicator, bench: B
         yield row
     if comm.rank == 0:
         print(ended(collective, rows), flush=True)
-
-
-def _failed(
-    collectives: Sequence[Collective], done: Sequence[Collective], result: dict[Collective, Sweep], error: RuntimeError
-) -> None:
-    print(error, flush=True)
-    text = str(error)
-    status: Status = "timed out" if "timed out" in text.lower() or "timeout" in text.lower() else "failed"
-    first = next(collective for collective in collectives if collective not in done)
-    for collective in collectives:
-        if collective not in done:
-            output = text if collective == first else f"not tried: {first} before it: {text}"
-            result[collective] = result[collective].model_copy(update={"status": status, "said": output[:1000]})
 
 
 def _by_binaries(

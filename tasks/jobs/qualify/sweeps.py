@@ -342,8 +342,10 @@ def sweep(collective: Collective, how: Sweeping, comm: Communicator, bench: Benc
     """One row after another. Raises RuntimeError when an operation fails or hangs, TooLate when the time is over."""
     began = time.monotonic()
     # Bytes of the largest message for which every rank has memory.
-    host = psutil.virtual_memory().available * CPU_SHARE / bench.ranks_per_node
-    free = _free_gpu_bytes() * GPU_SHARE if comm.cuda else host
+    free = psutil.virtual_memory().available * CPU_SHARE / bench.ranks_per_node
+    if comm.cuda:
+        cuda.empty_cache()
+        free = cuda.mem_get_info()[0] * GPU_SHARE
     largest = -comm.over_all([-free], distributed.ReduceOp.MAX)[0] / BUFFERS
     share = how.seconds / len(how.sizes) / (1 if collective in TWO_BUFFERS else 2)
     for size in how.sizes:
@@ -364,11 +366,6 @@ def whole_elements(collective: Collective, size: int, ranks: int) -> int:
     for exactly this size would hold for nothing."""
     elements = math.ceil(size / ELEMENT_BYTES)
     return math.ceil(elements / ranks) * ranks if collective in DIVIDED else elements
-
-
-def _free_gpu_bytes() -> int:
-    cuda.empty_cache()
-    return cuda.mem_get_info()[0]
 
 
 def _measure(prepared: Prepared, seconds: float, comm: Communicator) -> tuple[float, int]:

@@ -111,7 +111,14 @@ class Driver:
             while not self.stopping:
                 ended |= self._look(ended)
                 if refused := [self.places[rank].name for rank, code in ended.items() if code == NO_STORE]:
-                    raise _no_store(", ".join(refused))
+                    raise Refused(
+                        "Missing",
+                        f"{', '.join(refused)} cannot use the store of cluster.mirror: the log of the Ray worker there has the "
+                        "store's answer",
+                        "missing",
+                        remedy="Grant the machine's identity Storage Blob Data Contributor on the container, or set "
+                        "cluster.mirror.credential.",
+                    )
                 if 0 in ended and left is None:
                     left = time.monotonic() + (LAST_FILES_SECONDS if self.mirrored else FOLLOW_SECONDS)
                 if len(ended) == len(self.agents) or (left is not None and time.monotonic() > left):
@@ -232,15 +239,6 @@ def no_folder(folder: Path, who: str) -> Refused:
         f"the job folder {folder} is not to be seen on {who}: the machines of a Ray job and Headway must share it",
         "missing",
         remedy="Set HEADWAY_HOME to a folder on a file system that all of them mount under the same path.",
-    )
-
-
-def _no_store(who: str) -> Refused:
-    return Refused(
-        "Missing",
-        f"{who} cannot use the store of cluster.mirror: the log of the Ray worker there has the store's answer",
-        "missing",
-        remedy="Grant the machine's identity Storage Blob Data Contributor on the container, or set cluster.mirror.credential.",
     )
 
 

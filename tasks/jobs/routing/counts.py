@@ -287,7 +287,13 @@ def look(answer: Answer, body: bytes) -> dict[str, Any]:
         return {**_of_events(body), "streamed": True}
     try:
         output = json.loads(body)
-        return _of_texts(output, answer.header(b"x-headway-tokens")) if isinstance(output, list) else _of_object(output)
+        if isinstance(output, list):
+            # As Azure ML has it: texts by the number of their prompt. The tokens are those of the header, the prompts' among
+            # them.
+            text = "".join(text for one in output for text in one.values())
+            return _measures(text, int(answer.header(b"x-headway-tokens")) or None, None)
+        choice = output["choices"][0]
+        return _measures(choice["text"], int(output["usage"]["completion_tokens"]), choice.get("finish_reason"))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return {}
 
@@ -295,16 +301,6 @@ def look(answer: Answer, body: bytes) -> dict[str, Any]:
 def ended(began: float, *, failed: bool, mirrored: bool = False, **measured: Any) -> Sight:
     """The sight of a request that began at a time of `time.perf_counter` and ended now."""
     return Sight(time=time.time(), failed=failed, seconds=time.perf_counter() - began, mirrored=mirrored, **measured)
-
-
-def _of_object(output: Any) -> dict[str, Any]:
-    choice = output["choices"][0]
-    return _measures(choice["text"], int(output["usage"]["completion_tokens"]), choice.get("finish_reason"))
-
-
-def _of_texts(messages: list[dict[str, str]], tokens: bytes) -> dict[str, Any]:
-    """As Azure ML has it: texts by the number of their prompt. The tokens are those of the header, the prompts' among them."""
-    return _measures("".join(text for one in messages for text in one.values()), int(tokens) or None, None)
 
 
 def _of_events(body: bytes) -> dict[str, Any]:

@@ -107,14 +107,12 @@ class Scaler:
         if need > count:
             self._spawn(name, self._wake(group) if group.asleep else self._add(name, group))
         elif need < count and now - group.busy >= (idle if need else 0.0):
-            extra = next((one for one in reversed(existing) if not self._is_first(group, one)), None)
+            first = {place.server for place in group.colour.servers}
+            extra = next((one for one in reversed(existing) if one.server not in first), None)
             self._spawn(name, self._remove(group, extra) if extra else self._sleep(group))
 
     def _upstream(self, port: Any) -> Upstream:
         return Upstream(int(port), self._table.secret)
-
-    def _is_first(self, group: Group, replica: Replica) -> bool:
-        return any(place.server == replica.server for place in group.colour.servers)
 
     def _spawn(self, name: str, work: Any) -> None:
         """One change of a colour at a time: so servers are started, and stopped, one after the other."""
@@ -220,7 +218,10 @@ class Control:
             asked = parse_qsl(scope["query_string"].decode())
             await say(send, 200, {server: self._counts.seen(server, float(since)) for server, since in asked})
         elif scope["path"] == "/metrics":
-            await _text(send, self.metrics())
+            body = self.metrics()
+            head = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": body})
         else:
             await say(send, 404, {"error": "there is /state, /observed and /metrics"})
 
@@ -268,12 +269,6 @@ class Control:
                 f"headway_gateway_{what}{row}\n" for row in rows
             )
         return text.encode()
-
-
-async def _text(send: Send, body: bytes) -> None:
-    headers = [(b"content-type", b"text/plain; version=0.0.4"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 # Asks every server whether it is ready, again and again: one that does not answer gets no requests until it does.

@@ -169,8 +169,10 @@ class Proxy:
         turn = began
         """When this colour's time began: the next one's is its own."""
         colour = self._colour_for(asked, routes) if counted else routes.main
-        if counted and (copied := self._table.mirrors_to(colour)):
-            self._copy(copied, asked)
+        if counted and (copied := self._table.mirrors_to(colour)) and len(self._copies) < MOST_COPIES:
+            task = asyncio.create_task(self._ask_copy(copied, asked))
+            self._copies.add(task)
+            task.add_done_callback(self._copies.discard)
         for again in (True, False):
             instead = routes.main if again and colour != routes.main else None
             left = max(self._patience - (time.perf_counter() - began), 0.0)
@@ -276,13 +278,6 @@ class Proxy:
             failed = answer.status >= 500
             result = {} if failed else look(answer, bytes(taken))
             self._note(replica.colour, began, failed=failed, counted=True, first=first, **result)
-
-    def _copy(self, colour: str, asked: Asked) -> None:
-        if len(self._copies) >= MOST_COPIES:
-            return
-        task = asyncio.create_task(self._ask_copy(colour, asked))
-        self._copies.add(task)
-        task.add_done_callback(self._copies.discard)
 
     async def _ask_copy(self, colour: str, asked: Asked) -> None:
         """Ask for an answer that nobody gets."""

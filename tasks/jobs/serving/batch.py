@@ -76,7 +76,7 @@ class Batch:
         """Have a request answered in the steps to come. Raises Unfit."""
         tokens = self._tokens_of(ask) if prompt is None else prompt
         limit = min(ask.max_tokens, self._generation.context_length - len(tokens))
-        ends = self._ends_of(ask)
+        ends = [*(() if ask.ignore_end else self._generation.end_tokens), *ask.stop_tokens]
         choice, text = Choice(ask, tokens, ends), TextStream(self._generation.text, ask.stop)
         answer = _Answer(number, ask, tokens, limit, choice, text, frozenset(ends))
         if answer.most > self._room:
@@ -99,9 +99,6 @@ class Batch:
         if ask.messages:
             return self._generation.encode_conversation(json.loads(ask.messages), json.loads(ask.tools or "[]"))
         return list(ask.tokens) or self._generation.encode(ask.prompt)
-
-    def _ends_of(self, ask: Ask) -> list[int]:
-        return [*(() if ask.ignore_end else self._generation.end_tokens), *ask.stop_tokens]
 
     def drop(self, number: int) -> None:
         """Give a request up; its place is free for the next step."""

@@ -362,7 +362,8 @@ class Choice:
             "logprobs": {
                 "tokens": [each.text for each in logprobs],
                 "token_logprobs": [each.value for each in logprobs],
-                "top_logprobs": [None if each.value is None else _by_text(each.top) for each in logprobs],
+                # Of tokens with the same text, as halves of characters have it, the likeliest
+                "top_logprobs": [None if each.value is None else dict(reversed(each.top)) for each in logprobs],
                 "text_offset": places,
             },
         }
@@ -401,11 +402,6 @@ class ChatChoice:
 
 def _token(text: str, likely: float) -> dict[str, Any]:
     return {"token": text, "logprob": likely, "bytes": list(text.encode())}
-
-
-def _by_text(top: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Of tokens with the same text, as halves of characters have it, the likeliest."""
-    return dict(reversed(top))
 
 
 def completion(request_id: str, model_ref: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

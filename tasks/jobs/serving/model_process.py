@@ -203,15 +203,13 @@ class Link:
         if self._process.returncode is None:
             self._process.kill()
         code = await self._process.wait()
-        self._give_up(f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
-        self._writer.close()
-
-    def _give_up(self, how: str) -> None:
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         self.reason = f"the model's process ended: {self._hung or how}"
         for number in list(self._boxes):
             self._boxes.pop(number).put_nowait(Gone(self.reason, taken=True))
         if not self._loaded.done():
             self._loaded.set_result({"failed": self.reason})
+        self._writer.close()
 
     async def _watch(self) -> None:
         """Kill a process that has work and says nothing; ask one that has none now and then whether it lives."""
@@ -390,7 +388,10 @@ class ProcessRuntime:
         link = await self._open_process(hang_seconds=self._hang_seconds)
         try:
             output = await link.load(load, seconds=self._load_seconds)
-            self.golden = self.golden or _golden(output["golden"], self._named)
+            if not self.golden:
+                if not output["golden"]:
+                    raise Gone(f"{self._named or 'the model'} has no golden.json to prove it with")
+                self.golden = [Golden(str(each["prompt"]), tuple(each["tokens"])) for each in output["golden"]]
             await link.prove(self.golden, seconds=PROVE_SECONDS)
             self._context_length, self.up_since = int(output["context_length"]), time.monotonic()
             self._link, self._reason, self._loading = link, "", False
@@ -411,12 +412,6 @@ async def _answer(model: Link, golden: Golden) -> tuple[str, tuple[int, ...]]:
             return text, output.tokens
         text += output.text
     raise AssertionError("an answer has an ending")
-
-
-def _golden(entries: list[dict[str, object]], named: str) -> list[Golden]:
-    if not entries:
-        raise Gone(f"{named or 'the model'} has no golden.json to prove it with")
-    return [Golden(str(each["prompt"]), tuple(each["tokens"])) for each in entries]  # type: ignore[arg-type]
 
 
 def _tell(first: asyncio.Future[None], error: Exception | None) -> None:

@@ -86,7 +86,8 @@ class PassedOn:
             raise self._service.away(
                 "the full model is away, and the one that answers for it takes plain completions only"
             )
-        streams, asked_usage = bool(wanted.get("stream")), _asks_usage(wanted)
+        streams, options = bool(wanted.get("stream")), wanted.get("stream_options")
+        asked_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         wanted["model"] = taken.model_ref
         wanted |= {"stream_options": {"include_usage": True}} if streams else {}
         stack = AsyncExitStack()
@@ -190,11 +191,6 @@ def _require_at_most(wanted: Mapping[str, Any], name: str, most: int, what: str,
     value = wanted.get(name, least)
     if not isinstance(value, int) or not least <= value <= most:
         raise HTTPException(400, f"{name}: {value!r} is no number from {least} to the {most} {what}")
-
-
-def _asks_usage(wanted: Mapping[str, Any]) -> bool:
-    options = wanted.get("stream_options")
-    return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
 def _error(output: Any, status: int) -> dict[str, Any]:

@@ -113,7 +113,18 @@ class ServeSettings(_Read):
             entries = None if files is None else [file.model_dump() for file in files]
             result = smaller_rungs(self.model_folder, self.model_ref, entries)
             below += [RungSettings.model_validate(one) for one in result]
-        return [_rung(one) for one in (full, *below)]
+        return [
+            Rung(
+                name=one.name,
+                model_ref=one.model_ref,
+                folder=one.folder,
+                files=one.files,
+                golden=tuple(Golden(prompt=each.prompt, tokens=each.tokens) for each in one.golden),
+                unless=one.unless,
+                vllm=one.vllm,
+            )
+            for one in (full, *below)
+        ]
 
     def _files(self) -> tuple[FileEntry, ...] | None:
         """What each file must be. Raises ValueError for a version that is named and of which nobody says what it holds."""
@@ -141,19 +152,6 @@ def read_settings(folder: Path) -> ServeSettings:
     return ServeSettings.model_validate(output)
 
 
-def _rung(one: RungSettings) -> Rung:
-    golden = tuple(Golden(prompt=each.prompt, tokens=each.tokens) for each in one.golden)
-    return Rung(
-        name=one.name,
-        model_ref=one.model_ref,
-        folder=one.folder,
-        files=one.files,
-        golden=golden,
-        unless=one.unless,
-        vllm=one.vllm,
-    )
-
-
 # What stands before a server on its private port: only its gateway is answered, which shows the endpoint's secret.
 #
 # The secret is tasks/serving/protocol/routes.py. Probes are answered to everybody: they say no more than whether a
@@ -170,15 +168,13 @@ class Behind:
         self._app, self._secret = app, secret.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in PROBES and not self._shown(scope):
-            text = "this port is the gateway's: ask the endpoint's own address"
-            await send_json(send, 401, error_body(401, text), headers={"Connection": "close"})
-            return
+        if scope["type"] == "http" and scope["path"] not in PROBES:
+            shown = next((value for name, value in scope["headers"] if name == SECRET.encode()), b"")
+            if not hmac.compare_digest(shown, self._secret):
+                text = "this port is the gateway's: ask the endpoint's own address"
+                await send_json(send, 401, error_body(401, text), headers={"Connection": "close"})
+                return
         await self._app(scope, receive, send)
-
-    def _shown(self, scope: Scope) -> bool:
-        shown = next((value for name, value in scope["headers"] if name == SECRET.encode()), b"")
-        return hmac.compare_digest(shown, self._secret)
 
 
 HOST = "127.0.0.1"

@@ -70,7 +70,14 @@ def reshard(engine: Any, folder: Path, read: Callable[[Path], Any], *, ranks: in
     for name, parameter in engine.module.named_parameters():
         if parameter.requires_grad:
             take(parameter, whole[name])
-    _refresh(engine.optimizer)
+    # The weights that compute are made of those of the optimizer.
+    zero = engine.optimizer
+    if _at_stage_3(zero):
+        for group in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(group)
+        zero.checkpoint_event_epilogue()
+    else:
+        zero.update_lp_params()
 
 
 def _at_stage_3(zero: Any) -> bool:
@@ -157,16 +164,6 @@ def _take_part(parameter: Any, whole: Mapping[str, Tensor]) -> None:
 def _filled(numbers: Tensor, begin: int, size: int) -> Tensor:
     part = numbers[begin : begin + size]
     return nn.functional.pad(part, (0, size - part.numel()))
-
-
-def _refresh(zero: Any) -> None:
-    """The weights that compute, from those of the optimizer."""
-    if not _at_stage_3(zero):
-        zero.update_lp_params()
-        return
-    for group in range(len(zero.fp16_groups)):
-        zero._reassign_or_swap_out_partitioned_parameters(group)
-    zero.checkpoint_event_epilogue()
 
 
 TAG = "deepspeed"

@@ -222,18 +222,15 @@ def clip_divided(gradients: Iterable[Tensor], most: float) -> float:
     for gradient in gradients:
         assert isinstance(gradient, DTensor)
         parts[gradient.device_mesh, gradient.placements].append(gradient.to_local())
-    squares = [_square(local, mesh, placements) for (mesh, placements), local in parts.items()]
+    squares = []
+    for (mesh, placements), local in parts.items():
+        square = torch.stack(torch._foreach_norm(local)).double().square().sum()
+        for dimension, placement in enumerate(placements):
+            if not placement.is_replicate():
+                dist.all_reduce(square, group=mesh.get_group(dimension))
+        squares.append(square)
     norm = float(torch.stack(squares).sum().sqrt())
     scale = min(1.0, most / (norm + 1e-6)) if norm == norm else norm
     for local in parts.values():
         torch._foreach_mul_(local, scale)
     return norm
-
-
-def _square(local: list[Tensor], mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
-    """Square of the norm over all parts, float64."""
-    result = torch.stack(torch._foreach_norm(local)).double().square().sum()
-    for dimension, placement in enumerate(placements):
-        if not placement.is_replicate():
-            dist.all_reduce(result, group=mesh.get_group(dimension))
-    return result

@@ -41,7 +41,8 @@ def selected(store: Store, is_held: Callable[[Manifest], bool]) -> tuple[list[Ma
     """
     everything = [one for one in store.manifests() if one.content.kind != KIND]
     results = [one for one in everything if one.content.kind == SOME]
-    wanted = {ref for champion in _champions(store) for ref in _checkpoints_under(store, champion)}
+    under = (one for champion in _champions(store) for one in (champion, *ancestry(store, champion)))
+    wanted = {one.ref for one in under if one.content.kind == SOME}
     for name in {one.provenance.name for one in results}:
         of_name = (one for one in results if one.provenance.name == name)
         newest = next((one for one in of_name if is_held(one) or not store.verify(one)), None)
@@ -64,10 +65,6 @@ def _champions(store: Store) -> Iterator[Manifest]:
                 yield from (find(store, *parse_ref(ref)),) if ref else ()
             except Unknown:
                 continue
-
-
-def _checkpoints_under(store: Store, manifest: Manifest) -> list[str]:
-    return [one.ref for one in (manifest, *ancestry(store, manifest)) if one.content.kind == SOME]
 
 
 CLAIM = "backup-of.json"

@@ -107,7 +107,13 @@ def choose(store: Store, at: str = "") -> Manifest:
     result = backups(store)
     if not result:
         raise Unknown(f"there is no backup in {store.uri}", remedy="`headway backup --to STORE` makes one.")
-    latest = _time(at) if at else None
+    latest = None
+    if at:
+        try:
+            latest = datetime.fromisoformat(at)
+        except ValueError as error:
+            raise ValueError(f"--at {at!r} is no time: write it as 2026-01-31 or 2026-01-31T12:00, in UTC") from error
+        latest = latest if latest.tzinfo else latest.replace(tzinfo=UTC)
     for one in result:
         if latest is None or datetime.fromisoformat(one.provenance.created) <= latest:
             return one
@@ -126,14 +132,6 @@ def fetch(store: Store, manifest: Manifest) -> Path:
             problems=error.problems,
             remedy=remedy,
         ) from error
-
-
-def _time(text: str) -> datetime:
-    try:
-        given = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"--at {text!r} is no time: write it as 2026-01-31 or 2026-01-31T12:00, in UTC") from error
-    return given if given.tzinfo else given.replace(tzinfo=UTC)
 
 
 PLATFORM = "platform.yaml"

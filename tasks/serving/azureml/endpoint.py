@@ -95,7 +95,9 @@ class AzureMlEndpoint:
         assert config is not None
         require_complete(config.azureml)
         self.settle()
-        made, record = self._made(config), read_json(self._record)
+        azureml = config.azureml
+        online = online_of({"azureml": azureml.model_dump(mode="json")})
+        made, record = Rendering(self.name, config, azureml.location or online.location()), read_json(self._record)
         green = self._green(made, model_ref, record)
         candidate = Candidate(
             self.name, Path(green["folder"]).name, Path(green["folder"]), model_ref, PORT, PORT, config, barred
@@ -120,7 +122,11 @@ class AzureMlEndpoint:
             _tell(journal, "answering", server=candidate.server, prompts=len(golden["prompts"]))
             self._prove(traffic, golden)
         except BaseException as error:
-            self._take_back(traffic, error)
+            try:
+                give_back(traffic, self.changes, why=str(error) or type(error).__name__)
+            except (HeadwayError, ValueError) as second:
+                # What cannot be taken back now, since the service does not answer, the next start takes back.
+                log.warning("%s is taken back at the next start: %s", traffic.green["azure_name"], second)
             raise
         return candidate
 
@@ -219,11 +225,6 @@ class AzureMlEndpoint:
         if begun:
             delete_endpoint(online_of(begun), begun)
 
-    def _made(self, config: DeploymentConfig) -> Rendering:
-        azureml = config.azureml
-        online = online_of({"azureml": azureml.model_dump(mode="json")})
-        return Rendering(self.name, config, azureml.location or online.location())
-
     def _green(self, made: Rendering, model_ref: str, record: Record | None) -> Record:
         """The record of a model that is to be; its address is known once the endpoint is there."""
         colour = next(colour for colour in COLOURS if not record or colour != record["colour"])
@@ -260,9 +261,11 @@ class AzureMlEndpoint:
         if online.settled(partial(online.endpoint, name)) is None:
             online.put_endpoint(name, made.endpoint_body(expires=green["expires"] or None))
         existing = online.settled(partial(online.deployment, name, colour))
-        if existing is not None and not _same(existing, body):
-            online.delete_deployment(name, colour)
-            existing = None
+        if existing is not None:
+            up = existing["properties"].get("provisioningState") == "Succeeded"
+            if not up or (existing.get("tags") or {}).get("headway.spec") != body["tags"]["headway.spec"]:
+                online.delete_deployment(name, colour)
+                existing = None
         if existing is None:
             online.put_deployment(name, colour, body, asked_back=partial(ask_back, self.folder))
         if scales(made.config):
@@ -283,13 +286,6 @@ class AzureMlEndpoint:
             folder=green["folder"],
         )
 
-    def _take_back(self, traffic: AzureTraffic, error: BaseException) -> None:
-        """What cannot be taken back now, since the service does not answer, the next start takes back."""
-        try:
-            give_back(traffic, self.changes, why=str(error) or type(error).__name__)
-        except (HeadwayError, ValueError) as second:
-            log.warning("%s is taken back at the next start: %s", traffic.green["azure_name"], second)
-
     def _traffic(self) -> AzureTraffic:
         change = self.changes.open_change()
         assert change is not None
@@ -298,11 +294,6 @@ class AzureMlEndpoint:
         return AzureTraffic(
             self.folder, {**change.begun, "green": {**green, "url": payload.get("url") or green["url"]}}
         )
-
-
-def _same(existing: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
-    up = existing["properties"].get("provisioningState") == "Succeeded"
-    return bool(up and (existing.get("tags") or {}).get("headway.spec") == body["tags"]["headway.spec"])
 
 
 def _tell(journal: Journal | None, event: str, **details: Any) -> None:

@@ -62,13 +62,16 @@ def score(
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     began = time.monotonic()
     try:
-        with _opener(url).open(request, timeout=seconds) as reply:
+        is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost")
+        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
+        with opener.open(request, timeout=seconds) as reply:
             output = json.load(reply)
             model_ref = str(reply.headers.get("X-Headway-Model", ""))
     except urllib.error.HTTPError as error:
         with error:
             if error.code < 500 and error.code not in (424, 429):  # 424: Azure ML's word for a model's own 5xx
-                raise ValueError(f"{url} refused {prompt[:40]!r} with {error.code}: {_said(error)}") from error
+                text = error.read(2000).decode(errors="replace").strip() or error.reason
+                raise ValueError(f"{url} refused {prompt[:40]!r} with {error.code}: {text}") from error
             raise Unanswered(f"{deployment or url} answered {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unanswered(f"{deployment or url} did not answer: {error}") from error
@@ -237,12 +240,3 @@ def _parameters(how: Sampling) -> dict[str, Any]:
     output |= {"temperature": how.temperature, "top_p": how.top_p} if how.temperature > 0 else {}
     output |= {"seed": how.seed} if how.seed is not None else {}
     return output | ({"stop": list(how.stop)} if how.stop else {})
-
-
-def _said(error: urllib.error.HTTPError) -> str:
-    return error.read(2000).decode(errors="replace").strip() or error.reason
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    is_local = urlsplit(url).hostname in ("127.0.0.1", "localhost")
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))

@@ -288,7 +288,7 @@ SUBSCRIPTION = "@(context.Subscription.Id)"
 
 def autoscale(made: Rendering, colour: str) -> dict[str, Any]:
     """Rules that add a machine while a deployment is busy, and take one away while it is idle."""
-    target = f"{_endpoint_id(made)}/deployments/{colour}"
+    target = f"{workspace_id(made.config)}/onlineEndpoints/{made.name}/deployments/{colour}"
     config = made.config
     capacity = {"minimum": config.instances, "maximum": config.most_instances, "default": config.instances}
     rules = [
@@ -403,10 +403,6 @@ def _texts(parent: Xml.Element, group: str, name: str, values: tuple[str, ...]) 
     within = Xml.SubElement(parent, group)
     for value in values:
         Xml.SubElement(within, name).text = value
-
-
-def _endpoint_id(made: Rendering) -> str:
-    return f"{workspace_id(made.config)}/onlineEndpoints/{made.name}"
 
 
 def files_of(

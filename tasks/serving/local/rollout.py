@@ -257,8 +257,9 @@ def go_back(
     if before.get("settings", "") != record.get("settings", ""):  # its servers have its own, the gateway the other's
         before["settings"] = MIXED
     settings = read_json(endpoint / "gateway" / "gateway.json") or {}
+    begun = [line for line in changes.lines() if line["event"] == "begin"]
     config = {
-        "keep_warm_seconds": _keep_warm(endpoint, changes),
+        "keep_warm_seconds": float(begun[-1]["config"]["keep_warm_seconds"]) if begun else 0.0,
         "max_error_share": 1.0,
         "gateway": {name: settings[name] for name in ("limits", "access") if name in settings},
     }
@@ -293,9 +294,3 @@ def _have_running(endpoint: Path, record: Record) -> None:
     output = read_json(folder / "serve.json")
     patience = float(output.get("start_timeout_seconds", START_SECONDS))
     await_ready(candidate, timeout=start_limit(output.get("files"), patience=patience), again=True)
-
-
-def _keep_warm(endpoint: Path, changes: Journal) -> float:
-    """As the last deploy wanted it."""
-    begun = [line for line in changes.lines() if line["event"] == "begin"]
-    return float(begun[-1]["config"]["keep_warm_seconds"]) if begun else 0.0

@@ -127,7 +127,10 @@ def anomalies(
     payload, from_then = read(folder), since if labels_since is None else labels_since
     reference = [answer for answer in payload.answers if ended(answer) < (since if before is None else before)]
     window = [answer for answer in payload.answers if ended(answer) >= since]
-    own = [] if config.reference == "answers" else answers_of_reference(_model_folder(record))
+    own = []
+    if config.reference != "answers":
+        started = read_json(Path(record.get("folder", "")) / "serve.json") or {}
+        own = answers_of_reference(Path(str(started.get("model_folder", ""))))
     against = "model" if own and (config.reference == "model" or len(reference) < config.min_requests) else "answers"
     labels = (
         [label for label in payload.labels if label.time < (from_then if before is None else min(before, from_then))],
@@ -138,11 +141,6 @@ def anomalies(
         **output,
         **compare(own if against == "model" else reference, window, config, labels=labels, against=against),
     }
-
-
-def _model_folder(record: dict[str, Any]) -> Path:
-    started = read_json(Path(record.get("folder", "")) / "serve.json") or {}
-    return Path(str(started.get("model_folder", "")))
 
 
 def compare(

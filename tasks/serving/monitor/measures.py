@@ -64,18 +64,15 @@ def _own(answer: Answer) -> Answer:
 def _lines(folder: Path, kind: type[T]) -> Iterator[T]:
     decoder = msgspec.json.Decoder(kind)
     for path in sorted(folder.glob("*.jsonl")):
-        for line in _bytes(path).splitlines():
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # an older file makes room while we read
+            continue
+        for line in data.splitlines():
             try:
                 yield decoder.decode(opened(line, where=str(path)))
             except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError):
                 continue
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:  # an older file makes room while we read
-        return b""
 
 
 SEED = 99

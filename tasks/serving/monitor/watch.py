@@ -46,7 +46,10 @@ def series(payload: Told, *, requests: int, windows: int) -> list[dict[str, Any]
     """
     cut = [payload.answers[place : place + requests] for place in range(0, len(payload.answers), requests)]
     edges = [window[0].time for window in cut[1:]] + [math.inf]
-    rows = [_row(window, _asked_in(payload.labels, window, edge)) for window, edge in zip(cut, edges, strict=False)]
+    rows = []
+    for window, edge in zip(cut, edges, strict=False):
+        labels = [label for label in payload.labels if window[0].time <= label.asked < edge]
+        rows.append(_row(window, labels))
     return rows[-windows:]
 
 
@@ -59,11 +62,6 @@ def _row(window: Sequence[Answer], labels: Sequence[Label]) -> dict[str, Any]:
         "labels": len(labels),
         "accuracy": fmean(label.right for label in labels) if labels else None,
     }
-
-
-def _asked_in(labels: Sequence[Label], window: Sequence[Answer], edge: float) -> list[Label]:
-    first = window[0].time
-    return [label for label in labels if first <= label.asked < edge]
 
 
 COOL_DOWN_SECONDS = 1800.0

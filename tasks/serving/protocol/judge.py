@@ -333,7 +333,12 @@ class _Times:
             return
         enough = len(old) >= max(FEWEST_OLD, min(self._known, MOST_OLD // 2))
         if enough and not (self._known and 0 <= asked - self._asked < RENEWED):
-            self._make_limits(old[-MOST_OLD:], asked)
+            ordered = sorted(old[-MOST_OLD:])
+            self._known, self._asked = len(ordered), asked
+            for name, test in self._tests.items():
+                # A new answer is longer than that one with a chance of `share`.
+                place = min(self._known, ceil((1 - test.share) * (self._known + 1)))
+                self._limits[name] = self._slowdown * ordered[place - 1]
         if not self._known:
             return
         fresh, self.taken, self._width = new[self.taken :], len(new), width
@@ -341,13 +346,6 @@ class _Times:
             beyond = sum(time > width * self._limits[name] for time in fresh)
             if test.add(len(fresh), beyond, answers=self._known) == "bad":
                 self._bad.add(name)
-
-    def _make_limits(self, old: Sequence[float], asked: int) -> None:
-        ordered, self._known, self._asked = sorted(old), len(old), asked
-        for name, test in self._tests.items():
-            # A new answer is longer than that one with a chance of `share`.
-            place = min(self._known, ceil((1 - test.share) * (self._known + 1)))
-            self._limits[name] = self._slowdown * ordered[place - 1]
 
     def broken(self, name: str) -> list[Check]:
         """The quantiles at which the new model is too slow."""

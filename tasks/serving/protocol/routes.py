@@ -91,7 +91,10 @@ def read_routes(path: Path) -> Routes | None:
     if value is None:
         return None
     try:
-        colours = {name: _colour(one) for name, one in value["colours"].items()}
+        colours = {
+            name: Colour(**{**one, "servers": tuple(Place(**place) for place in one["servers"])})
+            for name, one in value["colours"].items()
+        }
         return Routes(**{**value, "colours": colours})
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} holds no routes: {error}") from error
@@ -100,10 +103,6 @@ def read_routes(path: Path) -> Routes | None:
 def other(colour: str) -> str:
     """The colour that is not this one."""
     return COLOURS[1 - COLOURS.index(colour)]
-
-
-def _colour(value: Mapping[str, Any]) -> Colour:
-    return Colour(**{**value, "servers": tuple(Place(**place) for place in value["servers"])})
 
 
 def make_secret(endpoint: Path) -> Path:

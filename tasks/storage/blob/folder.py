@@ -134,7 +134,9 @@ class BlobFolder:
         """
         result = {name: seen for name, seen in self._look() if wanted(name)}
         changed = [name for name, seen in result.items() if self._here.get(name) != seen]
-        waiting = set() if settled else {_folder(name) for name in changed if self._grows_now(name, result[name])}
+        large = [name for name in changed if result[name].size > BLOCK and not name.endswith(GROWING)]
+        growing = [name for name in large if self._before.get(name) != result[name]]
+        waiting = set() if settled else {_folder(name) for name in growing}
         self._before = result
         sent = [name for name in changed if not _waits(name, waiting)]
         for group in _in_order(sent):
@@ -213,9 +215,6 @@ class BlobFolder:
                 if seen:
                     yield (Path(parent) / file).relative_to(self.local).as_posix(), seen
 
-    def _grows_now(self, name: str, seen: Seen) -> bool:
-        return seen.size > BLOCK and not name.endswith(GROWING) and self._before.get(name) != seen
-
     def _bring(self, name: str) -> None:
         """Bring one file, with all of its segments where it grows; nothing where it is gone by now."""
         number, blob = 0, self.container.head(self.prefix + name)
@@ -233,7 +232,8 @@ class BlobFolder:
             return
         if came:
             self._there[name] = came
-            self._note(_file_of(name))
+            if seen := _seen(path):
+                self._here[_file_of(name)] = seen
 
     def _received(self, path: Path, name: str, blob: BlobProperties) -> str | None:
         if path.name.endswith(GROWING):
@@ -340,11 +340,6 @@ class BlobFolder:
         """The blobs of a file that grows, as far as was seen: one after the other, from the first."""
         names = (f"{name}@{number:06d}" if number else name for number in count())
         return list(takewhile(self._there.__contains__, names))
-
-    def _note(self, name: str) -> None:
-        seen = _seen(self.local / name)
-        if seen:
-            self._here[name] = seen
 
 
 def _seen(path: Path) -> Seen | None:

@@ -104,7 +104,9 @@ class Publication:
     def appear(self, manifest: Manifest) -> Manifest | None:
         """Write the manifest; None when another wrote one for the same content first."""
         if not self.reused:
-            return self._write(manifest)
+            key = layout.folder_of(manifest) + layout.MANIFEST
+            new = self.container.put(key, manifest_bytes(manifest), new=True, metadata=_published())
+            return manifest if new else None
         with lease.held(self.container, f"{self.place}lease") as require:
             gone = self.reused - versions.stored_sizes(self.container, manifest).keys()
             if gone:
@@ -187,11 +189,6 @@ class Publication:
             if entry != expected[path]:
                 raise ValueError(f"{path} was changed while it was published; publish again when nobody writes to it")
         return manifest.model_copy(update={"provenance": _with(manifest.provenance, named)})
-
-    def _write(self, manifest: Manifest) -> Manifest | None:
-        key = layout.folder_of(manifest) + layout.MANIFEST
-        written = self.container.put(key, manifest_bytes(manifest), new=True, metadata=_published())
-        return manifest if written else None
 
 
 @lru_cache(maxsize=8)
@@ -355,7 +352,16 @@ class BlobStore:
 
     def _download_all(self, manifest: Manifest, entries: list[FileEntry], into: Path) -> None:
         result = over_files(lambda e: self._download(manifest, e, into / e.path), entries, size_of=_size)
-        _require_there(manifest, problems := [problem for problem in result if problem])
+        problems = [problem for problem in result if problem]
+        # A version whose bytes the account no longer has is told as that: it is not damage on the way.
+        gone = [problem.path for problem in problems if problem.problem == "missing"]
+        if gone:
+            raise IntegrityError(
+                f"{manifest.ref}: the stored version of {', '.join(gone[:5])} is gone: deleted, or expired by a lifecycle rule",
+                problems=[problem.model_dump() for problem in problems],
+                remedy="Undelete it while the account keeps it (soft delete: az storage blob undelete), restore it from a backup "
+                f"(headway restore), or: {remake(manifest)}",
+            )
         require_intact(manifest, problems)
 
     def _download(self, manifest: Manifest, entry: FileEntry, target: Path) -> Problem | None:
@@ -368,12 +374,13 @@ class BlobStore:
         return problem
 
     def verify(self, manifest: Manifest) -> list[Problem]:
-        result = over_files(lambda entry: self._verified(manifest, entry), list(manifest.content.files), size_of=_size)
+        # What was flipped on the way is whole the next time; what is damaged there is not.
+        result = over_files(
+            lambda entry: self._check(manifest, entry) and self._check(manifest, entry),
+            list(manifest.content.files),
+            size_of=_size,
+        )
         return [problem for problem in result if problem]
-
-    def _verified(self, manifest: Manifest, entry: FileEntry) -> Problem | None:
-        """What was flipped on the way is whole the next time; what is damaged there is not."""
-        return self._check(manifest, entry) and self._check(manifest, entry)
 
     def _check(
         self, manifest: Manifest, entry: FileEntry, write: Callable[[bytes], object] | None = None
@@ -473,15 +480,3 @@ def _age(listed: tuple[str, BlobProperties]) -> tuple[float, int]:
 
 def _size(entry: FileEntry) -> int:
     return entry.size
-
-
-def _require_there(manifest: Manifest, problems: Problems) -> None:
-    """A version whose bytes the account no longer has is told as that: it is not damage on the way."""
-    gone = [problem.path for problem in problems if problem.problem == "missing"]
-    if gone:
-        raise IntegrityError(
-            f"{manifest.ref}: the stored version of {', '.join(gone[:5])} is gone: deleted, or expired by a lifecycle rule",
-            problems=[problem.model_dump() for problem in problems],
-            remedy="Undelete it while the account keeps it (soft delete: az storage blob undelete), restore it from a backup "
-            f"(headway restore), or: {remake(manifest)}",
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -135,7 +135,9 @@ def check_stored(
             return _other_size(file, existing.size if existing else None)
     with container.told(name):
         try:
-            for piece, total in _pieces(get, range(0, file.size, BLOCK)):
+            starts = range(0, file.size, BLOCK)
+            pieces = map(get, starts) if len(starts) == 1 else in_order(get, starts, workers=STREAMS, ahead=STREAMS)
+            for piece, total in pieces:
                 stored = total
                 sha256.update(piece)
                 if write:
@@ -155,10 +157,6 @@ def _other_size(file: FileEntry, stored: int | None) -> Problem:
     if stored is None:
         return Problem(path=file.path, problem="missing", expected=file.size)
     return Problem(path=file.path, problem="size", expected=file.size, actual=stored)
-
-
-def _pieces(get: Callable[[int], R], starts: range) -> Iterable[R]:
-    return map(get, starts) if len(starts) == 1 else in_order(get, starts, workers=STREAMS, ahead=STREAMS)
 
 
 def over_files(work: Callable[[A], R], items: list[A], *, size_of: Callable[[A], int]) -> list[R]:
