@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 
 from tasks.common import process
 from tasks.common.validation import explain
@@ -26,6 +26,10 @@ from tasks.storage.settings import Credential, StoreConfig, Stores, load_stores,
 
 SECRET = "HEADWAY_STORE_SECRET"
 """Variable that holds the secret of a run's block, in the process of that run. The stores.yaml that a block made names it."""
+
+
+Chosen = BeforeValidator(lambda block: None if block == {} else block)
+"""Prefect's page sends an empty object where nobody added a block."""
 
 
 class HeadwayCredentials(Block):  # type: ignore[misc]
@@ -49,7 +53,9 @@ class HeadwayStore(Block):  # type: ignore[misc]
     _block_type_slug = "headway-store"
 
     uri: str = Field(description="az://ACCOUNT/CONTAINER/PREFIX, or a folder that all workers share.")
-    credentials: HeadwayCredentials | None = Field(None, description="How Azure knows us; a folder needs none.")
+    credentials: Annotated[HeadwayCredentials | None, Chosen] = Field(
+        None, description="How Azure knows us; a folder needs none."
+    )
 
     @model_validator(mode="after")
     def _holds(self) -> HeadwayStore:
@@ -82,7 +88,7 @@ class HeadwayCluster(Block):  # type: ignore[misc]
         default={},
         description='Settings of the section `cluster` on top of it: {"nodes": 4, "slurm": {"partition": "gpu"}}',
     )
-    store: HeadwayStore | None = Field(None, description="Empty: the store that the home has.")
+    store: Annotated[HeadwayStore | None, Chosen] = Field(None, description="Empty: the store that the home has.")
 
     @model_validator(mode="after")
     def _holds(self) -> HeadwayCluster:

@@ -244,6 +244,15 @@ def test_a_block_counts_over_the_preset_and_under_what_the_run_names(plain, bloc
         assert (made.cluster.name, made.cluster.threads_per_rank, made.training.model) == ("team", 2, "python-coder")
 
 
+def test_what_nobody_added_in_the_page_is_none(plain, blocks):
+    shared = block(plain, "headway-store", "shared", uri="/mnt/share", credentials={})
+    block(plain, "headway-cluster", "without", settings={"ranks_per_node": 1}, store={})
+    block(plain, "headway-cluster", "with", store=shared)
+    with temporary_settings({PREFECT_API_URL: plain.api}):
+        assert cluster_block("without").store is None
+        assert cluster_block("with").store.config().uri == "/mnt/share"
+
+
 def test_a_block_that_does_not_hold_is_refused_with_its_name(plain, blocks, tmp_path):
     with temporary_settings({PREFECT_API_URL: plain.api}):
         with pytest.raises(ValueError, match="headway-cluster/teem: there are misspelt, team"):
