@@ -95,10 +95,11 @@ class Running:
             for each in result.samples or ():
                 command = f"$ headway complete {endpoint.name} {shlex.quote(each['prompt'])} {drawn}"
                 lines += [command, each["prompt"] + each["completion"], ""]
-            # The file that puts this installation's commands on the path of a shell.
-            script, folder = Path(sys.prefix) / "bin" / "activate", Path.cwd()
-            activation = script.relative_to(folder) if script.is_relative_to(folder) else script
-            lines += ["Next:", *([] if shutil.which("headway") else [f"  source {activation}"])]
+            lines.append("Next:")
+            if not shutil.which("headway"):
+                # The file that puts this installation's commands on the path of a shell.
+                script, folder = Path(sys.prefix) / "bin" / "activate", Path.cwd()
+                lines.append(f"  source {script.relative_to(folder) if script.is_relative_to(folder) else script}")
             lines += [f"  headway complete {endpoint.name} 'TEXT'", f"  headway lineage {short_ref(endpoint.ref)}"]
             lines += ["  headway up --detach", "", "The endpoint keeps running. To stop it: headway down --endpoints"]
         return "\n".join(lines)

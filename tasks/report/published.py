@@ -419,7 +419,7 @@ def qualification_in_short(payload: dict[str, Any]) -> dict[str, Any]:
     rates: dict[str, list[dict[str, Any]]] = {name: [] for name in MATMULS}
     for report in measured.get("ranks") or ():
         for probe in report.get("probes") or ():
-            if probe.get("check") in rates and isinstance(probe.get("measured"), int | float):
+            if probe.get("check") in MATMULS and isinstance(probe.get("measured"), int | float):
                 of_rank = {"rank": report["rank"], "host": report["node"], "matmul_gflops": probe["measured"] * 1000}
                 rates[probe["check"]].append(of_rank)
     shown = next((name for name in MATMULS if rates[name]), MATMULS[-1])
