@@ -1,10 +1,9 @@
 """Where the machines of an elastic job meet: the store of torch's rendezvous, held outside of the machines that may go.
 
 `python -m tasks.jobs.node.rendezvous FOLDER` runs under the parent of tasks/common/process.py in `FOLDER/rendezvous`, on the
-machine that jobs are submitted from, and on Ray beside the job's driver (tasks/jobs/ray/elastic.py), which says in HEADWAY_LEADER
-how that machine is reached; who starts it elsewhere is tasks/compute/elastic.py. It writes `rendezvous.json` ({host, port,
-opening, submission}), which the machines read (__main__.py), and ends when the job has: its parent's `exit.json` is how the
-submission ended.
+machine that jobs are submitted from (tasks/compute/elastic.py starts it), or on Ray's head (tasks/jobs/ray/elastic.py), whose
+address is then in HEADWAY_RENDEZVOUS_HOST. It writes `rendezvous.json` ({host, port, opening, submission}), which the machines read
+(__main__.py), and ends when the job has: its parent's `exit.json` is how the submission ended.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def main(folder: Path) -> int:
     before = read_json(place) or {}
     mine = before.get("submission") == job["submission"]
     store = open_store(int(before["port"]) if mine else 0)
-    host = job["elastic"].get("address") or os.environ.get("HEADWAY_LEADER") or host_name()
+    host = job["elastic"].get("address") or os.environ.get("HEADWAY_RENDEZVOUS_HOST") or host_name()
     output = {"host": host, "port": store.port, "submission": job["submission"]}
     opening = int(before["opening"]) + 1 if mine else 1
     write_json(place, {**output, "opening": opening})

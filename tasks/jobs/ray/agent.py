@@ -75,11 +75,10 @@ def candidates(
     """The machines that one more part of an elastic job could be placed on if they were free.
 
     `used` are ids of those that have one; `out` are names of those that the job does without."""
-    spread = spec["strategy"] == "STRICT_SPREAD"
     return [
         machine
         for machine in allowed(spec, existing)
-        if machine.holds(spec["bundle"]) and not machine.known_as(out) and not (spread and machine.id in used)
+        if machine.holds(spec["bundle"]) and not machine.known_as(out) and machine.id not in used
     ]
 
 
@@ -96,16 +95,17 @@ def lacking(spec: Mapping[str, Any], existing: Sequence[Machine]) -> str:
     """Why the cluster could never hold the job, in words; empty when it could."""
     bundle, wanted = spec["bundle"], int(spec["nodes"])
     left = allowed(spec, existing)
-    spread = spec["strategy"] == "STRICT_SPREAD"
+    spread = spec["strategy"] == "STRICT_SPREAD" or "elastic" in spec
     room = sum(min(machine.holds(bundle), 1 if spread else wanted) for machine in left)
     if room >= wanted:
         return ""
-    apart = " of its own each (ray.strategy is STRICT_SPREAD)" if spread and wanted > 1 else ""
+    why = "" if "elastic" in spec else " (ray.strategy is STRICT_SPREAD)"
+    apart = f" of its own each{why}" if spread and wanted > 1 else ""
     excluded = f", {len(existing) - len(left)} more are excluded" if len(left) < len(existing) else ""
     has = "; ".join(f"{machine.name}: {words(_of_interest(machine, bundle))}" for machine in left) or "no machine"
     return (
         f"the job needs {wanted} machine(s){apart} with {words(bundle)}, and the Ray cluster can hold {room}{excluded}. "
-        f"It has {has}. {_remedy(bundle, left, spread=spread)}"
+        f"It has {has}. {_remedy(bundle, left, spread=spread and 'elastic' not in spec)}"
     )
 
 
@@ -173,6 +173,10 @@ class Agent:
     def poll(self) -> int | None:
         """The exit code of the machine's part; None while it runs."""
         return self.child.poll() if self.child else None
+
+    def ending(self, place: str) -> dict[str, Any] | None:
+        """How the part ended, as its own machine sees its folder: other machines may see it later."""
+        return read_json(Path(place) / "exit.json")
 
     def stop(self) -> int | None:
         """End the machine's part and all of its ranks; returns when they are gone."""

@@ -274,4 +274,8 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    from tasks.jobs.ray import (
+        driver,
+    )  # as elastic.py knows it: what that raises is caught by this module's name, not by __main__
+
+    sys.exit(driver.main(Path(sys.argv[1])))

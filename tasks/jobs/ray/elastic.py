@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from tasks.common.process import read_json
-from tasks.jobs.ray.agent import NODE_ID, Agent, Machine, candidates, machines, words
+from tasks.jobs.ray.agent import NODE_ID, Agent, Machine, candidates, lacking, machines, words
 from tasks.jobs.ray.driver import PLACE_SECONDS, POLL_SECONDS, Driver, Refused, make_agent, no_folder
 
 PREFER_SECONDS = 10.0
 """For which a place on a machine that qualified is waited for before any other will do."""
+ANSWER_SECONDS = 120.0
+"""For an actor to be there, and to say that it sees the job's folder; that may take `shared_seconds` more."""
+NOBODY_SECONDS = 120.0
+"""For which a job without machines waits where the cluster has none that it could run on: one may be booting."""
 LEAVE_SECONDS = 10.0
 """That machines get to leave by themselves when the job has ended, as in tasks/compute/elastic.py."""
 STAYS_AWAY = ("timeout", "cancelled")
@@ -35,16 +41,18 @@ class Part:
     number: int
     group: Any
     """Its placement group."""
-    wanted: tuple[str, ...]
-    """Ids of the machines that it was to be placed on."""
+    where: str
+    """Ray's label selector for the machines that it may be placed on."""
     since: float
+    """When its place was first asked for."""
     agent: Any = None
     """Its actor, once it has a place."""
     asked: Any = None
     """The actor's answer that is still to come."""
     place: Machine | None = None
-    step: Literal["where", "sees", "start", "poll"] = "where"
+    step: Literal["where", "sees", "start", "poll", "ending"] = "where"
     """What it was asked: `poll`, once its processes run."""
+    asked_at: float = 0.0
 
 
 class ElasticDriver(Driver):
@@ -58,11 +66,12 @@ class ElasticDriver(Driver):
         """How far the job was at each start of a part."""
         self.away: set[int] = set()
         """Numbers of parts that do not come again."""
-        self.blind: set[str] = set()
-        """Names of machines that do not see the job's folder."""
+        self.unfit: set[str] = set()
+        """Names of machines on which a part cannot start."""
         self.last: tuple[str, int] | Refused = ("no machine was there", 1)
         """How the last part ended: why, and its exit code."""
         self.why = "ended"
+        self._nobody_since: float | None = None
         self._looked = float("-inf")
         self._output: tuple[str, str] = ("", "")
 
@@ -70,6 +79,13 @@ class ElasticDriver(Driver):
         """From the first place to what the holder of the store says of the end. Raises Refused."""
         import ray
 
+        if find_spec("torch") is None:
+            raise Refused(
+                "Missing",
+                f"an elastic job's machines meet at a store of torch on Ray's head, and {sys.executable} there has no torch",
+                "missing",
+                remedy="Set cluster.python to a Python that has torch, on the head and on the nodes: pip install -e '.[train]'.",
+            )
         ray.init(log_to_driver=False, configure_logging=False)
         signal.signal(signal.SIGTERM, self._ask_to_stop)
         self._must_fit()
@@ -77,15 +93,17 @@ class ElasticDriver(Driver):
         self._hold()
         try:
             while not self.stopping:
+                self._require_own_folder()
                 for part in list(self.parts.values()):
                     self._look_at(part)
+                left = self.holder.poll() is not None
                 if ended := read_json(self.folder / "rendezvous" / "exit.json"):
                     self.why = ended["reason"]
                     self._wait_for_leaving()
                     return int(ended["code"])
-                if self.holder.poll() is not None:
+                if left:
                     self._hold()  # somebody killed it: the machines meet anew
-                if not self._take_in() and not self.parts and not (self.folder / "result.json").exists():
+                if not (self.folder / "result.json").exists() and not self._take_in() and not self.parts:
                     if isinstance(self.last, Refused):
                         raise self.last
                     self.why, code = self.last
@@ -95,12 +113,18 @@ class ElasticDriver(Driver):
             return 1
         finally:
             self.holder.stop()  # first, so that no machine comes again
-            agents = [part.agent for part in self.parts.values() if part.agent]
+            agents = [part.agent for part in self.parts.values() if part.place]
             if agents:
                 ray.wait([agent.stop.remote() for agent in agents], num_returns=len(agents), timeout=40.0)
 
     def reason(self) -> str:
         return "cancelled" if self.stopping else self.why
+
+    def _require_own_folder(self) -> None:
+        """End at once, without a word in the folder, where another submission has it."""
+        if (read_json(self.folder / "ray.json") or {}).get("submission") != self.spec["submission"]:
+            print(f"another submission has {self.folder}, or it is gone: this one ends", flush=True)
+            sys.exit(1)
 
     def _hold(self) -> None:
         """Start the store's holder on this machine, under the address by which Ray's machines know it."""
@@ -108,7 +132,9 @@ class ElasticDriver(Driver):
 
         own = ray.get_runtime_context().get_node_id()
         address = next(machine.address for machine in machines(ray.nodes()) if machine.id == own)
-        self.holder.start(self.spec["elastic"]["holder"], {**self.spec["environment"], "HEADWAY_LEADER": address})
+        self.holder.start(
+            self.spec["elastic"]["holder"], {**self.spec["environment"], "HEADWAY_RENDEZVOUS_HOST": address}
+        )
 
     def _look_at(self, part: Part) -> None:
         """Take a part one step further, from its place to its end."""
@@ -117,72 +143,96 @@ class ElasticDriver(Driver):
         if part.agent is None:
             if part.group.wait(POLL_SECONDS / 10):
                 part.agent = make_agent(self.spec, part.group, 0)
-                part.asked = part.agent.where.remote()
+                self._ask(part, "where")
             return
         if not self._has_answered(part):
             return
         answer = ray.get(part.asked)
         match part.step:
             case "where":
-                part.place = {machine.id: machine for machine in machines(ray.nodes())}.get(answer)
-                if part.place is None:  # lost in this moment
-                    self._let_go(part)
-                    return
-                seconds = self.spec["shared_seconds"]
-                part.asked = part.agent.sees.remote(str(self.folder), self.spec["submission"], seconds)
-                part.step = "sees"
+                self._take_place(part, str(answer))
+            case "sees" if answer:
+                self._start_part(part)
             case "sees":
-                self._start_part(part, sees=answer)
-            case "start":
-                part.asked, part.step = part.agent.poll.remote(), "poll"
-            case "poll" if answer is None:
-                part.asked = part.agent.poll.remote()
+                assert part.place
+                if not any(self.tries.values()):
+                    raise no_folder(self.folder, part.place.name)
+                self._leave_out(part, f"it does not see {self.folder}")
+            case "poll" if answer is not None:
+                self._ask(part, "ending", str(self.folder / "nodes" / str(part.number)))
+            case "start" | "poll":
+                self._ask(part, "poll")
             case _:
-                place = self.folder / "nodes" / str(part.number)
-                ended = read_json(place / "exit.json") or {"code": 1, "reason": "ended"}
-                self.last = f"the last machine left: {ended['reason']}", int(ended["code"]) or 1
+                ended = answer or {"code": 1, "reason": "ended"}
+                self.last = ended["reason"], int(ended["code"]) or 1
                 if ended["reason"] in STAYS_AWAY or ended["code"] == 0:
                     self.away.add(part.number)
                 self._let_go(part)
 
-    def _has_answered(self, part: Part) -> bool:
-        """Whether its actor has; one that died is let go."""
+    def _take_place(self, part: Part, node: str) -> None:
+        """Ask whether the machine that a part was placed on sees the job's folder."""
         import ray
-        from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+        place = next((machine for machine in machines(ray.nodes()) if machine.id == node), None)
+        # It was lost in this moment, or came to the cluster after the place was asked for, and is none for this job.
+        if place is None or not candidates(self.spec, [place], used=self._used(), out=self._out()):
+            self._let_go(part)
+            return
+        part.place = place
+        self._ask(part, "sees", str(self.folder), self.spec["submission"], self.spec["shared_seconds"])
+
+    def _ask(self, part: Part, step: Literal["where", "sees", "start", "poll", "ending"], *words: Any) -> None:
+        part.asked = getattr(part.agent, step).remote(*words)
+        part.step, part.asked_at = step, time.monotonic()
+
+    def _has_answered(self, part: Part) -> bool:
+        """Whether its actor has, with a result; a part whose actor failed is let go."""
+        import ray
+        from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
         if not ray.wait([part.asked], timeout=0)[0]:
+            patience = ANSWER_SECONDS + (self.spec["shared_seconds"] if part.step == "sees" else 0.0)
+            if part.step in ("where", "sees", "start") and time.monotonic() - part.asked_at > patience:
+                self._let_go(part)  # on a machine that died before Ray noticed, its actor waits for ever
             return False
         try:
             ray.get(part.asked)
         except ActorUnavailableError:  # Ray itself decides when a machine that does not answer is dead
             if part.step == "poll":
-                part.asked = part.agent.poll.remote()
+                self._ask(part, "poll")
             else:
                 self._let_go(part)
             return False
         except ActorDiedError as error:
             if part.place:
                 self.last = self._lost(part.number, part.place, error)
+            else:
+                self.tries[part.number].append(self._progress())
             self._let_go(part)
+            return False
+        except RayError as error:
+            self._leave_out(part, str(error).strip().splitlines()[-1].strip())
             return False
         return True
 
-    def _start_part(self, part: Part, *, sees: bool) -> None:
-        """Start the part on its machine. Raises Refused when the first one does not see the job's folder."""
+    def _leave_out(self, part: Part, why: str) -> None:
+        """Go on without the machine of a part that cannot start there; of a place that is not known yet, it counts as a try."""
+        name = part.place.name if part.place else "a machine of Ray's"
+        print(f"the job does without {name}: {why}", flush=True)
+        self.last = Refused("NotStarted", f"no part of the job starts on {name}: {why}", "infrastructure")
+        if part.place:
+            self.unfit.add(part.place.name)
+        else:
+            self.tries[part.number].append(self._progress())
+        self._let_go(part)
+
+    def _start_part(self, part: Part) -> None:
         assert part.place
-        if not sees:
-            if not any(self.tries.values()):
-                raise no_folder(self.folder, part.place.name)
-            print(f"{part.place.name} does not see {self.folder}: the job does without it", flush=True)
-            self.blind.add(part.place.name)
-            self._let_go(part)
-            return
         for name in OF_A_START:
             (self.folder / "nodes" / str(part.number) / name).unlink(missing_ok=True)
         self.tries[part.number].append(self._progress())
-        own = {"HEADWAY_NODE_NAME": part.place.name}
-        part.asked = part.agent.start.remote(self.spec["commands"][part.number], {**self.spec["environment"], **own})
-        part.step = "start"
+        environment = {**self.spec["environment"], "HEADWAY_NODE_NAME": part.place.name}
+        self._ask(part, "start", self.spec["commands"][part.number], environment)
 
     def _let_go(self, part: Part) -> None:
         """Give its place back, with whatever is left on it."""
@@ -193,7 +243,7 @@ class ElasticDriver(Driver):
         self._looked = float("-inf")
 
     def _take_in(self) -> bool:
-        """Ask for a place for one more machine, unless one is asked for; whether another may come."""
+        """Ask for a place for one more machine, unless one is asked for; whether another may come. Raises Refused."""
         import ray
 
         now = self._progress()
@@ -203,35 +253,53 @@ class ElasticDriver(Driver):
             return bool(able)
         self._looked = time.monotonic()
         existing = machines(ray.nodes())
-        used = [part.place.id for part in self.parts.values() if part.place]
-        free = candidates(self.spec, existing, used=used, out=[*self.blind, *self._bad()])
+        free = candidates(self.spec, existing, used=self._used(), out=self._out())
         proven = [machine for machine in free if machine.known_as(self.spec["elastic"]["proven"])]
         patient = waiting is None or time.monotonic() - waiting.since < PREFER_SECONDS
+        adds = self.spec["autoscales"] and not self.spec["only"] and not (proven and patient)
         wanted = tuple(sorted(machine.id for machine in (proven if proven and patient else free)))
-        if waiting and waiting.wanted != wanted:
+        self._require_somebody(existing, some=bool(wanted or adds or self.parts))
+        # A cluster that adds machines is told those that will not do instead, so that it adds one.
+        others = sorted({machine.id for machine in existing} - set(wanted))
+        where = f"in({','.join(wanted)})" if not adds else f"!in({','.join(others)})" if others else ""
+        since = time.monotonic()
+        if waiting and waiting.where != where:
+            able, since = [waiting.number], waiting.since
             self._let_go(waiting)
-            self._ask_for(waiting.number, wanted, existing, since=waiting.since)
-        elif not waiting and all(part.place for part in self.parts.values()):
-            self._ask_for(able[0], wanted, existing, since=time.monotonic())
+        elif waiting or not all(part.place for part in self.parts.values()):
+            return True
+        if wanted or adds:
+            self._ask_for(able[0], where, since)
         return True
 
-    def _ask_for(self, number: int, wanted: tuple[str, ...], existing: list[Machine], *, since: float) -> None:
-        """Ask Ray for the place of a part, where any machine will do.
+    def _require_somebody(self, existing: list[Machine], *, some: bool) -> None:
+        """Raise Refused where for a while nobody was there, and no machine of the cluster could come."""
+        if some:
+            self._nobody_since = None
+            return
+        self._nobody_since = self._nobody_since or time.monotonic()
+        if time.monotonic() - self._nobody_since > NOBODY_SECONDS:
+            if isinstance(self.last, Refused):
+                raise self.last
+            left = [machine for machine in existing if not machine.known_as(self._out())]
+            why = lacking(self.spec, left) or "its machines are taken away from it"
+            raise Refused("NoMachineLeft", f"no machine of the elastic job is left: {why}", "infrastructure")
 
-        A cluster that adds machines is told those that will not do instead, so that it adds one."""
+    def _ask_for(self, number: int, where: str, since: float) -> None:
+        """Ask Ray for the place of a part, on a machine whose id a label selector names; empty: any."""
         from ray.util.placement_group import placement_group
 
-        adds = self.spec["autoscales"] and not self.spec["only"]
-        if not (wanted or adds):
-            return
-        if adds:
-            others = sorted({machine.id for machine in existing} - set(wanted))
-            where = f"!in({','.join(others)})" if others else ""
-        else:
-            where = f"in({','.join(wanted)})"
         labels = [{NODE_ID: where}] if where else None
         group = placement_group([self.spec["bundle"]], strategy="PACK", bundle_label_selector=labels)
-        self.parts[number] = Part(number, group, wanted, since)
+        self.parts[number] = Part(number, group, where, since)
+
+    def _used(self) -> list[str]:
+        """Ids of the machines that the job has."""
+        return [part.place.id for part in self.parts.values() if part.place]
+
+    def _out(self) -> list[str]:
+        """Names of the machines that the job does without."""
+        return [*self.unfit, *self._bad()]
 
     def _tell(self) -> None:
         """Say how many machines are there, where that changed."""
@@ -254,10 +322,10 @@ class ElasticDriver(Driver):
 
     def _wait_for_leaving(self) -> None:
         """Let the machines end by themselves: the job has."""
+        for part in [part for part in self.parts.values() if part.step not in ("poll", "ending")]:
+            self._let_go(part)
         until = time.monotonic() + LEAVE_SECONDS
-        while (
-            any(part.step == "poll" for part in self.parts.values()) and time.monotonic() < until and not self.stopping
-        ):
+        while self.parts and time.monotonic() < until and not self.stopping:
             for part in list(self.parts.values()):
                 self._look_at(part)
             time.sleep(POLL_SECONDS)

@@ -22,7 +22,7 @@ from ray_stand import RayStand, using
 from waiting import limit, until
 
 from tasks.common import process
-from tasks.common.errors import Cancelled, HeadwayError, JobFailed
+from tasks.common.errors import Cancelled, HeadwayError
 from tasks.common.process import descendants
 from tasks.compute import open_backend
 from tasks.compute.polling import Watch
@@ -193,5 +193,28 @@ def test_a_mistake_of_the_user_ends_it_and_is_not_tried_again(shown, config, tok
 def test_a_cluster_without_enough_machines_is_told_at_once(shown, config, tokens, tmp_path):
     many = config.elastic.model_copy(update={"min_nodes": 4, "max_nodes": 5})
     job = elastic_job(tokens, training(steps=30), elastic=many).model_copy(update={"token": "e1a8" * 8})
-    with pytest.raises(JobFailed, match=r"needs 4 machine\(s\) of its own each .* can hold 3"):
+    with pytest.raises(ValueError, match=r"needs 4 machine\(s\) of its own each with .* can hold 3"):
         run(job, backend=open_backend(config), folder=tmp_path / "job", journal=Journal(), watch=Watch())
+
+
+def test_a_machine_that_does_not_see_the_folder_is_left_out_and_a_time_limit_is_told_as_one(
+    shown, stand, config, tokens, tmp_path
+):
+    (tmp_path / "jobs").mkdir()
+    stand.add("blind", blind=tmp_path / "jobs", resources=HOLDS)
+    many = config.elastic.model_copy(update={"max_nodes": 5})
+    job = elastic_job(tokens, CONFIG, elastic=many).model_copy(
+        update={"token": "e1a9" * 8, "time_limit": limit(60.0), "watch": WatchConfig(silent_node_seconds=1.0)}
+    )
+    backend, folder = open_backend(config), tmp_path / "jobs" / "job"
+    handle = backend.submit(job, folder)
+
+    def state():
+        return backend.states([(handle, folder)])[0]
+
+    until(lambda: lines(folder) and lines(folder)[-1]["world_size"] == 3, PATIENCE, why=state)
+    until(lambda: state().state == "ended", PATIENCE, why=state)
+    assert state().reason == "timeout"
+    log = next(job["message"] or "" for job in stand.jobs() if job["submission_id"] == handle["submission_id"])
+    assert not list((folder / "errors").glob("node-*.json")), log
+    assert not list((folder / "nodes" / "4").glob("node.json"))

@@ -195,7 +195,7 @@ def test_the_driver_of_an_elastic_job_is_told_its_range_and_who_qualified():
     [
         ({}, [], [], ["n1", "n2"]),
         ({}, ["111"], [], ["n2"]),
-        ({"strategy": "PACK"}, ["111"], [], ["n1", "n2"]),
+        ({"strategy": "PACK"}, ["111"], [], ["n2"]),
         ({}, [], ["10.0.0.2"], ["n1"]),
         ({"excluded": ["n1"]}, [], [], ["n2"]),
         ({"only": ["n1", "n3"]}, [], [], ["n1"]),
