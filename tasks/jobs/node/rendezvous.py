@@ -2,8 +2,8 @@
 
 `python -m tasks.jobs.node.rendezvous FOLDER` runs under the parent of tasks/common/process.py in `FOLDER/rendezvous`, on the
 machine that jobs are submitted from (tasks/compute/elastic.py starts it), or on Ray's head (tasks/jobs/ray/elastic.py), whose
-address is then in HEADWAY_RENDEZVOUS_HOST. It writes `rendezvous.json` ({host, port, opening, submission}), which the machines read
-(__main__.py), and ends when the job has: its parent's `exit.json` is how the submission ended.
+address is then in HEADWAY_RENDEZVOUS_HOST. It writes `rendezvous.json` ({host, port, opening, submission}), which the machines
+read (__main__.py), and ends when the job has: its parent's `exit.json` is how the submission ended.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class ElasticDriver(Driver):
             while not self.stopping:
                 self._require_own_folder()
                 for part in list(self.parts.values()):
-                    self._look_at(part)
+                    (self._look_at if part.agent else self._await_place)(part)
                 left = self.holder.poll() is not None
                 if ended := read_json(self.folder / "rendezvous" / "exit.json"):
                     self.why = ended["reason"]
@@ -136,15 +136,15 @@ class ElasticDriver(Driver):
             self.spec["elastic"]["holder"], {**self.spec["environment"], "HEADWAY_RENDEZVOUS_HOST": address}
         )
 
+    def _await_place(self, part: Part) -> None:
+        if part.group.wait(POLL_SECONDS / 10):
+            part.agent = make_agent(self.spec, part.group, 0)
+            self._ask(part, "where")
+
     def _look_at(self, part: Part) -> None:
-        """Take a part one step further, from its place to its end."""
+        """Take a part that has a place one step further."""
         import ray
 
-        if part.agent is None:
-            if part.group.wait(POLL_SECONDS / 10):
-                part.agent = make_agent(self.spec, part.group, 0)
-                self._ask(part, "where")
-            return
         if not self._has_answered(part):
             return
         answer = ray.get(part.asked)
