@@ -1,5 +1,6 @@
-"""An elastic job: one part for each machine, which join as they start. What Slurm and SSH do the same; on Ray the job's driver does
-it, tasks/jobs/ray/elastic.py.
+"""An elastic job: one part for each machine, which join as they start. What Slurm and SSH do the same.
+
+On Ray the job's own driver does it: tasks/jobs/ray/elastic.py.
 
 The first `min_nodes` machines to start begin, the others join them. A machine that is lost comes again. The submission stays the
 same until the holder of the rendezvous store says how it ended, or no machine is left. See docs/elastic.md. How a part is
