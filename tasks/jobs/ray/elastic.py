@@ -28,8 +28,6 @@ NOBODY_SECONDS = 120.0
 """For which a job without machines waits where the cluster has none that it could run on: one may be booting."""
 LEAVE_SECONDS = 10.0
 """That machines get to leave by themselves when the job has ended, as in tasks/compute/elastic.py."""
-STAYS_AWAY = ("timeout", "cancelled")
-"""Reasons of its end after which a part does not come again."""
 OF_A_START = (".lock", "beat", "exit.json", "handle.json", "node.json")
 """Marks of a part's start, which are not those of the next one."""
 
@@ -165,7 +163,9 @@ class ElasticDriver(Driver):
             case _:
                 ended = answer or {"code": 1, "reason": "ended"}
                 self.last = ended["reason"], int(ended["code"]) or 1
-                if ended["reason"] in STAYS_AWAY or ended["code"] == 0:
+                if ended["reason"] == "timeout":  # the others reach the limit soon; nobody begins a whole one now
+                    self.away.update(self.tries)
+                elif ended["reason"] == "cancelled" or ended["code"] == 0:
                     self.away.add(part.number)
                 self._let_go(part)
 
