@@ -1,6 +1,11 @@
 """An elastic training job, small enough for two cores: its tokens, its job, and what its records prove."""
 
 import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +127,31 @@ def world_sizes(folder: Path) -> list[int]:
     """The numbers of ranks in the order in which they were, each once in a row."""
     sizes = [record["world_size"] for record in lines(folder)]
     return [size for place, size in enumerate(sizes) if place == 0 or sizes[place - 1] != size]
+
+
+@contextmanager
+def breaking(measuring: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """While this lasts, whatever measures a machine dies at once; `measuring` are the processes that do."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.05):
+            for pid in measuring():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def require_joining_costs_no_step(folder: Path, alone: int) -> None:
+    """A second machine joined after step `alone`, and no step up to then was done twice."""
+    records = lines(folder)
+    joined = next(place for place, record in enumerate(records) if record["world_size"] == 2)
+    assert joined >= alone
+    assert [record["step"] for record in records[: joined + 1]] == list(range(1, joined + 2))

@@ -16,7 +16,7 @@ class RayConfig(BackendSettings):
         backend="tasks.compute.ray.backend:RayBackend",
         machines="tasks.compute.ray.local:RayMachines",
         elasticity=Elasticity(
-            "a placement group of one bundle for each machine, one after the other; a lost one gets another. Not the head's loss",
+            "each machine has a placement group of its own; one that is lost is replaced, unless it is the head of the cluster",
             grows=True,
             shrinks=True,
             survives_first=True,

@@ -259,7 +259,7 @@ def main(folder: Path) -> int:
     if spec is None:
         _report(folder, no_folder(folder, f"{socket.gethostname()}, where Ray runs the job's driver"))
         return 1
-    from tasks.jobs.ray.elastic import ElasticDriver  # which is made of this module
+    from tasks.jobs.ray.elastic import ElasticDriver  # which imports this module
 
     driver = ElasticDriver(folder, spec) if "elastic" in spec else Driver(folder, spec)
     try:
@@ -274,8 +274,7 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    from tasks.jobs.ray import (
-        driver,
-    )  # as elastic.py knows it: what that raises is caught by this module's name, not by __main__
+    # What elastic.py raises is this module's `Refused` under its own name, which `main` of `__main__` would not catch.
+    from tasks.jobs.ray import driver
 
     sys.exit(driver.main(Path(sys.argv[1])))

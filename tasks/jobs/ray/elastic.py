@@ -141,11 +141,9 @@ class ElasticDriver(Driver):
 
     def _look_at(self, part: Part) -> None:
         """Take a part that has a place one step further."""
-        import ray
-
-        if not self._has_answered(part):
+        answered, answer = self._answer(part)
+        if not answered:
             return
-        answer = ray.get(part.asked)
         match part.step:
             case "where":
                 self._take_place(part, str(answer))
@@ -185,8 +183,8 @@ class ElasticDriver(Driver):
         part.asked = getattr(part.agent, step).remote(*words)
         part.step, part.asked_at = step, time.monotonic()
 
-    def _has_answered(self, part: Part) -> bool:
-        """Whether its actor has, with a result; a part whose actor failed is let go."""
+    def _answer(self, part: Part) -> tuple[bool, Any]:
+        """Whether its actor has answered, and what; a part whose actor failed is let go."""
         import ray
         from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
@@ -194,26 +192,23 @@ class ElasticDriver(Driver):
             patience = ANSWER_SECONDS + (self.spec["shared_seconds"] if part.step == "sees" else 0.0)
             if part.step in ("where", "sees", "start") and time.monotonic() - part.asked_at > patience:
                 self._let_go(part)  # on a machine that died before Ray noticed, its actor waits for ever
-            return False
+            return False, None
         try:
-            ray.get(part.asked)
+            return True, ray.get(part.asked)
         except ActorUnavailableError:  # Ray itself decides when a machine that does not answer is dead
             if part.step == "poll":
                 self._ask(part, "poll")
             else:
                 self._let_go(part)
-            return False
         except ActorDiedError as error:
             if part.place:
                 self.last = self._lost(part.number, part.place, error)
             else:
                 self.tries[part.number].append(self._progress())
             self._let_go(part)
-            return False
         except RayError as error:
             self._leave_out(part, str(error).strip().splitlines()[-1].strip())
-            return False
-        return True
+        return False, None
 
     def _leave_out(self, part: Part, why: str) -> None:
         """Go on without the machine of a part that cannot start there; of a place that is not known yet, it counts as a try."""
@@ -305,9 +300,8 @@ class ElasticDriver(Driver):
         """Say how many machines are there, where that changed."""
         most, bad = len(self.tries), ", ".join(dict.fromkeys(self._bad()))
         without = f"; without {bad}, which checks found bad" if bad else ""
-        joined = sum(
-            (self.folder / "nodes" / str(n) / "node.json").exists() for n, p in self.parts.items() if p.step == "poll"
-        )
+        runs = [number for number, part in self.parts.items() if part.step in ("poll", "ending")]
+        joined = sum((self.folder / "nodes" / str(number) / "node.json").exists() for number in runs)
         placed = sum(part.agent is not None for part in self.parts.values())
         if joined:
             fewer = f"{joined} of at most {most} machines" if joined < most else ""

@@ -1,19 +1,19 @@
 """An elastic job on a real Ray cluster: it begins on one machine, takes in those that qualify, and loses the first."""
 
-import os
-import signal
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from elastic_material import (
     Journal,
     admission,
+    breaking,
     consumed,
     elastic_job,
     expected,
     lines,
+    require_joining_costs_no_step,
     training,
     world_sizes,
     write_tokens,
@@ -63,23 +63,12 @@ def tokens(tmp_path_factory):
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-@contextmanager
-def breaking(stand, name):
-    """A node on which whatever measures it dies at once."""
-    over = threading.Event()
-
-    def kill():
-        while not over.wait(0.05):
-            for pid in descendants(stand.nodes[name].pid):
-                with suppress(OSError):
-                    if "tasks.jobs.benchmark" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
-                        os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
+def measuring(stand, name):
+    """The processes that measure a node."""
+    for pid in descendants(stand.nodes[name].pid):
+        with suppress(OSError):  # it ended meanwhile
+            if "tasks.jobs.benchmark" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                yield pid
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +107,7 @@ def shown(stand, config, tokens, tmp_path_factory):
         supervisor.start()
         size(1)
         stand.add("bad", resources=HOLDS)
-        with breaking(stand, "bad"):
+        with breaking(lambda: measuring(stand, "bad")):
             until(lambda: list((folder / "errors").glob("node-*.json")), PATIENCE, why=say)
         shown["alone"] = lines(folder)[-1]["step"]
         stand.add("b", resources=HOLDS)
@@ -133,7 +122,7 @@ def shown(stand, config, tokens, tmp_path_factory):
         stopped.set()
         supervisor.join(limit(90))
     shown["end"] = ends[0]
-    shown["left"] = [told for told in using(folder) if "pytest" not in told[1]]
+    shown["left"] = [one for one in using(folder) if "pytest" not in one[1]]
     return shown
 
 
@@ -144,10 +133,7 @@ def test_every_sample_is_read_once_in_order(shown, tokens):
 
 
 def test_a_machine_that_joins_costs_no_step(shown):
-    records = lines(shown["folder"])
-    joined = next(place for place, record in enumerate(records) if record["world_size"] == 2)
-    assert joined >= shown["alone"]
-    assert [record["step"] for record in records[: joined + 1]] == list(range(1, joined + 2))
+    require_joining_costs_no_step(shown["folder"], shown["alone"])
 
 
 def test_machines_that_came_later_measured_themselves_before_they_joined(shown):
@@ -187,7 +173,7 @@ def test_a_mistake_of_the_user_ends_it_and_is_not_tried_again(shown, config, tok
     with pytest.raises(ValueError, match="steeps"):
         run(job, backend=open_backend(config), folder=tmp_path / "job", journal=journal, watch=Watch())
     assert not journal.get(f"jobs/{job.token}/0002/handle")
-    assert not [told for told in using(tmp_path / "job") if "pytest" not in told[1]]
+    assert not [one for one in using(tmp_path / "job") if "pytest" not in one[1]]
 
 
 def test_a_cluster_without_enough_machines_is_told_at_once(shown, config, tokens, tmp_path):

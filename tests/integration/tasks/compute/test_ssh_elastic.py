@@ -1,18 +1,17 @@
 """An elastic job on real sshd: it begins with the machine that is there, takes in those that qualify, and loses the first."""
 
-import os
-import signal
 import threading
-from contextlib import contextmanager
 
 import pytest
 from elastic_material import (
     Journal,
     admission,
+    breaking,
     consumed,
     elastic_job,
     expected,
     lines,
+    require_joining_costs_no_step,
     training,
     world_sizes,
     write_tokens,
@@ -54,23 +53,6 @@ def tokens(tmp_path_factory):
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-@contextmanager
-def breaking(machine):
-    """A machine on which whatever measures it dies at once."""
-    over = threading.Event()
-
-    def kill():
-        while not over.wait(0.05):
-            for pid in machine.running("-m tasks.jobs.benchmark"):
-                os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
-
-
 @pytest.fixture(scope="module")
 def shown(stand, config, tokens, tmp_path_factory):
     """The job's folder and what was seen of it, after all that happened to its machines."""
@@ -107,7 +89,7 @@ def shown(stand, config, tokens, tmp_path_factory):
 
     shown = {"names": names, "folder": folder, "journal": journal}
     try:
-        with breaking(bad):
+        with breaking(lambda: bad.running("-m tasks.jobs.benchmark")):
             supervisor.start()
             size(1)
             until(lambda: list((folder / "errors").glob("node-*.json")), PATIENCE, why=say)
@@ -135,10 +117,7 @@ def test_every_sample_is_read_once_in_order(shown, tokens):
 
 
 def test_a_machine_that_joins_costs_no_step(shown):
-    records = lines(shown["folder"])
-    joined = next(place for place, record in enumerate(records) if record["world_size"] == 2)
-    assert joined >= shown["alone"]
-    assert [record["step"] for record in records[: joined + 1]] == list(range(1, joined + 2))
+    require_joining_costs_no_step(shown["folder"], shown["alone"])
 
 
 def test_the_machine_that_came_late_measured_itself_before_it_joined(shown):
