@@ -2,9 +2,9 @@
 
 The program tasks/jobs/profile.py streams the corpus once into a profile of one row a document; the suites run on the profile,
 in batches: what is expected of documents and of the corpus, and what a user expects of documents beside it. Documents that break
-a rule go to the quarantine, and what is left is a new version of the dataset. How they are found and written:
-tasks/data/corpus/; distances: tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py.
-See docs/data.md.
+a rule go to the quarantine, and what is left is a new version of the dataset; of a large corpus the machines that profiled it
+write both (tasks/jobs/divide.py). How they are found and written: tasks/data/corpus/; distances:
+tasks/data/drift/histograms.py; who may bring data: tasks/data/admission.py. See docs/data.md.
 
 `validation.json`: documents, unreadable, characters, bytes, tokens (estimated), duplicates, near, contaminated, heldout,
 lengths{edges, counts}, classes{name: share}, passed, checks[{name, measured, limit, passed, warned, count, samples, remedy}],
@@ -22,11 +22,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.artifacts import Artifact, Cluster, Dataset, Index, Quarantine, Validation
+from tasks.compute.job import JobResult
 from tasks.config.data import ValidationConfig
 from tasks.data import judging
 from tasks.data.admission import refused
+from tasks.data.corpus.dividing import Division, write_marks
 from tasks.data.corpus.index import publishable
-from tasks.data.corpus.quarantine import Profile, rewrite, write
+from tasks.data.corpus.quarantine import Profile
 from tasks.data.judging import Judged, verdict
 from tasks.data.suite import PAGES, Suite
 from tasks.orchestration.job_spec import Program
@@ -37,6 +39,8 @@ from tasks.signing.bundle import SIGNATURES
 
 TIMES = ("seconds", "speed")
 """What columns.json says of its making, not of the corpus."""
+DIVIDED_HERE = 8 << 30
+"""Bytes of the largest corpus that this process divides by itself, in about a minute: a job may have to wait for its machines."""
 
 
 @stage(
@@ -86,7 +90,7 @@ def validate(
         judged = judging.judge_apart(
             profile, config, before=before, strange=strange, own=own, place=place, folder=folder / "judged"
         )
-        aside, left = _divide(dataset, judged, folder)
+        aside, left = _divide(dataset, judged, folder, job, on=on)
         refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
         index = _publish_index(dataset, judged, folder) if config.index and judged.passed else None
         refs |= {"index": index.ref} if index else {}
@@ -134,6 +138,15 @@ def program(
     return Program("tasks.jobs.profile", settings, inputs)
 
 
+def dividing(dataset: Dataset, marks: Path, *, left: bool, on: Cluster) -> Program:
+    """What divides a corpus by a folder of marks, which its machines see: one rank a machine, with its threads.
+
+    Without `left`, only what is set aside is written.
+    """
+    settings = {"marks": str(marks), "left": left, "threads": on.threads_per_node}
+    return Program("tasks.jobs.divide", settings, {"dataset": dataset})
+
+
 def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:
     """Of a dataset: sha256 by shard, the places that each was published from, the signatures beside it."""
     manifest = manifest_of(dataset)
@@ -142,21 +155,32 @@ def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], li
     return shards, sources, json.loads(attachment(dataset, SIGNATURES) or b"[]")
 
 
-def _divide(dataset: Dataset, judged: Judged, folder: Path) -> tuple[Quarantine | None, Dataset | None]:
-    """Publish the quarantine and, when the gate is open, what is left: the dataset itself when nothing is set aside."""
+def _divide(
+    dataset: Dataset, judged: Judged, folder: Path, job: JobResult, *, on: Cluster
+) -> tuple[Quarantine | None, Dataset | None]:
+    """Publish the quarantine and, when the gate is open, what is left: the dataset itself when nothing is set aside.
+
+    Where machines share a folder with this one, those that profiled a large corpus divide it; what they wrote is taken over.
+    """
     if not judged.quarantined["documents"]:
         return None, dataset
-    profile, corpus = judged.profile, fetch(dataset)
-    aside, left = folder / "aside", folder / "left"
-    aside.mkdir()
-    gone = write(corpus, aside, profile.names, *judged.marked())
+    corpus, profile = fetch(dataset), judged.profile
+    if on.config.shares_folder and manifest_of(dataset).bytes > DIVIDED_HERE:
+        marks = Path(job.folder) / "marks"
+        write_marks(marks, profile.names, *judged.marked())
+        folder = run_job(dividing(dataset, marks, left=judged.passed, on=on), on=on, again="divide").output
+    else:
+        write_marks(folder / "marks", profile.names, *judged.marked())
+        work = Division(corpus, folder / "marks", folder / "parts", folder / "left" if judged.passed else None)
+        for name in work.files:
+            work.do(name)
+        work.finish(folder / "aside")
     counts = {"quarantined": float(judged.quarantined["documents"])}
-    made = publish(aside, Quarantine, name=dataset.name, metrics=counts, made_from=(dataset,))
+    made = publish(folder / "aside", Quarantine, name=dataset.name, metrics=counts, made_from=(dataset,))
     if not judged.passed:
         return made, None
-    rewrite(corpus, left, gone)
     documents = {"documents": float(profile.documents - judged.gone.sum())}
-    return made, publish(left, Dataset, name=dataset.name, metrics=documents, made_from=(dataset,))
+    return made, publish(folder / "left", Dataset, name=dataset.name, metrics=documents, made_from=(dataset,))
 
 
 def _publish_index(dataset: Dataset, judged: Judged, folder: Path) -> Index:

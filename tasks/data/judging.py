@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from tasks.artifacts import Check
 from tasks.config.data import ValidationConfig
 from tasks.data import expectations
+from tasks.data.corpus.dividing import Marked
 from tasks.data.corpus.quarantine import (
     BORDER,
     PARTNERS,
     Columns,
-    Marked,
     Places,
     Profile,
     Teller,

@@ -11,6 +11,7 @@ from tasks.compute import open_backend
 from tasks.compute.polling import Watch
 from tasks.compute.supervisor import run
 from tasks.config.data import PreprocessingConfig, TokenizerConfig, ValidationConfig
+from tasks.data.corpus.dividing import Marked, write_marks
 from tasks.orchestration.job_spec import job_of
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
@@ -21,6 +22,7 @@ PREPROCESSING = PreprocessingConfig(
     heldout_fraction=0.1, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000)
 )
 PARTS = {"validate": "parts/unit-*/receipt.json", "preprocess": "parts/*.json"}
+STAGES = (*PARTS, "divide")
 
 
 def write_corpus(folder):
@@ -62,18 +64,32 @@ def write_short_documents(folder):
 def run_stage(stage, config, corpus, folder, *, dataset=DATASET, files=None, home=None):
     """Run a stage's job to its end; what the supervisor says, and what the job made. `files` opens a store by its name."""
     on = unqualified(config.for_data)
-    program = (
-        validate.program(dataset, ValidationConfig(), 0.1, (), on=on)
-        if stage == "validate"
-        else preprocess.program(dataset, PREPROCESSING, None, on=on)
-    )
+    if stage == "validate":
+        program = validate.program(dataset, ValidationConfig(), 0.1, (), on=on)
+    elif stage == "divide":
+        program = validate.dividing(dataset, write_every_tenth(corpus, folder.parent / "marks"), left=True, on=on)
+    else:
+        program = preprocess.program(dataset, PREPROCESSING, None, on=on)
     token = f"{abs(hash((str(folder), stage))):032x}"
     job = job_of(stage, token, program, on=on, folders={"dataset": str(corpus)})
     journal = StoreJournal(open_store(home or folder.parent))
     result = run(
         job, backend=open_backend(on.config, files), folder=folder, journal=journal, watch=Watch(), cluster=on.config
     )
-    return result, (profile_of(folder) if stage == "validate" else tokens_of(folder))
+    return result, {"validate": profile_of, "preprocess": tokens_of, "divide": divided_of}[stage](folder)
+
+
+def write_every_tenth(corpus, marks):
+    """Marks for every tenth line of all shards but the last."""
+    names = sorted(path.name for path in corpus.iterdir())
+    lines = ((shard, line) for shard in range(len(names) - 1) for line in range(1, DOCUMENTS + 1, 10))
+    write_marks(marks, names, (Marked(shard, line, ("too short",), f"line {line}") for shard, line in lines))
+    return marks
+
+
+def divided_of(folder):
+    out = folder / "out"
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def profile_of(folder):

@@ -1,166 +1,22 @@
-"""The documents of a corpus that break a rule: where they stand, why, and the files of the quarantine.
+"""A profile as it is read, and the documents of a corpus that break a rule: where they stand, and why in a few words.
 
-Which rows break which rule is tasks/data/judging.py's to say.
+Which rows break which rule is tasks/data/judging.py's to say; what becomes of them, tasks/data/corpus/dividing.py's.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import shutil
 from array import array
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import merge
-from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.data.corpus.inputs import LINE_LIMIT, kind_of
-from tasks.data.corpus.reading import opened
-
-# Shards without some of their lines, and those lines by themselves: what a quarantine is made of.
-#
-# A shard is streamed, whatever its size; the bytes of what stays are not touched. Which lines go is
-# tasks/data/judging.py's.
-
-
-PART_BYTES = 1 << 20
-GZIP_LEVEL = 6
-ZSTD_LEVEL = 3
-ROWS_AT_ONCE = 1024
-
-Lines = Collection[int]
-"""Numbers of lines, or of Parquet's rows, from 1."""
-
-
-def rewrite(folder: Path, target: Path, without: Mapping[str, Lines]) -> int:
-    """Copy a dataset's folder; shards named in `without` lose these lines. Returns how many files were written.
-
-    A shard that is left empty is left out. Compressed shards are compressed anew, the same for the same lines.
-    """
-    written = 0
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if name not in without:
-            shutil.copyfile(path, place)
-            written += 1
-        elif _copy_without(path, place, frozenset(without[name])):
-            written += 1
-        else:
-            place.unlink(missing_ok=True)
-    return written
-
-
-def set_aside(path: Path, lines: Lines) -> Iterator[tuple[int, Any]]:
-    """These lines of a shard in order, each as its JSON value, or its Parquet row.
-
-    None stands for what is no JSON, longer than LINE_LIMIT, or a plain file.
-    """
-    kind, wanted = kind_of(path, named=False), frozenset(lines)
-    if kind == "parquet":
-        import pyarrow.parquet as pq
-
-        first = 1
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE):
-            for number in range(first, first + batch.num_rows):
-                if number in wanted:
-                    row = batch.slice(number - first, 1).to_pylist()[0]
-                    yield number, json.loads(json.dumps(row, default=str))
-            first += batch.num_rows
-    elif kind == "text":
-        yield from ((line, None) for line in sorted(wanted))
-    else:
-        with opened(path, kind) as (file, _):
-            yield from _lines_of(file, wanted)
-
-
-def _copy_without(path: Path, place: Path, lines: frozenset[int]) -> bool:
-    """Write what is left of a shard; whether anything is."""
-    kind = kind_of(path, named=False)
-    if kind == "text":
-        return False
-    if kind == "parquet":
-        # Row groups stay as they are, but for their rows; schema and compression stay.
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        source = pq.ParquetFile(path)
-        codec = source.metadata.row_group(0).column(0).compression if source.num_row_groups else "SNAPPY"
-        kept = 0
-        with pq.ParquetWriter(place, source.schema_arrow, compression=codec) as writer:
-            first = 1
-            for group in range(source.num_row_groups):
-                table = source.read_row_group(group)
-                wanted = [number not in lines for number in range(first, first + table.num_rows)]
-                first += table.num_rows
-                if any(wanted):
-                    writer.write_table(table.filter(pa.array(wanted)))
-                    kept += sum(wanted)
-        return kept > 0
-    kept = False
-    with opened(path, kind) as (file, _), _compressed(place, kind) as out:
-        for number, part in _parts(file):
-            if number not in lines:
-                out.write(part)
-                kept = True
-    return kept
-
-
-def _parts(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Every line with its number; a long one comes in parts."""
-    number = 1
-    while part := file.readline(PART_BYTES):
-        yield number, part
-        number += part.endswith(b"\n")
-
-
-def _lines_of(file: IO[bytes], lines: frozenset[int]) -> Iterator[tuple[int, Any]]:
-    held, raw = 0, bytearray()
-    for number, part in _parts(file):
-        if number != held and held:
-            yield held, _value(raw)
-            held, raw = 0, bytearray()
-        if number in lines:
-            held = number
-            raw += part if len(raw) <= LINE_LIMIT else b""
-    if held:
-        yield held, _value(raw)
-
-
-def _value(raw: bytearray) -> Any:
-    try:
-        return json.loads(raw.decode("utf-8-sig")) if len(raw) <= LINE_LIMIT else None
-    except (ValueError, RecursionError):
-        return None
-
-
-@contextmanager
-def _compressed(place: Path, kind: str) -> Iterator[IO[bytes]]:
-    """A file that is compressed while it is written, without time or name in it."""
-    with open(place, "wb") as raw:
-        if kind == "jsonl.gz":
-            with gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=raw, mtime=0) as file:
-                yield file  # type: ignore[misc]
-        elif kind == "jsonl.zst":
-            from tasks.data.corpus.reading import zstd
-
-            with zstd.ZstdFile(raw, "wb", level=ZSTD_LEVEL) as file:
-                yield file  # type: ignore[misc]
-        else:
-            yield raw
-
-
-# Reading a profile: the folder of files that tasks/data/corpus/profile.py writes. Pure; nothing is judged here.
-
+from tasks.data.corpus.dividing import Marked
 
 BATCH_ROWS = 200_000
 PARTNERS = ("exact_of", "near_of")
@@ -173,7 +29,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Profile:
-    """A corpus as it was measured."""
+    """A corpus as it was measured: the folder of files that tasks/data/corpus/profile.py writes."""
 
     folder: Path
     benchmarks: tuple[str, ...] = ()
@@ -278,18 +134,6 @@ BORDER = "held-out contamination"
 """The name of what no single document breaks: repeating one on the other side of the held-out border."""
 
 
-@dataclass(frozen=True)
-class Marked:
-    """One line that goes to the quarantine."""
-
-    shard: int
-    line: int
-    rules: tuple[str, ...]
-    detail: str
-    raw: str | None = None
-    """What stands there, where it is no document; its first bytes."""
-
-
 class Teller:
     """Says in a few words how documents break a rule; never what they say."""
 
@@ -355,30 +199,3 @@ def mark_unreadable(profile: Profile) -> Iterator[Marked]:
     """The lines that are no documents, as lines of the quarantine."""
     for item in profile.unreadable():
         yield Marked(item["shard"], item["line"], ("unreadable",), item["reason"], item["raw"])
-
-
-def write(corpus: Path, target: Path, names: list[str], *marked: Iterator[Marked]) -> dict[str, array[int]]:
-    """Write `quarantine.jsonl` and `quarantine.json` (counts by rule and shard); returns the lines that go, by shard.
-
-    `marked` are streams in the order of shards and lines. A document's own value stands in `raw` where it can be read.
-    """
-    rules: Counter[str] = Counter()
-    gone: dict[str, array[int]] = {}
-    with open(target / "quarantine.jsonl", "w", encoding="utf-8") as file:
-        for shard, group in groupby(merge(*marked, key=_place), key=lambda one: one.shard):
-            lines = {one.line: one for one in group}
-            name = names[shard]
-            gone[name] = array("q", lines)
-            for line, value in set_aside(corpus / name, lines.keys()):
-                one = lines[line]
-                rules.update(one.rules)
-                payload = {"shard": name, "line": line, "rules": one.rules, "detail": one.detail}
-                file.write(json.dumps({**payload, "raw": one.raw if value is None else value}) + "\n")
-    shards = {name: len(lines) for name, lines in gone.items()}
-    counted = {"documents": sum(shards.values()), "rules": dict(rules), "shards": shards}
-    (target / "quarantine.json").write_text(json.dumps(counted, indent=1))
-    return gone
-
-
-def _place(marked: Marked) -> tuple[int, int]:
-    return marked.shard, marked.line

@@ -13,8 +13,9 @@ import pytest
 from own_expectation import PLUGIN
 
 from tasks.config.data import ValidationConfig
+from tasks.data.corpus.dividing import Division, write_marks
 from tasks.data.corpus.profile import profile
-from tasks.data.corpus.quarantine import Profile, write
+from tasks.data.corpus.quarantine import Profile
 from tasks.data.judging import Place, judge, judge_apart, require_judgeable, verdict
 from tasks.data.suite import FOLDER, PAGES, PLUGINS, read_suite
 
@@ -202,9 +203,10 @@ def test_the_verdict_is_json_of_the_whole_corpus(judged, tmp_path):
 
 def test_the_quarantine_says_where_and_why(judged, tmp_path):
     found = judged([GOOD[0], b"half a", *GOOD, ""], max_unreadable_share=1.0)
-    (tmp_path / "aside").mkdir()
-    gone = write(tmp_path / "corpus", tmp_path / "aside", found.profile.names, *found.marked())
-    assert {name: list(lines) for name, lines in gone.items()} == {"a.jsonl": [2, 3, 23]}
+    assert write_marks(tmp_path / "marks", found.profile.names, *found.marked()) == 3
+    work = Division(tmp_path / "corpus", tmp_path / "marks", tmp_path / "parts", None)
+    work.do("a.jsonl")
+    assert work.finish(tmp_path / "aside")["shards"] == {"a.jsonl": 3}
     told = [json.loads(line) for line in (tmp_path / "aside" / "quarantine.jsonl").read_text().splitlines()]
     assert [(each["line"], each["rules"], each["raw"]) for each in told] == [
         (2, ["unreadable"], "half a"), (3, ["exact duplicates"], {"text": GOOD[0]}), (23, ["too short"], {"text": ""}),

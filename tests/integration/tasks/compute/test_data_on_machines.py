@@ -4,7 +4,7 @@ The jobs are the stages' own. What they make must be what one process makes, bit
 """
 
 import pytest
-from data_material import PARTS, run_stage, write_corpus, write_short_documents
+from data_material import PARTS, STAGES, run_stage, write_corpus, write_short_documents
 from lost_machines import STANDS, losing_a_machine
 from waiting import limit
 
@@ -20,7 +20,7 @@ def corpus(tmp_path_factory):
 def alone(corpus, tmp_path_factory):
     """What one process of this machine makes."""
     base = tmp_path_factory.mktemp("alone")
-    return {stage: run_stage(stage, ClusterConfig(), corpus, base / stage / "job")[1] for stage in PARTS}
+    return {stage: run_stage(stage, ClusterConfig(), corpus, base / stage / "job")[1] for stage in STAGES}
 
 
 @pytest.fixture(scope="module", params=list(STANDS))
@@ -41,7 +41,7 @@ def machines(request, tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stage", PARTS)
+@pytest.mark.parametrize("stage", STAGES)
 def test_two_machines_make_what_one_makes(machines, corpus, alone, tmp_path, stage):
     result, made = run_stage(stage, machines[0], corpus, tmp_path / "job")
     assert result.submissions == 1
