@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PRODUCT = ("flows", "tasks", "deployments")
 ROLES = {
     "": "deployments.cli.main tasks.common tasks.config tasks.storage",
-    "data": "tasks.data tasks.jobs.preprocess tasks.jobs.profile tasks.jobs.drift",
+    "data": "tasks.data tasks.jobs.preprocess tasks.jobs.profile tasks.jobs.divide tasks.jobs.drift",
     "orchestrator": "flows deployments tasks tasks.data.gx",
     "tracking": "tasks.lineage",
     "report": "tasks.report",

@@ -105,24 +105,40 @@ class Model:
         judging = documents * self.rates.judging["cpu"] + sum(
             launcher[f"shards {what}"] for what in ("read", "judged", "written")
         )
-        aside = self._hashed(size) + size * (self.rates("set aside") + self.rates("rewrite"))
-        copied = size * max(0.0, self.rates("publish") - 2 * self.rates("verify"))  # hashed before and after
-        publishing = (
-            copied + 2 * self._hashed(size) + sum(launcher[f"manifest{what}"] for what in ("", " written", " read"))
-        )
-        return [
+        marking = size * self.rates("mark")
+        gone = size * self.rates("join", "written")
+        joining = size * self.rates("join")
+        manifest = sum(launcher[f"manifest{what}"] for what in ("", " written", " read"))
+        stages = [
             Stage("judge", "launcher", judging, judging, 20 * documents, memory=held),
-            Stage("set aside, rewrite", "launcher", max(aside, self.on.moving(4 * size)), aside, 3 * size, size, held),
-            Stage(
-                "publish what stays",
-                "launcher",
-                max(publishing, self.on.moving(4 * size)),
-                publishing,
-                3 * size,
-                size,
-                held,
-            ),
+            Stage("mark", "launcher", marking, marking, 20 * documents, memory=held),
+            Stage("check the input again", "launcher", max(self._hashed(size), self.on.moving(size)), read=size),
         ]
+        if self.shared:
+            # Whole shards are shared out; a process holds a part of one, and its marks.
+            dividing = self._units("divide", size, written=size, memory=self.on.cores * self.unit_memory)
+            joined = Stage(
+                "join what was set aside", "first machine", max(joining, self.on.moving(2 * gone)), joining, gone, gone
+            )
+            publishing = self._by_threads(size * self.rates("take over")) + manifest
+            moved, written = self.on.moving(size), 0.0
+        else:
+            alone = size * self.rates("divide") + joining
+            dividing = Stage("divide", "launcher", max(alone, self.on.moving(2 * size)), alone, size, size, held)
+            joined = None
+            copied = size * max(0.0, self.rates("publish") - 2 * self.rates("verify"))  # hashed before and after
+            publishing = copied + 2 * self._hashed(size) + manifest
+            moved, written = self.on.moving(4 * size), size
+        last = Stage(
+            "publish what stays",
+            "launcher",
+            max(publishing, moved),
+            publishing,
+            size if self.shared else 3 * size,
+            written,
+            held,
+        )
+        return [*stages, dividing, *([joined] if joined else []), last]
 
     def preprocess(self) -> list[Stage]:
         size, tokens = self.corpus.size, self.corpus.size * self.rates.tokens

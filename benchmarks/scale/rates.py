@@ -149,19 +149,21 @@ def held() -> int:
 def validating(corpus: Path, home: Path, ledger: Ledger, *, often: int) -> int:
     from tasks.config.data import ValidationConfig
     from tasks.data import judging
+    from tasks.data.corpus.dividing import Division, write_marks
     from tasks.data.corpus.duplicates import STEPS
     from tasks.data.corpus.inputs import find_shards
     from tasks.data.corpus.parts import Work, divide
+    from tasks.data.corpus.pool import on_processes
     from tasks.data.corpus.profile import linking_of, measure, merge
-    from tasks.data.corpus.quarantine import Profile, rewrite, write
+    from tasks.data.corpus.quarantine import Profile
     from tasks.storage import open_store
     from tasks.storage.manifest import Provenance
 
     config, parts, out = ValidationConfig(), home / "parts", home / "profile"
     store = open_store(home)
 
-    def publish(folder: Path, kind: str):
-        return store.publish(folder, kind=kind, inputs=(), provenance=Provenance(name="corpus"))
+    def publish(folder: Path, kind: str, *, link: bool = False):
+        return store.publish(folder, kind=kind, inputs=(), provenance=Provenance(name="corpus"), link=link)
 
     dataset = publish(corpus, "dataset")
     folder = ledger("verify", lambda: store.fetch(dataset))
@@ -192,11 +194,15 @@ def validating(corpus: Path, home: Path, ledger: Ledger, *, often: int) -> int:
         )
         ledger.steps["judge often"]["documents"] = float(many.documents - profile.documents)
     assert judged.passed, [check for check in judged.checks if not check.passed]
-    aside, left = home / "aside", home / "left"
-    aside.mkdir()
-    gone = ledger("set aside", lambda: write(folder, aside, profile.names, *judged.marked()))
-    ledger("rewrite", lambda: rewrite(folder, left, gone))
-    ledger("publish", lambda: publish(left, "dataset"))
+    ledger("mark", lambda: write_marks(home / "marks", profile.names, *judged.marked()))
+    division = Division(folder, home / "marks", home / "divided", home / "left")
+    ledger("divide", lambda: on_processes(division.files, lambda name, _: division.do(name), workers=WORKERS))
+    ledger("join", lambda: division.finish(home / "aside"))
+    # A job's output is taken over; what the launcher divided by itself is copied.
+    ledger("take over", lambda: publish(home / "left", "dataset", link=True))
+    (home / "left" / "copied").touch()
+    ledger("publish", lambda: publish(home / "left", "dataset"))
+    (home / "left" / "copied").unlink()
     shutil.rmtree(parts)
     return profile.documents
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "preprocess": ("retrain", "-c", "tiny", "--dataset", "corpus", "--to", "preprocess"),
 }
 STEPS = {
-    "validate": ("verify", "measure", "exact", "near", "merge", "verify", "set aside", "rewrite", "publish"),
+    "validate": ("verify", "measure", "exact", "near", "merge", "verify", "mark", "divide", "join", "publish"),
     "preprocess": ("verify", "encode", "write", "publish tokens"),
 }
 """Of rates.py, what each command does. A verdict is judged beside them, by documents."""
