@@ -190,8 +190,8 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-until = partial(waiting.until, every=0.3)
-"""As it is, and not so often: Prefect is asked."""
+until = partial(waiting.until, every=0.8)
+"""As it is, and not so often: Prefect is asked, and an answer costs its server 10 ms of a processor."""
 
 
 def lines(path: Path) -> list[list[str]]:
