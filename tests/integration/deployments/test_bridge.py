@@ -51,6 +51,7 @@ def start(platform, settings):
     """Start the bridge with these settings, as `headway up` does."""
     kept(platform.home).write_text(yaml.safe_dump(settings))
     words = [
+        "# fork: commands",
         "from pathlib import Path",
         "from deployments.services.parts import bridge",
         f"bridge.start(Path({str(platform.home)!r}))",
