@@ -78,7 +78,7 @@ class Home:
         return ran
 
     def stop(self) -> None:
-        """Stop its endpoints, and everything else as `headway down` does, in this process: it asks no policy, and costs no command."""
+        """Stop its endpoints, and the rest as `headway down` does, but in this process: without a command, and whoever may."""
         if any(self.path.glob("endpoints/*")):
             for endpoint in self.run("endpoint", "list").said.get("endpoints", []):
                 self.run("endpoint", "stop", endpoint["ref"])

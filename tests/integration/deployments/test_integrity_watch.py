@@ -142,7 +142,7 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
 
 
 def test_a_changed_manifest_stops_what_serves_from_it_for_nobody_can_say_what_its_files_should_be(home, exported):
-    """Before that: one that an older release started is looked at by its bytes alone, and one that serves another model is left."""
+    """Before that: one that an older release started is looked at by its bytes alone; one that serves another model is left."""
     model = make_champion(home, exported)
     at = serve(home, model)
     store = open_store(home)

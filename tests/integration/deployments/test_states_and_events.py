@@ -1,10 +1,10 @@
 """The table of docs/platform.md, "Whatever happens": each state of a flow run against each thing that happens to the platform.
 
 On a real Prefect server with a real worker. Each test has a run in every state, lets one thing happen to all of them, or two that
-do not hide each other, and lets everything come to its end. A flow writes down each start, each end, and whether another process of
-its deployment was at work beside it; so a run that was lost, or was at work twice, is seen. What was told is read where people read
-it: in the states of the run, which notifications are made of, and in the alerts. A day passes by making all that Prefect and the
-home wrote down a day older.
+do not hide each other, and lets everything come to its end. A flow writes down each start, each end, and whether another process
+of its deployment was at work beside it; so a run that was lost, or was at work twice, is seen. What was told is read where people
+read it: in the states of the run, which notifications are made of, and in the alerts. A day passes by making all that Prefect and
+the home wrote down a day older.
 """
 
 import importlib
