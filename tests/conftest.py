@@ -9,6 +9,8 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from scheduling import scope_of
 from support import Home, publish_tiny
 
+from tasks.common import process
+
 pytest_plugins = ["tiers"]
 
 # The same examples at every run, judged by what they find and never by milliseconds. Nothing is written here: tables that
@@ -41,13 +43,14 @@ def home(tmp_path_factory, pytestconfig):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """After the files that share the lifecycle nothing asks its servers any more, and they cost time even so."""
-    if (
-        nextitem
-        and SHARED in item.config.stash
-        and scope_of(item.location[0]) == "done" != scope_of(nextitem.location[0])
-    ):
-        item.config.stash[SHARED].stop()
+    """After a file that used the shared home, or the files that share the lifecycle, nothing asks its servers for a while.
+
+    They cost time even so; the next command that needs them starts them again.
+    """
+    if nextitem and SHARED in item.config.stash and scope_of(item.location[0]) != scope_of(nextitem.location[0]):
+        shared = item.config.stash[SHARED]
+        if process.alive(process.read_json(shared.path / "prefect" / "handle.json")):
+            shared.stop()
 
 
 @pytest.fixture

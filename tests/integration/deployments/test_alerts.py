@@ -514,7 +514,7 @@ def test_the_event_is_what_the_documentation_says(world):
     assert len(payload["details"]) <= 4000 and payload["remedy"]
 
 
-SEND_TWICE = """
+SEND_TWICE = """# fork: commands
 import json, sys, time
 from pathlib import Path
 from deployments.services import prefect_server

@@ -26,7 +26,7 @@ from tasks.storage import open_store
 from tasks.storage.history import changes
 from tasks.storage.manifest import Manifest
 
-PROCESS = """
+PROCESS = """# fork: commands
 import sys, time
 from pathlib import Path
 from deployments.bridge.arrivals import Arrivals

@@ -5,8 +5,6 @@ import hmac
 import json
 import os
 import random
-import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,15 +15,10 @@ import pytest
 import yaml
 from caused_flow import deploy, install
 from live_prefect import kill, lines, live, until
-from prefect.client.orchestration import SyncPrefectClient
-from support import Home, publish_tiny
 from waiting import limit
 
-from deployments.catalogue.flows import POOL
 from deployments.catalogue.triggers import apply
 from deployments.configuration.platform import PlatformConfig, kept
-from deployments.services import prefect_server
-from deployments.services.parts import PARTS, bridge
 from tasks.common import process
 from tasks.events import batches
 from tasks.events.batches import Now, told
@@ -51,6 +44,7 @@ def start(platform, settings):
     """Start the bridge with these settings, as `headway up` does."""
     kept(platform.home).write_text(yaml.safe_dump(settings))
     words = [
+        "# fork: commands",
         "from pathlib import Path",
         "from deployments.services.parts import bridge",
         f"bridge.start(Path({str(platform.home)!r}))",
@@ -170,82 +164,3 @@ def test_a_source_that_fails_stops_no_other_and_new_settings_start_the_process_a
     assert arrived["became"].startswith("dataset/dropped@") and arrived["channel"] == "folder"
     published = [one for one in listed(ledger) if one["object"] == arrived["became"]]
     assert published and until(lambda: listed(ledger)[-1]["looked_at"])
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    home = Home(tmp_path_factory.mktemp("up") / "home")
-    home.ok("up", "--detach")
-    yield home
-    home.run("down", "--yes")
-
-
-def parts(home):
-    return {part["name"]: part for part in home.ok("status").said["parts"]}
-
-
-def test_up_starts_a_bridge_without_settings_that_tells_of_datasets_and_what_dies_comes_back(up):
-    until(lambda: (up.path / "events" / "store.json").exists())
-    publish_tiny(up)
-    found = until(lambda: up.ok("events").said["events"], every=1.0)
-    assert [(one["name"], one["subject"], one["status"], one["batches"], one["waits"]) for one in found] == [
-        ("dataset.published", "dataset/tiny", "accepted", [], [])
-    ]
-    before = parts(up)["bridge"]["pid"]
-    os.kill(before, signal.SIGKILL)
-    until(lambda: parts(up)["bridge"]["running"] and parts(up)["bridge"]["pid"] != before, every=1.0)
-
-
-def test_up_refuses_a_trigger_that_could_not_start_anything(up, tmp_path):
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(yaml.safe_dump({"events": {"triggers": [{"event": "model.stale", "start": "retrain/none"}]}}))
-    ran = up.run("up", "--detach", "-c", wrong)
-    assert ran.code == 2 and "events.triggers.0: there is no deployment 'retrain/none'" in ran.said["error"]["message"]
-
-
-def test_broken_sources_are_named_by_up_status_and_doctor_until_they_work(up, tmp_path):
-    """A folder that is missing, a secret that is not set, a port that another program has: all were silent."""
-    inbox, config = tmp_path / "inbox", tmp_path / "sources.yaml"
-    webhook = {"hmac": "env:NOBODY_SET_THIS"}
-    folders = [{"path": str(inbox), "dataset": "dropped"}]
-    config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": webhook}}))
-    told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
-    assert told.keys() == {f"folder {inbox}", "webhook, hmac"}
-    assert "No such file" in told[f"folder {inbox}"] and "NOBODY_SET_THIS is not set" in told["webhook, hmac"]
-    assert up.ok("status").said["broken_sources"] == told
-    findings = {finding["name"]: finding for finding in up.run("doctor").said["findings"]}
-    assert not findings[f"events, folder {inbox}"]["ok"] and not findings["events, webhook, hmac"]["ok"]
-
-    inbox.mkdir()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": {**webhook, "port": port}}}))
-        told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
-        assert told.keys() == {"webhook"} and f"port {port} is taken" in told["webhook"]
-    until(lambda: up.ok("status").said["broken_sources"].keys() == {"webhook, hmac"}, every=0.5)
-
-
-def test_new_settings_reach_the_watch_and_the_worker_that_run(up, tmp_path):
-    """Both were read once, at the first start."""
-    before, changed = parts(up), tmp_path / "changed.yaml"
-    changed.write_text(yaml.safe_dump({"alerts": {"disk_free_gb": 1e6}, "parallel_runs": 2}))
-    up.ok("up", "--detach", "-c", changed)
-    url = process.read_json(up.path / "prefect" / "server.json")["url"]
-    with SyncPrefectClient(api=f"{url}/api", auth_string=prefect_server.password(up.path)) as client:
-        assert client.read_work_pool(POOL).concurrency_limit == 2
-    assert parts(up)["worker"]["pid"] == before["worker"]["pid"]
-    until(lambda: "disk_nearly_full" in [alert["alert"] for alert in up.ok("status").said["alerts"]], every=1.0)
-    assert parts(up)["watch"]["pid"] == before["watch"]["pid"], "it starts anew by itself, under the same parent"
-
-
-def test_down_leaves_no_bridge(up):
-    def bridges():
-        said = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True).stdout
-        return [line for line in said.splitlines() if line.endswith(f"deployments.bridge {up.path}")]
-
-    until(lambda: len(bridges()) == 1, why=bridges)  # one that starts a program has a twin for a moment
-    up.ok("down", "--yes")
-    assert bridges() == [] and bridge.status(up.path) is None
-    assert PARTS.index("platform/bridge") < PARTS.index("platform/worker"), "it stops before what it could start"

@@ -102,7 +102,7 @@ def copy(tmp_path):
     return tmp_path / "copy"
 
 
-@pytest.mark.parametrize("missing", [None, *STEPS])
+@pytest.mark.parametrize("missing", [None, *(pytest.param(step, marks=pytest.mark.long) for step in STEPS)])
 def test_the_recipe_adds_a_command_and_each_of_its_steps_is_needed(copy, missing):
     by_hand = [step for step in STEPS if (copy / step).exists() and f"`{step}`, which `python" not in RECIPE]
     assert len(STEPS) == 5 and len(by_hand) <= 2

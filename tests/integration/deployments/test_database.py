@@ -16,7 +16,7 @@ from tasks.lineage.database import prepare
 
 NAME = "HEADWAY_TEST_DATABASE"
 CONFIG = PlatformConfig(database=f"env:{NAME}")
-MAKES = """
+MAKES = """# fork: commands
 import sys
 from pathlib import Path
 from tasks.lineage.database import prepare

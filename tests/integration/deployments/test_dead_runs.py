@@ -126,22 +126,19 @@ def test_a_run_is_taken_up_again_so_often_and_no_more(platform, client, tmp_path
     assert platform.slots(client, "often") == 0
 
 
-@pytest.mark.parametrize(
-    "made", [lambda: None, lambda: Paused(timeout_seconds=600), Crashed], ids=["running", "waiting", "crashed"]
-)
-def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(platform, client, tmp_path, made):
-    state = made()  # here, for its time runs from now on
-    config = PlatformConfig(on_crash="mark", max_resumes=0)
-    name = f"down-{state.name if state else 'Running'}"
-    run = died(platform, client, name, tmp_path, state=state)
-    platform.stopped(run)
-    assert read_run(platform.home / "runs" / str(run)).status == "stopped"
-    watched(platform, client, config)
-    said = client.read_flow_run(run).state
-    assert (said.name, said.message.startswith(STOPPED)) == ("AwaitingRetry", True)
-    assert resumes(client, run) == []
-    assert state or not any(one.is_crashed() for one in history(client, run)), "people are told of what crashed"
-    assert platform.slots(client, name) == 0
+def test_what_down_stopped_goes_on_whatever_the_settings_and_counts_for_nothing(platform, client, tmp_path):
+    states = {"running": None, "waiting": Paused(timeout_seconds=600), "crashed": Crashed()}
+    runs = {name: died(platform, client, f"down-{name}", tmp_path, state=state) for name, state in states.items()}
+    for run in runs.values():
+        platform.stopped(run)
+        assert read_run(platform.home / "runs" / str(run)).status == "stopped"
+    watched(platform, client, PlatformConfig(on_crash="mark", max_resumes=0))
+    for name, run in runs.items():
+        said = client.read_flow_run(run).state
+        assert (said.name, said.message.startswith(STOPPED)) == ("AwaitingRetry", True), name
+        assert resumes(client, run) == []
+        assert platform.slots(client, f"down-{name}") == 0
+    assert not any(one.is_crashed() for one in history(client, runs["running"])), "people are told of what crashed"
 
 
 def test_a_run_that_was_only_taken_up_when_the_platform_stopped_is_queued_again_and_counts_for_nothing(
@@ -314,7 +311,7 @@ def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
 
 def test_killed_on_the_command_line(platform, client, tmp_path):
     """It is marked, with its task runs; nobody starts it again: the words say what to do."""
-    words = python("-m", "probed", str(tmp_path))
+    words = python("-c", "# fork: commands\nimport sys, probed\nprobed.probe(sys.argv[1])", str(tmp_path))
     flow = subprocess.Popen(words, env=platform.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = until(lambda: lines(tmp_path / "starts"))[0][0]
     until(lambda: client.read_task_runs())

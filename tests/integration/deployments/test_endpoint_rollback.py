@@ -79,12 +79,40 @@ def deploy(home, model, ref):
 def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away_until_it_is_promoted(
     home, model, versions
 ):
-    one, two = (each.ref for each in versions)
+    """Not to a model whose key was revoked, nor to one whose signature somebody took away: signed anew, it may come back."""
+    first, second = versions
+    one, two = first.ref, second.ref
     at = deploy(home, model, one)
     refused = home.run("rollback", "endpoint/api", "--reason", "nothing before")
     assert refused.code == 2 and "no way back" in refused.said["error"]["message"]
     assert deploy(home, model, two).port == at.port
     assert home.run("rollback", "endpoint/api").code == 2  # without a reason
+    (unless,) = (
+        Path(rung["unless"])
+        for path in home.path.glob("endpoints/api/servers/*/serve.json")
+        for rung in read_json(path)["ladder"]
+    )
+    Trusted(home.path).tick(0.0)
+    assert not unless.exists()
+    revoked(home, kept=second)
+    Trusted(home.path).tick(0.0)
+    assert unless.exists()
+    for options in (("--dry-run",), ("--reason", "two is rude")):
+        refused = home.run("rollback", "endpoint/api", *options)
+        assert refused.code == 5
+        today = datetime.now(UTC).date()
+        message = refused.said["error"]["message"]
+        assert f"endpoint/api does not go back to {one}: the key home" in message
+        assert f"revoked since {today} by {account()}: the laptop was stolen" in message
+        assert f"headway sign {one} --reason TEXT" in refused.said["error"]["remedy"]
+    assert endpoint_of(home.path, "api").observe().model_ref == two
+    assert refused_models(home.path / "endpoints" / "api") == {}
+    (home.folder_of(one) / "statement.json").unlink()
+    assert home.run("rollback", "endpoint/api", "--reason", "two is rude").code == 5
+    home.ok("sign", one, "--reason", "it is ours")
+    Trusted(home.path).tick(0.0)
+    assert not unless.exists()
+
     would = home.ok("rollback", "endpoint/api", "--dry-run").said
     assert (would["before"], would["after"], would["changed"]) == (two, one, False)
     with Clients(at.port, rate=50) as clients:
@@ -105,39 +133,6 @@ def test_the_traffic_goes_back_in_seconds_with_a_reason_and_the_model_stays_away
     ran = subprocess.run(words, env=home.environment(), capture_output=True, text=True, check=True)
     assert "endpoint/api may serve it again" in ran.stdout
     require_accepted(home.path, "api", two)
-
-
-def test_no_rollback_to_a_model_whose_key_was_revoked(home, model, versions):
-    """Also not to one whose signature somebody took away; what is served is served on, and what is signed anew may come back."""
-    one, two = versions
-    deploy(home, model, one.ref)
-    deploy(home, model, two.ref)
-    (unless,) = (
-        Path(rung["unless"])
-        for path in home.path.glob("endpoints/api/servers/*/serve.json")
-        for rung in read_json(path)["ladder"]
-    )
-    Trusted(home.path).tick(0.0)
-    assert not unless.exists()
-    revoked(home, kept=two)
-    Trusted(home.path).tick(0.0)
-    assert unless.exists()
-    for options in (("--dry-run",), ("--reason", "two is rude")):
-        refused = home.run("rollback", "endpoint/api", *options)
-        assert refused.code == 5
-        today = datetime.now(UTC).date()
-        said = f"endpoint/api does not go back to {one.ref}: the key home"
-        assert said in refused.said["error"]["message"]
-        assert f"revoked since {today} by {account()}: the laptop was stolen" in refused.said["error"]["message"]
-        assert f"headway sign {one.ref} --reason TEXT" in refused.said["error"]["remedy"]
-    assert endpoint_of(home.path, "api").observe().model_ref == two.ref
-    assert refused_models(home.path / "endpoints" / "api") == {}
-    (home.folder_of(one.ref) / "statement.json").unlink()
-    assert home.run("rollback", "endpoint/api", "--reason", "two is rude").code == 5
-    home.ok("sign", one.ref, "--reason", "it is ours")
-    Trusted(home.path).tick(0.0)
-    assert not unless.exists()
-    assert home.ok("rollback", "endpoint/api", "--reason", "two is rude").said["after"] == one.ref
 
 
 def test_a_deploy_over_a_model_whose_key_was_revoked_goes_one_way(home, model, versions, monkeypatch):
@@ -175,18 +170,16 @@ def test_the_server_before_is_a_rung_of_the_new_one_and_the_settings_reach_both(
 
 
 def test_who_died_in_the_middle_is_settled_by_the_next_start_of_the_platform(home, model):
-    deploy(home, model, ONE)
-    endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
-    endpoint.start(model, TWO, files=files_of(model), golden=golden, timeout=limit(120))  # and never switched
-    assert endpoint.changes.open_change() is not None
-    assert settle_all(home.path) == {"api": "reverted"} and settle_all(home.path) == {}
-    assert endpoint.observe().model_ref == ONE
-
-
-def test_what_the_first_deploy_of_an_endpoint_left_when_it_died_is_seen_and_stopped(home, model):
+    """And what the first deploy of an endpoint left when it died is seen, and stopped, by the next command that looks."""
     endpoint, golden = endpoint_of(home.path, "api"), read_json(model / "golden.json")
     endpoint.start(model, ONE, files=files_of(model), golden=golden, timeout=limit(120))  # and never switched
     (started,) = endpoint.folder.glob("servers/*")
     assert runs(started)
     assert home.ok("endpoint", "list").said["endpoints"] == []
     assert not runs(started) and endpoint.changes.open_change() is None
+
+    deploy(home, model, ONE)
+    endpoint.start(model, TWO, files=files_of(model), golden=golden, timeout=limit(120))  # and never switched
+    assert endpoint.changes.open_change() is not None
+    assert settle_all(home.path) == {"api": "reverted"} and settle_all(home.path) == {}
+    assert endpoint.observe().model_ref == ONE

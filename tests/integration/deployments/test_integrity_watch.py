@@ -142,25 +142,26 @@ def test_a_changed_file_is_found_within_a_period_told_once_and_served_no_more_un
 
 
 def test_a_changed_manifest_stops_what_serves_from_it_for_nobody_can_say_what_its_files_should_be(home, exported):
+    """Before that: one that an older release started is looked at by its bytes alone; one that serves another model is left."""
     model = make_champion(home, exported)
-    serve(home, model)
+    at = serve(home, model)
+    store = open_store(home)
+    (path,) = (endpoint_of(home, "api").folder / "servers").glob("*/serve.json")
+    handed = read_json(path)
+    write_json(path, {key: value for key, value in handed.items() if key != "files"})
+    assert findings(home, store, model.ref) == []
     flip(stored(home, model) / "model.onnx.data")
+    assert {one.where for one in findings(home, store, model.ref)} == {"store", "endpoint/api"}
+    write_json(path, handed)
+
+    assert not take_out_of_service(home, store, "api", reason="late", serving="model/tiny@other")
+    assert endpoint_of(home, "api").observe() == at
     manifest = stored(home, model).parent / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"kind": "model"', '"kind": "tokens"'))
     look(home)
     assert "manifest.json" in standing(home)[model.ref]["said"]
     assert endpoint_of(home, "api").observe() is None
-
-
-def test_an_endpoint_that_an_older_release_started_is_looked_at_by_its_bytes_alone(home, exported):
-    model = make_champion(home, exported)
-    serve(home, model)
-    handed = endpoint_of(home, "api").folder / "servers"
-    (path,) = handed.glob("*/serve.json")
-    write_json(path, {key: value for key, value in read_json(path).items() if key != "files"})
-    assert findings(home, open_store(home), model.ref) == []
-    flip(stored(home, model) / "model.onnx.data")
-    assert {one.where for one in findings(home, open_store(home), model.ref)} == {"store", "endpoint/api"}
+    assert not take_out_of_service(home, store, "api", reason="again")
 
 
 def test_what_an_endpoint_serves_from_is_looked_at_where_it_lies(home, exported, tmp_path):
@@ -225,16 +226,6 @@ def test_a_revoked_key_changes_no_file_so_the_endpoint_goes_on_and_an_alert_name
     assert endpoint_of(home, "api").observe() is None and len(events(home, "model.tampered")) == 1
     alerts.tick(now + 2 * SLOW_SECONDS)
     assert [alert["alert"] for alert in firing(home)] == ["model_tampered"]
-
-
-def test_an_endpoint_that_serves_something_else_by_now_is_left_alone(home, exported):
-    model = make_champion(home, exported)
-    at = serve(home, model)
-    store = open_store(home)
-    assert not take_out_of_service(home, store, "api", reason="late", serving="model/tiny@other")
-    assert endpoint_of(home, "api").observe() == at
-    assert take_out_of_service(home, store, "api", reason="now") and endpoint_of(home, "api").observe() is None
-    assert not take_out_of_service(home, store, "api", reason="again")
 
 
 def test_a_manifest_that_is_gone_or_edited_is_told_and_another_champion_ends_it(home, tmp_path):

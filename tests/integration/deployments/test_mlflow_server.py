@@ -25,7 +25,7 @@ from tasks.lineage.spool import Spool
 
 ROOT = Path(__file__).parents[3]
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
-WRITER = """
+WRITER = """# fork: commands
 import sys
 from pathlib import Path
 from tasks.lineage.spool import Spool
@@ -104,21 +104,15 @@ def test_its_secrets_are_for_their_owner_only(home, server):
     assert all(word not in path.read_text(errors="replace") for path in folder.iterdir() if path.is_file())
 
 
-def test_it_is_adopted_and_keeps_its_port_after_down(home, server):
+def test_it_is_adopted_keeps_its_port_after_down_and_takes_credentials_made_anew_from_the_next_start_on(home, server):
     assert mlflow_server.start(home) == server
     assert mlflow_server.status(home) == server
     assert mlflow_server.down(home) and not mlflow_server.down(home) and mlflow_server.status(home) is None
+    old = password(home)
+    (home / "prefect" / "credentials").unlink()
     again = mlflow_server.start(home)
     mlflow_server.wait(again)
     assert again["port"] == server["port"]
-
-
-def test_credentials_made_anew_are_the_login_from_the_next_start(home, server):
-    old = password(home)
-    (home / "prefect" / "credentials").unlink()
-    mlflow_server.down(home)
-    again = mlflow_server.start(home)
-    mlflow_server.wait(again)
     assert get(again, SEARCH, password(home))[0] == 200 and get(again, SEARCH, old)[0] == 401
 
 

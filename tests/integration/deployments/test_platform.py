@@ -15,11 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from prefect.client.orchestration import SyncPrefectClient
 from support import Home, publish_tiny
 from waiting import limit
 
+from deployments.catalogue.flows import POOL
 from deployments.configuration.platform import PlatformConfig
 from deployments.services import prefect_server
+from deployments.services.parts import PARTS, bridge
+from tasks.common import process
 
 SLOW = ("--set", "training.steps=1000", "--set", "training.warmup_steps=5")
 
@@ -95,7 +99,7 @@ def call(url, login="", body=None, method=None):
     return json.loads(text) if text else None
 
 
-def until(look, timeout, otherwise=lambda: "it did not happen"):
+def until(look, timeout, otherwise=lambda: "it did not happen", *, every=0.2):
     deadline = time.monotonic() + limit(timeout)
     while time.monotonic() < deadline:
         try:
@@ -104,7 +108,7 @@ def until(look, timeout, otherwise=lambda: "it did not happen"):
             found = None
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(every)
     raise AssertionError(otherwise())
 
 
@@ -302,6 +306,88 @@ def test_the_foreground_up_may_die_and_an_interrupt_stops_everything(platform):
     assert command.wait(limit(60)) == 0, "a `down` from elsewhere ends it"
     assert not any(part["running"] for part in platform.state()["parts"])
     platform.up()
+
+
+# Its bridge, and settings that change while it runs.
+
+
+def parts(home):
+    return {part["name"]: part for part in home.ok("status").said["parts"]}
+
+
+def test_it_has_a_bridge_without_settings_that_tells_of_datasets_and_comes_back_when_it_dies(platform, tmp_path):
+    home = platform.home
+    until(lambda: (home.path / "events" / "store.json").exists(), 150)
+    (tmp_path / "a.txt").write_text("some words")
+    home.ok("dataset", "publish", "told", tmp_path / "a.txt")
+
+    def of_it():
+        return [one for one in home.ok("events").said["events"] if one["subject"] == "dataset/told"]
+
+    (event,) = until(of_it, 150, every=1.0)
+    assert (event["name"], event["status"]) == ("dataset.published", "accepted")
+    assert event["batches"] == event["waits"] == []
+    before = parts(home)["bridge"]["pid"]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: parts(home)["bridge"]["running"] and parts(home)["bridge"]["pid"] != before, 150, every=1.0)
+
+
+def test_up_refuses_a_trigger_that_could_not_start_anything(platform, tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump({"events": {"triggers": [{"event": "model.stale", "start": "retrain/none"}]}}))
+    ran = platform.home.run("up", "--detach", "-c", wrong)
+    assert ran.code == 2 and "events.triggers.0: there is no deployment 'retrain/none'" in ran.said["error"]["message"]
+
+
+def test_broken_sources_are_named_by_up_status_and_doctor_until_they_work(platform, tmp_path):
+    """A folder that is missing, a secret that is not set, a port that another program has: all were silent."""
+    up, inbox, config = platform.home, tmp_path / "inbox", tmp_path / "sources.yaml"
+    webhook = {"hmac": "env:NOBODY_SET_THIS"}
+    folders = [{"path": str(inbox), "dataset": "dropped"}]
+    config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": webhook}}))
+    told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
+    assert told.keys() == {f"folder {inbox}", "webhook, hmac"}
+    assert "No such file" in told[f"folder {inbox}"] and "NOBODY_SET_THIS is not set" in told["webhook, hmac"]
+    assert up.ok("status").said["broken_sources"] == told
+    findings = {finding["name"]: finding for finding in up.run("doctor").said["findings"]}
+    assert not findings[f"events, folder {inbox}"]["ok"] and not findings["events, webhook, hmac"]["ok"]
+
+    inbox.mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config.write_text(yaml.safe_dump({"events": {"folders": folders, "webhook": {**webhook, "port": port}}}))
+        told = up.ok("up", "--detach", "-c", config).said["broken_sources"]
+        assert told.keys() == {"webhook"} and f"port {port} is taken" in told["webhook"]
+    until(lambda: up.ok("status").said["broken_sources"].keys() == {"webhook, hmac"}, 150, every=0.5)
+
+
+def test_new_settings_reach_the_watch_and_the_worker_that_run(platform, tmp_path):
+    """Both were read once, at the first start."""
+    up = platform.home
+    before, changed = parts(up), tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump({"alerts": {"disk_free_gb": 1e6}, "parallel_runs": 2}))
+    up.ok("up", "--detach", "-c", changed)
+    url = process.read_json(up.path / "prefect" / "server.json")["url"]
+    with SyncPrefectClient(api=f"{url}/api", auth_string=prefect_server.password(up.path)) as client:
+        assert client.read_work_pool(POOL).concurrency_limit == 2
+    assert parts(up)["worker"]["pid"] == before["worker"]["pid"]
+    until(lambda: "disk_nearly_full" in [alert["alert"] for alert in up.ok("status").said["alerts"]], 150, every=1.0)
+    assert parts(up)["watch"]["pid"] == before["watch"]["pid"], "it starts anew by itself, under the same parent"
+
+
+def test_down_leaves_no_bridge(platform):
+    home = platform.home
+
+    def bridges():
+        said = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+        return [line for line in said.splitlines() if line.endswith(f"deployments.bridge {home.path}")]
+
+    until(lambda: len(bridges()) == 1, 150, bridges)  # one that starts a program has a twin for a moment
+    home.ok("down", "--yes", "--endpoints")
+    assert bridges() == [] and bridge.status(home.path) is None and platform.processes() == []
+    assert PARTS.index("platform/bridge") < PARTS.index("platform/worker"), "it stops before what it could start"
 
 
 # What is wrong is said before anything starts.

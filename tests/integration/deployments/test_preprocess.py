@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +26,15 @@ def folder(tmp_path_factory):
     return made
 
 
-def test_the_json_is_what_is_documented(folder, tmp_path):
-    said = _json(_arguments(folder, tmp_path / "out", "--append-eod", "--workers", "2"))
+@pytest.fixture(scope="module")
+def tokens(folder):
+    """The tokens of all documents, once: their prefix, and what the command told of them."""
+    said = _json(_arguments(folder, folder / "out", "--append-eod", "--workers", "2"))
+    return folder / "out_text_document", said
+
+
+def test_the_json_is_what_is_documented(folder, tokens):
+    prefix, said = tokens
     size = (folder / "a.jsonl").stat().st_size
     assert {"schema", "exit_code", "error"} < set(said)
     assert (said["vocab_size"], said["eod_id"], said["bytes_read"]) == (2000, 2, size)
@@ -36,8 +44,8 @@ def test_the_json_is_what_is_documented(folder, tmp_path):
     assert {**output, "tokens": 0, "bytes": 0} == {
         "split": "",
         "key": "text",
-        "bin": str(tmp_path / "out_text_document.bin"),
-        "idx": str(tmp_path / "out_text_document.idx"),
+        "bin": f"{prefix}.bin",
+        "idx": f"{prefix}.idx",
         "documents": len(TEXTS),
         "sequences": len(TEXTS),
         "tokens": 0,
@@ -45,7 +53,7 @@ def test_the_json_is_what_is_documented(folder, tmp_path):
         "dtype": "uint16",
     }
     assert output["tokens"] * 2 == Path(output["bin"]).stat().st_size
-    assert said["arguments"] == ["--data-path", str(tmp_path / "out_text_document")]
+    assert said["arguments"] == ["--data-path", str(prefix)]
 
 
 def test_splits_are_named_and_hold_everything_once(folder, tmp_path):
@@ -93,8 +101,9 @@ def test_a_tokenizer_beside_the_tokens_decodes_a_sample(folder, tmp_path):
     assert _json(["tokens", str(tmp_path / "out_text_document")])["sample"] == "<s> Hello, sample.</s>"
 
 
-def test_damage_leaves_with_the_code_for_integrity(folder, tmp_path):
-    _json(_arguments(folder, tmp_path / "out"))
+def test_damage_leaves_with_the_code_for_integrity(tokens, tmp_path):
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{tokens[0]}{suffix}", tmp_path)
     os.truncate(tmp_path / "out_text_document.bin", 100)
     said = _json(["tokens", str(tmp_path / "out_text_document")], code=5)
     assert "out_text_document.bin has 100 bytes" in said["error"]["message"]
@@ -114,9 +123,8 @@ def test_a_mistake_is_named_and_leaves_with_the_code_for_usage(folder, tmp_path,
     assert not list(tmp_path.glob("out_*"))
 
 
-def test_a_mixture_is_said_as_megatron_takes_it(folder, tmp_path):
-    _json(_arguments(folder, tmp_path / "out"))
-    prefix = str(tmp_path / "out_text_document")
+def test_a_mixture_is_said_as_megatron_takes_it(tokens):
+    prefix = str(tokens[0])
     assert _json(["mixture", "2", prefix])["arguments"] == ["--data-path", prefix]
     assert "is no weight" in _json(["mixture", prefix, "2"], code=2)["error"]["message"]
 

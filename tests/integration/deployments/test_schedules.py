@@ -51,8 +51,11 @@ def platform(tmp_path_factory):
 
 @pytest.fixture
 def client(platform):
+    """A client; the deployments that a test made go with their scheduled runs, so that no other test's look reads them."""
     with platform.client() as made:
         yield made
+        while platform.made:
+            made.delete_deployment(platform.made.popitem()[1])
 
 
 def scheduled(platform, client, name, *, rule=None, slug=None, parameters=None, **told):
@@ -67,10 +70,20 @@ def scheduled(platform, client, name, *, rule=None, slug=None, parameters=None, 
 def passed(platform, client, name, hours=5):
     """Let hours have passed in which nothing ran; returns the ids of their runs, oldest first."""
     until_now = datetime.now(UTC)
-    told = {"start_time": (until_now - timedelta(hours=hours)).isoformat(), "end_time": until_now.isoformat()}
-    path = f"/deployments/{platform.made[name]}/schedule"
-    client.request("POST", path, json={**told, "min_runs": 100, "max_runs": 100}).raise_for_status()
+    make_runs(platform, client, name, until_now - timedelta(hours=hours), until_now, 100)
     return [run.id for run in runs(platform, client, name) if run.expected_start_time <= until_now]
+
+
+def coming(platform, client, name):
+    """The ids of the next three runs: as Prefect's scheduler makes them, which looks only every few seconds."""
+    now = datetime.now(UTC)
+    make_runs(platform, client, name, now, now + timedelta(hours=3), 3)
+    return [run.id for run in runs(platform, client, name) if run.expected_start_time > now]
+
+
+def make_runs(platform, client, name, start, end, count):
+    told = {"start_time": start.isoformat(), "end_time": end.isoformat(), "min_runs": count, "max_runs": count}
+    client.request("POST", f"/deployments/{platform.made[name]}/schedule", json=told).raise_for_status()
 
 
 def runs(platform, client, name):
@@ -109,11 +122,11 @@ def test_what_was_missed(platform, client, missed, kept):
     """None, the newest, or all remain; the next ones, whose time is to come, always do; another look changes nothing."""
     config = scheduled(platform, client, missed, missed=missed)
     over = passed(platform, client, missed)
-    coming = until(lambda: [run.id for run in runs(platform, client, missed) if run.id not in over])
+    later = coming(platform, client, missed)
     tended(platform, client, config)
     first = names(client, over)
     assert [name == "Cancelled" for name in first] == [True] * (len(over) - kept) + [False] * kept
-    assert set(names(client, coming)) == {"Scheduled"}
+    assert len(later) == 3 and set(names(client, later)) == {"Scheduled"}
     tended(platform, client, config)
     assert names(client, over).count("Cancelled") == len(over) - kept
     if missed != "run_all":
@@ -191,7 +204,7 @@ def test_schedules_of_people_are_left_alone(platform, client):
 def test_jitter_is_given_once(platform, client):
     """Every coming run is delayed by its own chance; another watch, or another look, delays it no further."""
     config = scheduled(platform, client, "jitter", jitter_seconds=600)
-    until(lambda: len(runs(platform, client, "jitter")) >= 3)
+    coming(platform, client, "jitter")
     for _ in range(2):
         tended(platform, client, config)
     for run in runs(platform, client, "jitter"):
@@ -224,19 +237,19 @@ def test_late_runs(platform, client):
 def test_the_clock_jumped(platform, client):
     """Forwards, the hours that were skipped are missed like others. Back again, nothing happens."""
     config = scheduled(platform, client, "clock", missed="run_once")
-    coming = until(lambda: [run.id for run in runs(platform, client, "clock")])
+    later = coming(platform, client, "clock")
     tended(platform, client, config, time.time() - 86400)
-    assert set(names(client, coming)) == {"Scheduled"}
+    assert set(names(client, later)) == {"Scheduled"}
     tended(platform, client, config, time.time() + 86400 * 5)
-    assert names(client, coming) == ["Cancelled"] * (len(coming) - 1) + ["Scheduled"]
+    assert names(client, later) == ["Cancelled"] * 2 + ["Scheduled"]
     tended(platform, client, config)
-    assert names(client, coming)[-1] == "Scheduled"
+    assert names(client, later)[-1] == "Scheduled"
 
 
 def test_all_times_of_a_long_silence(platform, client):
     """Prefect made three runs ahead; the others of the silence are made afterwards, once, and only where all are wanted."""
     config = scheduled(platform, client, "silence", missed="run_all")
-    until(lambda: len(runs(platform, client, "silence")) >= 3)
+    coming(platform, client, "silence")
     process.write_json(platform.home / "platform" / "watch" / "looked.json", {"time": time.time() - 12 * 3600})
     now = datetime.now(UTC)
     for _ in range(2):
@@ -424,5 +437,5 @@ def test_all_that_was_missed_runs_oldest_first(worker, client, tmp_path):
         tended(worker, client, config)
         return len(lines(tmp_path / "ends")) == len(over)
 
-    until(all_ended)
+    until(all_ended, every=1.5)
     assert [start[0] for start in lines(tmp_path / "starts")] == [str(run) for run in over]

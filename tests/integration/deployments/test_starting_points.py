@@ -83,7 +83,10 @@ def stand(tmp_path_factory):
         yield stand
 
 
-@pytest.mark.parametrize(("name", "tier"), [("azureml-cpu", "Dedicated"), ("azureml-spot", "LowPriority")])
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    [pytest.param("azureml-cpu", "Dedicated", marks=pytest.mark.long), ("azureml-spot", "LowPriority")],
+)
 def test_a_program_of_ones_own_runs_there_too(stand, tmp_path, name, tier):
     """In the fake workspace, whose nodes have no GPUs; the tier must be that of its cluster."""
     stand.service.clusters = {"mine": cluster(vmPriority=tier)}

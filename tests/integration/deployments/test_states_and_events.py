@@ -1,10 +1,10 @@
 """The table of docs/platform.md, "Whatever happens": each state of a flow run against each thing that happens to the platform.
 
-On a real Prefect server with a real worker. Each test has a run in every state, lets one thing happen to all of them, and lets
-everything come to its end. A flow writes down each start, each end, and whether another process of its deployment was at work
-beside it; so a run that was lost, or was at work twice, is seen. What was told is read where people read it: in the states of
-the run, which notifications are made of, and in the alerts. A day passes by making all that Prefect and the home wrote down a
-day older.
+On a real Prefect server with a real worker. Each test has a run in every state, lets one thing happen to all of them, or two that
+do not hide each other, and lets everything come to its end. A flow writes down each start, each end, and whether another process
+of its deployment was at work beside it; so a run that was lost, or was at work twice, is seen. What was told is read where people
+read it: in the states of the run, which notifications are made of, and in the alerts. A day passes by making all that Prefect and
+the home wrote down a day older.
 """
 
 import importlib
@@ -181,7 +181,7 @@ class Table:
         return sorted(flow_runs(client, *StateType, deployment_id=of), key=lambda run: run.expected_start_time)
 
     def end(self):
-        """Let everything come to its end, with a watch that looks every second; what is seen then, by state."""
+        """Let everything come to its end, with a watch that looks every two seconds; what is seen then, by state."""
         dead = DeadRuns(self.home, self.settings, patience=limit(PATIENCE_SECONDS))
         schedules = Schedules(self.home, self.settings)
         for name in ("running", "approval"):
@@ -196,7 +196,7 @@ class Table:
                 final = all(self.state(client, name).is_final() for name in self.runs.keys() - {"deleted"})
                 return final and all(run.state.is_final() for run in due) and not self.alive("deleted")
 
-            until(ended, every=1.0, why=lambda: self.seen(client))
+            until(ended, every=2.0, why=lambda: self.seen(client))
             return self.seen(client)
 
     def people(self, client):
@@ -324,12 +324,14 @@ def earlier(stamp, seconds):
 
 
 def configured(table):
-    """Everything that runs could notice: limits, what becomes of crashes, and of runs that overlap."""
+    """Everything that runs could notice: limits, what becomes of crashes, and of runs that overlap. A watch looks at it."""
     changed = {"parallel_runs": 3, "on_crash": "mark", "max_resumes": 0, "overlap": "refuse"}
     table.settings = table.settings.model_copy(update=changed)
     with table.platform.client() as client:
         table.register(client)
         until(lambda: table.state(client, "queued").is_cancelled())  # Prefect's doing; the watch has it wait
+        dead = DeadRuns(table.home, table.settings)
+        until(lambda: dead.tick(client, time.time()) or not table.state(client, "queued").is_cancelled())
 
 
 def schedule_edited(table):
@@ -372,27 +374,34 @@ AFTER_DOWN = {
     "running": "2 start(s), 1 end(s), Completed [stopped]",
     "scheduled": "1 start(s), 1 end(s), Completed, Scheduled",
 }
+AFTER_A_DAY = {**AFTER_DOWN, "scheduled": "1 start(s), 1 end(s), Cancelled, Completed, Scheduled [missed]"}
+
+
+def one_after_the_other(*events):
+    def all_of_them(table):
+        for event in events:
+            event(table)
+
+    return all_of_them
+
+
 EVENTS = {
     "worker killed": (worker_killed, {}),
-    "machine died": (
-        machine_died,
+    "machine died, schedule edited": (
+        one_after_the_other(machine_died, schedule_edited),
         {
             "running": "2 start(s), 1 end(s), Completed [notified, resumed]",
+            "scheduled": "1 start(s), 1 end(s), Completed, Scheduled",
         },
     ),
     "server restarted": (server_restarted, {}),
     "down for minutes": (partial(down_for, MINUTES), AFTER_DOWN),
-    "down for a day": (
-        partial(down_for, DAY),
-        {**AFTER_DOWN, "scheduled": "1 start(s), 1 end(s), Cancelled, Completed, Scheduled [missed]"},
-    ),
-    "up --config": (configured, {}),
-    "schedule edited": (schedule_edited, {"scheduled": "1 start(s), 1 end(s), Completed, Scheduled"}),
+    "up --config, down for a day": (one_after_the_other(configured, partial(down_for, DAY)), AFTER_A_DAY),
     "limit reached": (limit_reached, {}),
 }
 ALSO = {
     (event, state): f"2 start(s), 1 end(s), Completed [{told}]"
-    for event in ("down for minutes", "down for a day")
+    for event in ("down for minutes", "up --config, down for a day")
     for state, told in (("queued", "stopped"), ("retrying", "resumed, stopped"))
 }
 """It may have been taken up while `down` stopped the others, and was stopped like them."""

@@ -25,17 +25,13 @@ def test_a_file_becomes_a_dataset_of_its_own_name_and_is_judged(home, tmp_path, 
     assert ran.said["validation"].startswith("validation/some-corpus@")
     again = home.ok("validate", path, *QUICK, "--name", "named")
     assert again.said["dataset"].startswith("dataset/named@")
-    assert home.ok("validate", "named", *QUICK).statuses() == {"validate": "reused"}
-
-
-def test_a_name_means_the_dataset_and_a_path_the_file(home, texts):
-    here = home.path.parent
-    home.ok("dataset", "publish", "twice", write(here / "first.jsonl", texts))
-    (here / "twice").mkdir()
-    write(here / "twice" / "a.jsonl", texts[:15])
-    by_name = home.ok("validate", "twice", *QUICK).said
-    by_path = home.ok("validate", "./twice", *QUICK).said
-    assert by_name["dataset"] != by_path["dataset"]
+    folder = home.path.parent / "named"  # a name means the dataset, and a path the file
+    folder.mkdir()
+    write(folder / "a.jsonl", texts[:15])
+    by_name = home.ok("validate", "named", *QUICK)
+    assert by_name.statuses() == {"validate": "reused"} and by_name.said["dataset"] == again.said["dataset"]
+    by_path = home.ok("validate", "./named", *QUICK).said
+    assert by_path["dataset"] != again.said["dataset"]
     assert next(c["measured"] for c in by_path["checks"] if c["name"] == "documents") == 15
 
 

@@ -185,7 +185,7 @@ def test_placeholders_are_refused_by_name_before_anything_is_spent(fresh, corpus
     assert not finding["ok"] and "cluster.azureml.workspace (my-workspace)" in finding["said"]
 
 
-@pytest.mark.parametrize("package", ["azure.mgmt", "azure.ai"])
+@pytest.mark.parametrize("package", [pytest.param("azure.mgmt", marks=pytest.mark.long), "azure.ai"])
 def test_a_missing_package_is_a_finding_with_the_extra_that_brings_it(fresh, tmp_path, package):
     own = tmp_path / "own.yaml"
     own.write_text("cluster: {image: i, azureml: {subscription_id: s, resource_group: g, workspace: w, compute: c}}\n")

@@ -9,7 +9,7 @@ from support import Home
 from waiting import limit
 from watched import Watched, loop
 
-FLOW = """
+FLOW = """# fork: commands
 import json
 from deployments.services import prefect_server
 from tasks.config.base import home

@@ -350,6 +350,7 @@ class TestStorage:
         proxy.arm("expired", times=1 << 30)
         settings = EventsConfig.model_validate({"webhook": OURS, "containers": self.settings(proxy)["containers"]})
         code = (
+            "# fork: commands\n"
             "import sys, time; from pathlib import Path; from deployments.bridge import webhook\n"
             "from deployments.configuration.events import EventsConfig; from tasks.events.ledger import Ledger\n"
             "home = Path(sys.argv[1]); said = EventsConfig.model_validate_json(sys.argv[2])\n"

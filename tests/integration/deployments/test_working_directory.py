@@ -42,18 +42,30 @@ def seen(folder, before=""):
     return ran.stdout.split()
 
 
-@pytest.mark.parametrize("name", [".env", "prefect.toml", "pyproject.toml", "a link", "a profile"])
-def test_no_file_of_the_working_directory_chooses_the_server(tmp_path, name):
-    folder = tmp_path / "folder"
+def lay(folder, names):
+    """Put files that choose a server into a folder."""
     folder.mkdir()
-    if name == "a link":
-        (tmp_path / "elsewhere").write_text(FILES[".env"])
-        (folder / ".env").symlink_to(tmp_path / "elsewhere")
-    elif name == "a profile":
-        (folder / "profiles.toml").write_text(FILES["profiles.toml"])
-        (folder / ".env").write_text(f"PREFECT_PROFILES_PATH={folder}/profiles.toml\n")
-    else:
-        (folder / name).write_text(FILES[name])
+    for name in names:
+        if name == "a link":
+            (folder.parent / "elsewhere").write_text(FILES[".env"])
+            (folder / ".env").symlink_to(folder.parent / "elsewhere")
+        elif name == "a profile":
+            (folder / "profiles.toml").write_text(FILES["profiles.toml"])
+            with open(folder / ".env", "a") as file:
+                file.write(f"PREFECT_PROFILES_PATH={folder}/profiles.toml\n")
+        else:
+            (folder / name).write_text(FILES[name])
+    return folder
+
+
+EACH = (".env", "prefect.toml", "pyproject.toml", "a profile", "a link")
+
+
+@pytest.mark.parametrize(
+    "names", [EACH[:4], *(pytest.param((name,), marks=pytest.mark.long) for name in EACH)], ids=" and ".join
+)
+def test_no_file_of_the_working_directory_chooses_the_server(tmp_path, names):
+    folder = lay(tmp_path / "folder", names)
     assert seen(folder) == [ELSEWHERE, ELSEWHERE], "what Prefect does by itself"
     assert seen(folder, "take_no_files()") == ["None", "None"]
 
