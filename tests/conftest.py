@@ -29,6 +29,8 @@ settings.load_profile("headway")
 
 
 SHARED = pytest.StashKey[Home]()
+ASKED = pytest.StashKey[bool]()
+"""Whether a test asked for the shared home since it was stopped."""
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +43,12 @@ def home(tmp_path_factory, pytestconfig):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """After the files that share the lifecycle nothing asks its servers any more, and they cost time even so."""
-    if (
-        nextitem
-        and SHARED in item.config.stash
-        and scope_of(item.location[0]) == "done" != scope_of(nextitem.location[0])
-    ):
-        item.config.stash[SHARED].stop()
+    """After a file, or those that share the lifecycle, nothing asks the home's servers, and they cost time even so."""
+    stash = item.config.stash
+    stash[ASKED] = stash.get(ASKED, False) or "home" in getattr(item, "fixturenames", ())
+    if nextitem and scope_of(item.location[0]) != scope_of(nextitem.location[0]) and SHARED in stash and stash[ASKED]:
+        stash[ASKED] = False
+        stash[SHARED].stop()
 
 
 @pytest.fixture
