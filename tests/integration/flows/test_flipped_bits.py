@@ -64,8 +64,8 @@ def damage(home):
 
 
 def names_of(path):
-    """What of a file may be named: for a file of an artifact its version; else its path; for an entry of the audit log the log, as
-    a link between two entries that does not hold does not say which of them was changed."""
+    """What of a file may be named: of an artifact its version; else its path; for an entry of the audit log the log, as a link
+    between two entries that does not hold does not say which of them was changed."""
     versions = [part for part in path.parts if len(part) == 64]
     return versions or [path.stem, *(["audit log"] if path.parent.name == "audit" else [])]
 
