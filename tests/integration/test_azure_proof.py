@@ -110,7 +110,7 @@ def test_a_group_that_is_there_is_neither_used_nor_deleted(az, tmp_path):
     assert azure_cli.there(az) == [group] and "deleted: nothing was made" in seen["delete"][1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGHUP])
 def test_an_interruption_deletes_what_was_made(az, tmp_path, monkeypatch, how):
     monkeypatch.setenv("AZ_HANGS", "acr create")
     running = start(tmp_path / "run", "--yes", *IMAGES)

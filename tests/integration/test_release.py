@@ -91,6 +91,7 @@ def test_a_tree_that_is_not_ready_is_named(tree):
     assert [line for line in release.obstacles(tree) if "no section `From ... to 0.2.0`" in line]
 
 
+@pytest.mark.long
 def test_the_same_commit_makes_the_same_files(tree, tmp_path):
     prepared(tree)
     made = {path.name: path.read_bytes() for path in release.build(tree, tmp_path / "one")}

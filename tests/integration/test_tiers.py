@@ -71,7 +71,7 @@ def test_unit_tests_import_nothing_heavy():
     assert said.returncode == 0 and said.stdout.rstrip().endswith("\n[]"), said.stdout[-2000:]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_what_a_tier_does_not_allow_fails_with_its_reason(tmp_path, workers):
     (tmp_path / "test_wrong.py").write_text(WRONG)
     said = pytest_of("-m", "not long", "-n", workers, cwd=tmp_path)

@@ -17,10 +17,13 @@ import waiting
 from support import HEADWAY, publish_tiny
 from waiting import limit
 
+from tasks.common.process import read_json
+
 pytestmark = pytest.mark.e2e
 until = partial(waiting.until, every=0.1)
 """What is looked at here is read anew at each look."""
 STEPS, LONGER = 240, 1200
+"""Of the second, no test waits for the end."""
 TRAINING = ("--set", f"training.steps={STEPS}", "--to", "train")
 FINISHED = ("validate", "preprocess", "benchmark", "plan")
 
@@ -41,6 +44,8 @@ def training(home, done):
             *TRAINING,
             "--set",
             f"training.steps={steps}",
+            "--set",
+            "planning.checkpoint.every_steps=20",
         )
         command = home.start(*words, "--json")
         started.append(command)
@@ -64,11 +69,6 @@ def newest_step(folder):
     return max((record["step"] for record in records(folder)), default=0)
 
 
-def last_by_step(folder):
-    kept = ("loss", "learning_rate", "grad_norm")
-    return {record["step"]: [record[name] for name in kept] for record in records(folder)}
-
-
 def rank_pids(folder):
     return [rank["pid"] for rank in json.loads((folder / "handle.json").read_text())["ranks"]]
 
@@ -81,7 +81,7 @@ def is_running(pid):
 
 
 def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, training):
-    command, folder, words = training(11, after_step=15)
+    command, folder, words = training(11, after_step=15, steps=100)
     pids = rank_pids(folder)
     os.kill(command.pid, signal.SIGKILL)
     command.wait()
@@ -92,21 +92,23 @@ def test_a_killed_orchestrator_leaves_the_job_and_the_next_one_adopts_it(home, t
     assert (job["submissions"], job["adopted"]) == (1, True)
     assert [again.statuses()[name] for name in FINISHED[:3]] == ["reused"] * 3
     assert again.statuses()["train"] == "ran"
-    assert [record["step"] for record in records(folder)] == list(range(1, 241))
+    assert [record["step"] for record in records(folder)] == list(range(1, 101))
 
 
 def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
-    """One training: SIGTERM, a cancellation in Prefect whose server was killed before, Ctrl-C on a terminal."""
+    """One training: SIGTERM, a cancellation in Prefect whose server was killed before, Ctrl-C on a terminal, SIGTERM again."""
     command, folder, words = training(21, after_step=5, steps=LONGER)
     pids = rank_pids(folder)
+    until(lambda: list(folder.glob("checkpoints/step-*/attempt-*/manifest.json")))
     command.terminate()
     out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["status"] == "cancelled"
     assert not any(map(is_running, pids))
 
-    command = home.start(*words, "--json")
-    pids = trained_again(folder, pids)
+    command, log = begun(home, *words)
+    until(lambda: '"kind": "submitted"' in log.read_text())
     kill_prefect(home)
+    pids = trained_again(folder, pids)
     cancel_in_prefect(home)
     out, _ = command.communicate(timeout=limit(60))
     assert command.returncode == 130 and json.loads(out)["error"]["type"] == "Cancelled"
@@ -119,9 +121,22 @@ def test_whatever_ends_a_run_the_same_command_goes_on(home, training):
     shown.answer("n\n")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert all(map(is_running, pids)) or (folder / "result.json").exists()
-    job = home.ok(*words).stage("train")["job"]
-    assert (job["adopted"], job["submissions"]) == (True, 3)
-    assert set(last_by_step(folder)) == set(range(1, LONGER + 1))
+
+    command, log = begun(home, *words)
+    until(lambda: '"kind": "adopted"' in log.read_text())
+    command.terminate()
+    command.communicate(timeout=limit(60))
+    assert command.returncode == 130 or (folder / "result.json").exists()
+    assert not any(map(is_running, pids)) and read_json(folder / "job.json")["submission"] == 3
+    steps = [record["step"] for record in records(folder)]
+    assert set(steps) == set(range(1, max(steps) + 1)) and steps.count(1) == 1, "it was resumed, and never begun anew"
+
+
+def begun(home, *words):
+    """The command, and the log of its run."""
+    known = set(home.path.glob("runs/*/events.jsonl"))
+    command = home.start(*words, "--json")
+    return command, until(lambda: next(iter(set(home.path.glob("runs/*/events.jsonl")) - known), None))
 
 
 def trained_again(folder, before):

@@ -26,7 +26,7 @@ from tasks.common.seal import opened, sealed
 from tasks.config.base import digest
 from tasks.orchestration.run_log import write_question
 from tasks.security import audit_chain
-from tasks.security.audit import acting, audit
+from tasks.security.audit import acting, audit, entries
 from tasks.storage import open_store
 
 ASKING = Path(__file__).parent / "asking.py"
@@ -47,9 +47,9 @@ def start(home, server):
     """Starts a flow that asks; every flow asks about a subject of its own, unless one is given."""
     started = []
 
-    def begin(policy=None, forked=True, **arguments):
+    def begin(policy=None, **arguments):
         wanted = {"subject": f"model/{secrets.token_hex(4)}@{secrets.token_hex(32)}", "expire_minutes": 5.0}
-        started.append(Asking(home, server, {**wanted, "remind_minutes": 5.0, **arguments}, policy, forked))
+        started.append(Asking(home, server, {**wanted, "remind_minutes": 5.0, **arguments}, policy))
         return started[-1]
 
     yield begin
@@ -59,35 +59,42 @@ def start(home, server):
 
 
 class Asking:
-    """A running flow that asks, and the page that it shows its form in."""
+    """A running flow that asks, and the page that it shows its form in. Whether it waits, its folder says: no server is asked."""
 
-    def __init__(self, home, server, arguments, policy, forked):
+    def __init__(self, home, server, arguments, policy):
         self.home, self.server, self.arguments = home, server, arguments
+        self.before = {folder: len(self.questions(folder)) for folder in self.folders()}
+        self.shown = 0
         environment = home.environment() | ({"HEADWAY_POLICY": str(policy)} if policy else {})
-        environment |= {} if forked else {"TESTS_FORK_SERVER": ""}  # SIGSTOP stops no fork, only who stands for it
         command = [sys.executable, str(ASKING), json.dumps(arguments)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        self.seen = {run["id"] for run in self.runs()}
 
-    def runs(self):
-        return self.call("flow_runs/filter", {"flows": {"name": {"any_": ["asking"]}}, "limit": 200})
+    def folders(self):
+        return {path.name for path in self.home.path.glob("runs/*")}
+
+    def questions(self, run):
+        """What the run wrote down each time that it showed its form."""
+        path = self.home.path / "runs" / run / "events.jsonl"
+        return [line for line in path.read_text().splitlines() if '"event": "waiting"' in line] if path.exists() else []
 
     def waits(self, *, again_after=None):
         """The flow run, once it is paused with a form (another one than before)."""
         resumed = self.arguments.get("resume")
 
         def paused():
-            for run in self.runs():
-                mine = run["id"] == resumed or (not resumed and run["id"] not in self.seen)
-                key = run["state"]["state_details"]["pause_key"]
-                if mine and run["state_type"] == "PAUSED" and (again_after is None or key != again_after):
-                    return run
+            for folder in [resumed] if resumed else self.folders() - self.before.keys():
+                if (count := len(self.questions(folder))) > max(self.shown, self.before.get(folder, 0)):
+                    run = self.call(f"flow_runs/{folder}")
+                    key = run["state"]["state_details"]["pause_key"]
+                    if run["state_type"] == "PAUSED" and (again_after is None or key != again_after):
+                        self.shown = count
+                        return run
             assert self.process.poll() is None, self.process.communicate()
             return None
 
-        return until(paused)
+        return until(paused, every=0.1)
 
     def form(self, run):
         """What the page reads of a paused run: the text above the form, and the schema of its fields."""
@@ -113,19 +120,7 @@ class Asking:
         return json.loads(out.splitlines()[-1])
 
     def call(self, path, body=None, method=None):
-        login = b64encode((self.home.path / "prefect" / "credentials").read_bytes()).decode()
-        headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.server['url']}/api/{path}", data, headers, method=method)
-        deadline = time.monotonic() + limit(60)
-        while True:
-            try:
-                with urllib.request.urlopen(request, timeout=limit(20)) as answer:
-                    return json.loads(answer.read() or "null")
-            except urllib.error.HTTPError as error:  # Prefect's database was busy, as it says
-                if error.code != 503 or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
+        return page(self.home, self.server, path, body, method)
 
     def state(self, run):
         return self.call(f"flow_runs/{run['id']}")["state"]
@@ -141,8 +136,26 @@ class Asking:
         return self.call("events/filter", wanted)["events"]
 
 
+def page(home, server, path, body=None, method=None):
+    """What Prefect's page asks its server."""
+    login = b64encode((home.path / "prefect" / "credentials").read_bytes()).decode()
+    headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server['url']}/api/{path}", data, headers, method=method)
+    deadline = time.monotonic() + limit(60)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=limit(20)) as answer:
+                return json.loads(answer.read() or "null")
+        except urllib.error.HTTPError as error:  # Prefect's database was busy, as it says
+            if error.code != 503 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
 def audited(home, subject):
-    return [entry for entry in home.ok("audit-log").said["entries"] if subject in entry["what"]]
+    """Newest first."""
+    return [entry.model_dump() for entry in entries(open_store(home.path)) if subject in entry.what]
 
 
 def test_the_form_asks_and_an_approval_lets_the_run_go_on_until_it_is_used(home, start):
@@ -232,8 +245,7 @@ def test_who_may_not_decide_is_refused_as_somebody_unknown_and_asked_again_and_n
     assert [entry["outcome"] for entry in entries] == ["done", "refused", "refused", "refused"]
     assert entries[0]["who"] == "anna" and [entry["claimed"] for entry in entries[1:]] == ["rita", "bert", "anna"]
     assert {(entry["who"], entry["identity"]) for entry in entries[1:]} == {("unknown", "unknown")}
-    for secret in (wrong, *tokens.values()):
-        assert holding(home.path, secret) == []
+    assert holding(home.path, [wrong, *tokens.values()]) == []
 
 
 def hand_over(monkeypatch, home, key, name=""):
@@ -244,25 +256,26 @@ def hand_over(monkeypatch, home, key, name=""):
         return audit(open_store(home), "start run", what=what).number
 
 
-def handed_over(start, warm, key, policy):
-    """A run that `headway run` made under this key, as the platform takes it up; `warm` was a run of the same flow."""
-    made = {"flow_id": warm.said() and warm.runs()[0]["flow_id"], "idempotency_key": key, "parameters": {}}
-    run = warm.call("flow_runs/", {**made, "state": {"type": "PENDING"}})
+def handed_over(home, server, start, key, policy):
+    """A run that `headway run` made under this key, as the platform takes it up."""
+    flow = page(home, server, "flows/", {"name": "asking"})
+    made = {"flow_id": flow["id"], "idempotency_key": key, "parameters": {}, "state": {"type": "PENDING"}}
+    run = page(home, server, "flow_runs/", made)
     return start(resume=run["id"], policy=policy, person="prefect", exercises="promote")
 
 
-def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, start, tmp_path, monkeypatch):
+def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home, server, start, tmp_path, monkeypatch):
     """It goes on there as `prefect`; the audit log has who handed it over, under the key of the flow run.
 
     An entry of a machine whose clock is wrong hides none of those before it.
     """
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
-    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    key = secrets.token_hex(8)
     hand_over(monkeypatch, home.path, key, "rita")
     with monkeypatch.context() as patched:
         patched.setattr(audit_chain, "time", SimpleNamespace(time=lambda: 0.0))
         audit(open_store(home.path), "lease", what="model/tiny")
-    asking = handed_over(start, warm, key, policy)
+    asking = handed_over(home, server, start, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -275,17 +288,17 @@ def test_who_handed_a_run_to_the_platform_does_not_approve_its_deploy_alone(home
     ("where", "why"), [("elsewhere", "nobody knows who started the run"), ("here", "rita started the run")]
 )
 def test_where_the_log_of_who_handed_a_run_over_was_changed_only_who_may_promote_approves_its_deploy(
-    home, start, tmp_path, monkeypatch, where, why
+    home, server, start, tmp_path, monkeypatch, where, why
 ):
     """In the home where it was handed over, the home itself knows who did, whatever became of the log."""
     policy, tokens = policy_of(home, tmp_path, ("root", []), ("anna", ["approve"]), ("rita", ["run", "approve"]))
-    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    key = secrets.token_hex(8)
     number = hand_over(monkeypatch, home.path, key, "rita")
     if where == "elsewhere":
         (home.path / "keys" / "decisions.jsonl").unlink()
     path = home.path / "store" / "documents" / "audit" / f"{number:08}.json"
     path.write_text(path.read_text().replace('"who": "rita"', '"who": "anna"'))
-    asking = handed_over(start, warm, key, policy)
+    asking = handed_over(home, server, start, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="rita", token=tokens["rita"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -338,7 +351,7 @@ def test_an_approval_ends_with_its_giver_while_the_run_waits_for_its_place(home,
     run, subject = asking.waits(), asking.arguments["subject"]
     with locked(home.path / "locks" / f"run-asking-{subject.split('/')[1].partition('@')[0]}"):
         assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
-        until(lambda: [entry["action"] for entry in audited(home, subject)] == ["approve"])
+        until(lambda: [entry["action"] for entry in audited(home, subject)] == ["approve"], every=0.1)
         known = yaml.safe_load(policy.read_text())
         del known["persons"]["anna"]
         policy.write_text(yaml.safe_dump(known))
@@ -347,13 +360,13 @@ def test_an_approval_ends_with_its_giver_while_the_run_waits_for_its_place(home,
 
 
 def test_where_nobody_was_asked_who_hands_a_run_over_only_who_may_promote_approves_its_deploy(
-    home, start, tmp_path, monkeypatch
+    home, server, start, tmp_path, monkeypatch
 ):
     policy, tokens = policy_of(home, tmp_path, ("root", ["approve", "promote"]), ("anna", ["approve"]))
     policy.write_text(policy.read_text().replace("- run\n", "", 1))
-    warm, key = start(expire_minutes=0.02), secrets.token_hex(8)
+    key = secrets.token_hex(8)
     hand_over(monkeypatch, home.path, key)
-    asking = handed_over(start, warm, key, policy)
+    asking = handed_over(home, server, start, key, policy)
     run = asking.waits()
     assert asking.answer(run, person="anna", token=tokens["anna"]) == "ACCEPT"
     run = asking.waits(again_after=run["state"]["state_details"]["pause_key"])
@@ -381,13 +394,15 @@ def test_where_promote_is_asked_for_and_approve_is_not_who_decides_a_deploy_show
     assert (approval["person"], approval["proven"]) == ("anna", True)
 
 
-def holding(folder, secret):
+def holding(folder, tokens):
     """Files, and tables of Prefect's database, that hold a text. A freed page of the database counts, and its log."""
-    found = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    files = ((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+    found = [path for path, data in files if any(token.encode() in data for token in tokens)]
     with sqlite3.connect(f"file:{folder / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
-            if any(secret in str(row) for row in database.execute(f'SELECT * FROM "{table}"')):
+            rows = map(str, database.execute(f'SELECT * FROM "{table}"'))
+            if any(token in row for row in rows for token in tokens):
                 found.append(table)
     return found
 
@@ -404,14 +419,14 @@ def test_cancelling_a_run_that_waits_ends_it(start):
 
 def test_a_run_that_is_deleted_in_the_page_while_it_waits_ends_and_an_answer_says_why_it_does_not_count(home, start):
     """It waited on for its whole time, with its lock and place; an answer was HTTP 500, a bug of ours."""
-    asking = start(forked=False)
+    asking = start()
     run = asking.waits()
-    name = asking.name(run)
-    os.kill(asking.process.pid, signal.SIGSTOP)
+    name, pid = asking.name(run), json.loads((home.path / "runs" / run["id"] / "handle.json").read_text())["pid"]
+    os.kill(pid, signal.SIGSTOP)
     asking.call(f"flow_runs/{run['id']}", method="DELETE")
     ran = home.run("approve", name, "--approve", "--reason", "it is good")
     assert ran.code == 6 and "somebody deleted it" in ran.said["error"]["message"]
-    os.kill(asking.process.pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     asking.process.communicate(timeout=limit(60))
     events = (home.path / "runs" / run["id"] / "events.jsonl").read_text().splitlines()
     closed = json.loads(events[-1])
@@ -449,13 +464,16 @@ def test_another_run_of_the_same_flow_and_subject_goes_on_while_one_waits(start)
 
 def waits_for_a_person(home, *words):
     """A retraining, once it waits for an approval; and the question."""
+    before = set(home.path.glob("runs/*"))
     process = home.start("retrain", "-c", "tiny", *words, "--json")
 
     def waiting():
         assert process.poll() is None, process.communicate()
-        return [one for one in home.ok("approve").said["waiting"] if one["flow"] == "retrain"]
+        logs = [folder / "events.jsonl" for folder in set(home.path.glob("runs/*")) - before]
+        return any(log.exists() and '"event": "waiting"' in log.read_text() for log in logs)
 
-    [asked] = until(waiting, timeout=180)
+    until(waiting, timeout=180, every=0.1)
+    [asked] = [one for one in home.ok("approve").said["waiting"] if one["flow"] == "retrain"]
     return process, asked
 
 

@@ -13,7 +13,7 @@ from tasks.common.errors import Refused
 from tasks.security.audit import acting
 from tasks.security.policy import add_person
 
-FLOW = """
+FLOW = """# fork: commands
 import json
 from deployments.services import prefect_server
 from tasks.config.base import home

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support import STAGES, everything_reused
+from support import STAGES, Home, everything_reused
 
 
 def refused(ran, code, *words):
@@ -16,6 +16,15 @@ def refused(ran, code, *words):
     assert all(word in said for word in words), said
     assert "Traceback" not in ran.stderr
     return ran
+
+
+@pytest.fixture(scope="module")
+def unstarted(tmp_path_factory):
+    """A home with a dataset, in which nothing ever starts."""
+    made = Home(tmp_path_factory.mktemp("unstarted") / "home")
+    (made.path.parent / "a.txt").write_text("text\n" * 10)
+    made.ok("dataset", "publish", "tiny", made.path.parent / "a.txt")
+    return made
 
 
 @pytest.mark.parametrize(
@@ -29,11 +38,9 @@ def refused(ran, code, *words):
         ("nonsense", ("nonsense", "a.b=value")),
     ],
 )
-def test_a_wrong_setting_is_named_before_anything_starts(fresh, setting, words):
-    (fresh.path.parent / "a.txt").write_text("text\n" * 10)
-    fresh.ok("dataset", "publish", "tiny", fresh.path.parent / "a.txt")
-    refused(fresh.retrain("--set", setting), 2, *words)
-    assert not (fresh.path / "prefect").exists() and not (fresh.path / "lineage").exists()
+def test_a_wrong_setting_is_named_before_anything_starts(unstarted, setting, words):
+    refused(unstarted.retrain("--set", setting), 2, *words)
+    assert not (unstarted.path / "prefect").exists() and not (unstarted.path / "lineage").exists()
 
 
 def test_unknown_names_are_told_what_there_is(home, done):
@@ -139,6 +146,7 @@ def test_no_room_on_the_disk_is_said_before_the_copy(fresh):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.long
 def test_the_home_works_on_after_all_of_this(home, done):
     ran = home.retrain()
     assert ran.code == 0, ran.stderr
@@ -154,7 +162,17 @@ def test_doctor_names_what_is_broken(home, done, fresh):
     refused(locked.retrain(), 2, "HEADWAY_HOME", str(locked.path))
 
 
-@pytest.mark.parametrize("words", [(), ("retrain",), ("dataset", "publish"), ("lineage",), ("endpoint", "stop")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("retrain",),
+        *(
+            pytest.param(words, marks=pytest.mark.long)
+            for words in (("dataset", "publish"), ("lineage",), ("endpoint", "stop"))
+        ),
+    ],
+)
 def test_help_teaches_without_importing_what_is_heavy(words):
     code = (
         "import sys; from deployments.cli.main import app; sys.argv = ['headway', *sys.argv[1:], '--help']\n"

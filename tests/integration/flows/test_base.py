@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from base_material import ROWS, make_base
+from support import Home
 from tiny_model import make_gpt2
 
 from deployments.publishing.base_models import make_base as publish_base
@@ -219,12 +218,6 @@ def test_a_checkpoint_of_an_unknown_tokenizer_is_no_base(published, tmp_path):
 
 
 def test_the_command_names_what_it_published(base, tmp_path):
-    def headway(*words):
-        argv = [sys.executable, "-c", "from deployments.cli.main import run; run()", *words, "--json"]
-        own = {"HEADWAY_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=own, check=False)
-        return done.returncode, json.loads(done.stdout)
-
-    code, said = headway("checkpoint", "publish", "tiny", str(base))
-    assert code == 0 and said["architecture"] == "LlamaForCausalLM" and said["ref"].startswith("checkpoint/tiny@")
+    said = Home(tmp_path / "home").ok("checkpoint", "publish", "tiny", base).said
+    assert said["architecture"] == "LlamaForCausalLM" and said["ref"].startswith("checkpoint/tiny@")
     assert said["tokenizer"].startswith("tokenizer/tiny@") and "config.json" in said["files"]

@@ -23,6 +23,7 @@ from tasks.config.flows import RetrainConfig
 from tasks.config.training import TrainingConfig
 from tasks.jobs.checkpoint.choice import identity
 from tasks.jobs.checkpoint.files import Manifest, commit, digest, place_of
+from tasks.lineage import spool
 from tasks.orchestration.run import lifecycle
 from tasks.registry.approvals import asked_about
 from tasks.registry.versions import publish
@@ -77,6 +78,7 @@ def test_the_help_says_that_another_reason_chooses_anew():
 def tokens(tmp_path, monkeypatch):
     """Those of a home of their own, which commands and jobs of this test go on in."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(spool, "start_publisher", lambda folder: None)  # nobody looks into MLflow
     folder = tmp_path / "tokens"
     folder.mkdir()
     (folder / "tokens.json").write_text("{}")

@@ -64,10 +64,10 @@ def damage(home):
 
 
 def names_of(path):
-    """What of a file may be named: its path; for a file of an artifact its version; for an entry of the audit log the log, as a
-    link between two entries that does not hold does not say which of them was changed."""
+    """What of a file may be named: of an artifact its version; else its path; for an entry of the audit log the log, as a link
+    between two entries that does not hold does not say which of them was changed."""
     versions = [part for part in path.parts if len(part) == 64]
-    return [path.stem, *versions, *(["audit log"] if path.parent.name == "audit" else [])]
+    return versions or [path.stem, *(["audit log"] if path.parent.name == "audit" else [])]
 
 
 def apart(paths):
@@ -90,6 +90,9 @@ def test_a_finished_home_is_sound(copied):
 @pytest.mark.parametrize("number", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))])
 def test_a_flipped_bit_in_any_file_is_found_and_named(copied, number):
     files = [path for path in files_of(copied) if path.name not in MADE_ANEW]
+    entries = [path for path in files if path.parent.name == "audit"]
+    if number == 1:  # each is a look of its own, and many tests of this home have added theirs
+        files = [path for path in files if path not in entries[2:-6]]
     assert len(files) > 100
     assert {"endpoint.json", "routes.json", "journal.jsonl", "gateway.json", "process.json"} < {
         path.name for path in files

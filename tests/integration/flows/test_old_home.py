@@ -22,6 +22,7 @@ from deployments.watch.schedules import GRACE_SECONDS
 ARCHIVES = Path(__file__).parents[2] / "support" / "old_home"
 REUSED = ("validate", "preprocess", "train", "evaluate", "export")
 """Stages that are reused whatever the qualification's age: it holds for a day, and is then made anew, with the plan."""
+QUICK = ("benchmark.seconds=0.3", "benchmark.min_of_peers=0")
 
 
 class Old(Home):
@@ -35,7 +36,7 @@ class Old(Home):
         return {**super().environment(), "HEADWAY_TOKEN": self.told["token"]}
 
     def retraining(self, *words):
-        sets = [word for value in self.told["small"] for word in ("--set", value)]
+        sets = [word for value in (*self.told["small"], *QUICK) for word in ("--set", value)]
         return ("retrain", "-c", "tiny", *sets, *words, "--as", "anna")
 
     def again(self, *words):
@@ -58,7 +59,7 @@ def unpacked(archive):
             shutil.rmtree(place, ignore_errors=True)  # who publishes its lineage may still write there
 
 
-@pytest.fixture(scope="module", params=["0245f4f", "3bfaac9"])
+@pytest.fixture(scope="module", params=["0245f4f", pytest.param("3bfaac9", marks=pytest.mark.long)])
 def old(request):
     """Of a commit before the findings of docs/testing.md were mended, and of one before the code was moved and renamed."""
     with unpacked(f"home-of-{request.param}.tar.xz") as place:
@@ -119,7 +120,7 @@ def test_the_training_that_was_in_flight_goes_on_where_it_was(old):
     was = max(training.steps())
     command = old.begun(*training.words)
     try:
-        until(lambda: max(training.steps()) > was or command.poll() is not None)
+        until(lambda: max(training.steps()) > was or command.poll() is not None, every=0.1)
         command.terminate()
         out, err = command.communicate(timeout=limit(60))
     finally:
@@ -240,7 +241,7 @@ def test_its_next_runs_are_there_once(platform, deployment):
     def coming():
         return [when for when in platform.due(deployment, platform.rows(), "SCHEDULED").values() if when > soon]
 
-    until(lambda: wanted <= set(coming()))
+    until(lambda: wanted <= set(coming()), every=0.2)
     assert len(coming()) == len(set(coming()))
 
 
@@ -256,7 +257,9 @@ def test_the_run_that_waited_for_a_person_waits_again_and_goes_on_with_the_answe
     answer = ("approve", waiting["name"], "--approve", "--reason", "it waited long enough")
     until(lambda: platform.home.run(*answer).code == 0, every=2.0, why=lambda: platform.home.ok("status").said)
     until(
-        lambda: platform.states(asked["flow_run"])[-1][0] == "COMPLETED", why=lambda: platform.states(asked["flow_run"])
+        lambda: platform.states(asked["flow_run"])[-1][0] == "COMPLETED",
+        every=0.2,
+        why=lambda: platform.states(asked["flow_run"]),
     )
     events = [
         json.loads(line)

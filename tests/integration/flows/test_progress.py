@@ -73,7 +73,7 @@ def test_a_run_goes_on_while_the_prefect_server_is_killed_and_all_of_it_is_in_th
 
 
 def test_a_configuration_that_does_not_fit_is_named_in_the_page(home, done):
-    code = """
+    code = """# fork: commands
 from deployments.services import prefect_server as server
 from tasks.config.base import home
 server.wait(server.prepare(home()))

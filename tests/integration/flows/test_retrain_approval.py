@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from caused import make_batch
 from persons import policy_of
-from waiting import limit
+from waiting import limit, until
 
 CAUSED = Path(__file__).parents[2] / "support" / "caused.py"
 ASKING = ["approval.before_retrain=true"]
@@ -36,15 +36,18 @@ def start(home, revalidation, **arguments):
     )
 
 
-def waiting(home, process, timeout=120.0):
-    deadline = time.monotonic() + limit(timeout)
-    while time.monotonic() < deadline:
-        found = [each for each in home.ok("approve").said["waiting"] if each["flow"] == "retrain"]
-        if found:
-            return found[0]
+def waiting(home, process):
+    """The question of a run that was started just now, once it waits for the answer; its folder says when."""
+
+    def asks():
         assert process.poll() is None, process.communicate()
-        time.sleep(0.5)
-    raise AssertionError("it did not ask")
+        newest = max(home.path.glob("runs/*/handle.json"), key=lambda path: path.stat().st_mtime)
+        log = newest.with_name("events.jsonl").read_text()
+        return '"event": "waiting"' in log and not newest.with_name("closed").exists()
+
+    until(asks, timeout=120.0, every=0.1)
+    [asked] = [each for each in home.ok("approve").said["waiting"] if each["flow"] == "retrain"]
+    return asked
 
 
 def ended(process):

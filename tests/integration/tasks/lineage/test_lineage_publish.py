@@ -31,7 +31,7 @@ DATASET = {
     "ref": "dataset/corpus@" + "d" * 64,
     "kind": "dataset",
 }
-FORKS = """
+FORKS = """# fork: commands
 import json, os, signal, sys
 from pathlib import Path
 import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store
