@@ -21,7 +21,7 @@ from tasks.storage.blob.folder import BlobFolder
 from tasks.storage.settings import StoreConfig
 
 SECRET = "HEADWAY_TEST_CONNECTION"
-BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
+BATCH = CONFIG.model_copy(update={"steps": 24})
 EVERY = 8
 RANKS = """
 import os
@@ -103,7 +103,7 @@ def settings(config, execution):
 
 
 def turn(mirror, over):
-    while not over.wait(0.1):
+    while not over.wait(0.3):
         mirror.step()
 
 

@@ -128,7 +128,7 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
     answered, stop = [], threading.Event()
 
     def hammer():
-        while not stop.is_set():
+        while not stop.wait(0.1):
             try:
                 answered.append(complete(at.url, "class ", Sampling(8))["model"])
             except (Missing, ValueError) as error:
