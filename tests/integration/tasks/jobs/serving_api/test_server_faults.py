@@ -111,14 +111,14 @@ def test_fault_61_overload_is_refused_and_what_is_accepted_is_answered(model, tm
     with serving(tmp_path / "server", model, limits=limits) as server:
         closed_loop(server.url, 40, 20)
         before = memory(server.process.pid)
-        found = closed_loop(server.url, 40, 100)
+        found = closed_loop(server.url, 40, 60)
         grown = memory(server.process.pid) - before
         assert server.complete(max_tokens=1).status_code == 200
         assert server.figure('refused_total{status="429",why="waiting"}') > 0
     accepted = [seconds for code, seconds, _ in found if code == 200]
     refused = [wait for code, _, wait in found if code == 429]
     assert {code for code, _, _ in found} == {200, 429}
-    assert len(accepted) >= 100 and len(refused) >= 100
+    assert len(accepted) >= 60 and len(refused) >= 60
     assert set(refused) == {"1"}
     assert grown < 30
 
