@@ -19,7 +19,7 @@ from tasks.formats.mmididx import TokenWriter
 from tasks.jobs.checkpoint.files import manifests
 
 ROOT = Path(__file__).parents[2]
-STEPS, EVERY = 40, 4
+STEPS, EVERY = 24, 4
 CONFIG = TrainingConfig(
     network=NetworkConfig(layers=1, hidden_size=32, heads=2, kv_heads=1, intermediate_size=64),
     sequence_length=32,

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support import python_path
 from waiting import limit, until
 
 from tasks.common.process import descendants, read_json
@@ -89,7 +90,9 @@ class Machines:
         for rank in ranks:
             env = {**os.environ, **node_environment(job), **environment}
             env |= {"HEADWAY_LEADER": "127.0.0.1", "HEADWAY_NODE_NAME": f"n{rank}"}
-            env["PYTHONPATH"] = os.pathsep.join([*([] if self.torch else [str(shim)]), env["PYTHONPATH"]])
+            env["PYTHONPATH"] = (
+                python_path(env["PYTHONPATH"]) if self.torch else os.pathsep.join([str(shim), env["PYTHONPATH"]])
+            )
             self.parents[rank] = subprocess.Popen(node_command(job, self.folder, rank), env=env)
 
     def run(self, job, **environment):

@@ -23,6 +23,7 @@ from tasks.formats.mmididx import open_split, open_tokens
 from tasks.jobs.preprocess import sample, save_tokenizer
 
 CONFIG = PreprocessingConfig(heldout_fraction=0.2, tokenizer=TokenizerConfig(vocab_size=300, sample_bytes=200_000))
+COUNT = 2600
 OUTPUTS = [f"{split}_text_document.{ending}" for split in ("train", "heldout") for ending in ("bin", "idx")]
 
 
@@ -35,8 +36,8 @@ def lines(numbers):
     return "".join(json.dumps({"text": text(number)}) + "\n" for number in numbers).encode()
 
 
-def dataset(folder, count=4000):
-    """About 5 MB in three shards: more than one unit."""
+def dataset(folder, count=COUNT):
+    """About 3 MB in three shards: more than one unit."""
     folder.mkdir(parents=True)
     third = count // 3
     (folder / "a.jsonl").write_bytes(lines(range(third)))
@@ -87,7 +88,7 @@ def test_every_document_stands_on_its_side_and_comes_back(whole):
     about = json.loads((tokens / "tokens.json").read_text())
     tokenizer = Tokenizer.from_file(str(tokens / "tokenizer" / "tokenizer.json"))
     sides = {"train": [], "heldout": []}
-    for number in range(4000):
+    for number in range(COUNT):
         sides["heldout" if split_of(text(number), (0.8, 0.2)) else "train"].append(text(number))
     for split, expected in sides.items():
         opened = open_tokens(tokens / f"{split}_text_document")
@@ -126,7 +127,7 @@ def test_a_tokenizer_that_was_saved_before_a_kill_and_not_marked_is_trained_agai
 
 def test_a_training_split_of_many_files_is_the_one_file_cut_between_units(corpus, whole, tmp_path):
     """Two ranks write and check the files side by side; what reads them reads one stream, whole documents in each file."""
-    config = CONFIG.model_copy(update={"shard_gib": 1.5 / 1024})
+    config = CONFIG.model_copy(update={"shard_gib": 1.0 / 1024})
     folders = [job(tmp_path / f"job-{world}", {"dataset": corpus}, config) for world in (1, 2)]
     for world, folder in enumerate(folders, 1):
         ranks = [start(folder, rank, world) for rank in range(world)]
@@ -178,7 +179,7 @@ def test_a_killed_rank_goes_on_with_the_rest(corpus, whole, tmp_path):
 
 def test_parquet_gives_the_tokens_of_json_lines(corpus, whole, tmp_path):
     (tmp_path / "dataset").mkdir()
-    table = pa.table({"text": [text(number) for number in range(4000)]})
+    table = pa.table({"text": [text(number) for number in range(COUNT)]})
     pq.write_table(table, tmp_path / "dataset" / "a.parquet", row_group_size=700)
     tokenizer = whole[1] / "out" / "tokens" / "tokenizer"
     assert done(job(tmp_path / "job", {"dataset": tmp_path / "dataset", "tokenizer": tokenizer})) == whole[0]

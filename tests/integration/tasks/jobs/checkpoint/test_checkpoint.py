@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -35,11 +36,20 @@ def ranks(root):
     ranks.close()
 
 
-@pytest.fixture
-def saved(root, ranks):
-    """Checkpoints of steps 10 and 20."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("written") / "checkpoints"
+    claim_attempt(root, 1)
+    ranks = Ranks(root, training_tensors(*small_training(1)))
     ranks.save(10, 20)
+    ranks.close()
     return root
+
+
+@pytest.fixture
+def saved(written, tmp_path):
+    """Checkpoints of steps 10 and 20: a copy of those that were written once."""
+    return Path(shutil.copytree(written, tmp_path / "saved"))
 
 
 def newest(root) -> Path:

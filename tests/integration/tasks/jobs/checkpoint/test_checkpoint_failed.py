@@ -1,5 +1,7 @@
 """A checkpoint that verifies and that starts die of is given up after the second one, and never the last good one."""
 
+import shutil
+
 import pytest
 from training_runs import all_lines, error, numbers, result, said_by, steps_of_checkpoints, write_job
 
@@ -24,11 +26,17 @@ engine.TorchEngine.restore = restore
 """
 
 
-@pytest.fixture
-def killed(forks, tokens, tmp_path):
-    job = write_job(tmp_path / "job", tokens)
+@pytest.fixture(scope="module")
+def left(forks, tokens, tmp_path_factory):
+    job = write_job(tmp_path_factory.mktemp("jobs") / "left", tokens)
     assert 0 not in forks(job, fault=KILLED)
     return job
+
+
+@pytest.fixture
+def killed(left, tmp_path):
+    """A copy of what a killed job left behind."""
+    return shutil.copytree(left, tmp_path / "job")
 
 
 def breaking(why=""):

@@ -173,21 +173,27 @@ def test_the_same_settings_go_on_bit_for_bit(forks, tokens, other, tmp_path):
     assert result(job)["resumed_from_step"] == AT
 
 
-def test_another_learning_rate_begins_at_the_old_state(forks, tokens, other, tmp_path):
-    there = stopped(other, tmp_path)
+@pytest.fixture(scope="module")
+def slower(forks, tokens, other, tmp_path_factory):
+    """A run that went on from another with another learning rate, and that other run's folder."""
+    folder = tmp_path_factory.mktemp("slower")
+    there = stopped(other, folder)
     before = content(there)
-    job = go_on(forks, tmp_path, tokens, there, SLOWER)
-    old, new = last_lines(other), last_lines(job)
+    job = go_on(forks, folder, tokens, there, SLOWER, keep_checkpoints=20)
+    assert content(there) == before, "the other run's folder is as it was"
+    return job, there
+
+
+def test_another_learning_rate_begins_at_the_old_state(other, slower):
+    old, new = last_lines(other), last_lines(slower[0])
     first = AT + 1
     assert new[first]["loss"] == old[first]["loss"] and new[first]["grad_norm"] == old[first]["grad_norm"]
     assert new[first]["learning_rate"] == pytest.approx(old[first]["learning_rate"] / 10)
     assert new[first + 1]["loss"] != old[first + 1]["loss"]
-    assert content(there) == before, "the other run's folder is as it was"
 
 
-def test_its_checkpoints_chain_on_and_its_account_tells_the_origin(forks, tokens, other, tmp_path):
-    there = stopped(other, tmp_path)
-    job = go_on(forks, tmp_path, tokens, there, SLOWER, keep_checkpoints=20)
+def test_its_checkpoints_chain_on_and_its_account_tells_the_origin(slower):
+    job, there = slower
     root = job / "checkpoints"
     first, second = (read_manifest(path) for path in reversed(manifests(root)[-2:]))
     assert (first.step, first.previous, second.step) == (AT, None, AT + EVERY)
@@ -283,9 +289,8 @@ def test_a_job_refuses_what_was_not_chosen(forks, tokens, other, tmp_path, case)
     assert not manifests(job / "checkpoints")
 
 
-def test_a_killed_continuation_goes_on_in_its_own_folder(forks, tokens, other, tmp_path):
+def test_a_killed_continuation_goes_on_in_its_own_folder(forks, tokens, other, slower, tmp_path):
     there = stopped(other, tmp_path)
-    whole = go_on(forks, tmp_path, tokens, there, SLOWER)
     job = write_job(tmp_path / "train-killed", tokens, SLOWER, **origin_of(there, wanted_of(there, SLOWER)))
     kill = (
         PATIENT
@@ -297,7 +302,7 @@ def test_a_killed_continuation_goes_on_in_its_own_folder(forks, tokens, other, t
     assert forks(job, fault=kill) != [0, 0]
     shutil.rmtree(there)
     assert forks(job, attempt=2) == [0, 0], said_by(job)
-    assert numbers(job) == numbers(whole)
+    assert numbers(job) == numbers(slower[0])
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from tasks.storage.blob.folder import BlobFolder
 from tasks.storage.settings import StoreConfig
 
 SECRET = "HEADWAY_TEST_CONNECTION"
-BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
+BATCH = CONFIG.model_copy(update={"steps": 24})
 EVERY = 8
 RANKS = """
 import os
@@ -103,19 +103,50 @@ def settings(config, execution):
 
 
 def turn(mirror, over):
-    while not over.wait(0.1):
+    while not over.wait(0.3):
         mirror.step()
 
 
+@pytest.fixture(scope="module")
+def new_machines(forks, blobs, tokens):
+    """Makes machines with an empty store of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET, blobs.connection_string)
+
+        def make(launcher):
+            container = f"c{uuid.uuid4().hex[:20]}"
+            BlobServiceClient.from_connection_string(blobs.connection_string).create_container(container)
+            uri = f"az://{ACCOUNT}/{container}"
+            store = StoreConfig(uri=uri, credential="connection_string", secret=f"env:{SECRET}")
+            made = Machines(forks, store, launcher)
+            made.tokens = tokens
+            return made
+
+        yield make
+
+
 @pytest.fixture
-def machines(forks, blobs, tokens, tmp_path, monkeypatch):
-    container = f"c{uuid.uuid4().hex[:20]}"
-    BlobServiceClient.from_connection_string(blobs.connection_string).create_container(container)
-    monkeypatch.setenv(SECRET, blobs.connection_string)
-    store = StoreConfig(uri=f"az://{ACCOUNT}/{container}", credential="connection_string", secret=f"env:{SECRET}")
-    made = Machines(forks, store, tmp_path / "launcher")
-    made.tokens = tokens
-    return made
+def machines(new_machines, tmp_path):
+    return new_machines(tmp_path / "launcher")
+
+
+@pytest.fixture(scope="module")
+def lost(new_machines, tmp_path_factory):
+    """Machines that were lost after the checkpoint of step 16, and the mirrors that they had."""
+    folder = tmp_path_factory.mktemp("lost")
+    made = new_machines(folder / "launcher")
+    return made, made.train(folder / "lost", dies=16, parallel="fsdp")
+
+
+@pytest.fixture
+def after(lost, machines):
+    """New machines for that job, with a store in which lies what the lost ones left."""
+    theirs, ours = lost[0].side.container, machines.side.container
+    for blob in theirs.listing(""):
+        ours.put(blob.name, theirs.get(blob.name).data, metadata=theirs.head(blob.name).metadata)
+    machines.side.pull()
+    machines.attempt = lost[0].attempt
+    return machines
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +162,14 @@ def came(mirror):
     return told["files"], told["bytes"]
 
 
-def test_machines_that_replace_others_have_only_their_own_ranks_shards_come(machines, unbroken, tmp_path):
-    lost = machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+def test_machines_that_replace_others_have_only_their_own_ranks_shards_come(lost, after, unbroken, tmp_path):
+    before, machines = lost[1], after
     shards = [f"checkpoints/step-00000016/attempt-1/shard-{rank}.safetensors" for rank in range(2)]
-    assert [sorted(path.name for path in mirror.local.rglob("step-00000016/*/shard-*")) for mirror in lost] == [
+    assert [sorted(path.name for path in mirror.local.rglob("step-00000016/*/shard-*")) for mirror in before] == [
         ["shard-0.safetensors"],
         ["shard-1.safetensors"],
     ], "no machine gets another's shard while it trains"
-    sizes = [(lost[rank].local / shards[rank]).stat().st_size for rank in range(2)]
+    sizes = [(before[rank].local / shards[rank]).stat().st_size for rank in range(2)]
 
     others = machines.train(tmp_path / "others", parallel="fsdp")
     assert [came(mirror) for mirror in others] == [(1, size) for size in sizes]
@@ -154,8 +185,8 @@ def test_machines_that_replace_others_have_only_their_own_ranks_shards_come(mach
     )
 
 
-def test_machines_that_divide_the_network_otherwise_have_all_of_it_come(machines, unbroken, tmp_path):
-    machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+def test_machines_that_divide_the_network_otherwise_have_all_of_it_come(after, unbroken, tmp_path):
+    machines = after
     whole = machines.train(tmp_path / "whole", dies=20, parallel="ddp")
     assert [came(mirror)[0] for mirror in whole] == [2, 2]
     (alone,) = machines.train(tmp_path / "alone", ranks=1, parallel="ddp")
@@ -166,8 +197,8 @@ def test_machines_that_divide_the_network_otherwise_have_all_of_it_come(machines
         assert found[step][:3] == pytest.approx(wanted[step][:3], rel=1e-3), step
 
 
-def test_a_shard_that_is_bad_in_the_store_is_passed_over_by_all_machines(machines, unbroken, tmp_path):
-    machines.train(tmp_path / "lost", dies=16, parallel="fsdp")
+def test_a_shard_that_is_bad_in_the_store_is_passed_over_by_all_machines(after, unbroken, tmp_path):
+    machines = after
     bad = "jobs/one/checkpoints/step-00000016/attempt-1/shard-1.safetensors"
     data = bytearray(machines.side.container.get(bad).data)
     data[-1] ^= 1

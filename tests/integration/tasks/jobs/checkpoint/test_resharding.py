@@ -13,6 +13,8 @@ from tasks.common.process import own_folder
 from tasks.jobs.checkpoint.files import manifests, place_of
 
 BATCH = CONFIG.model_copy(update={"global_batch_size": 12, "micro_batch_size": 2, "steps": 24})
+PAIR = CONFIG.model_copy(update={"steps": 24})
+"""For two ranks alone, which compute their part of a batch at once."""
 DIES = """
 import os
 from tasks.jobs.train import Training
@@ -82,7 +84,7 @@ def test_the_machines_own_disks_have_what_the_store_does_not(forks, tokens, tmp_
     disk = {"HEADWAY_SCRATCH": str(tmp_path / "disk")}
     fault = f"import os; os.environ.update({disk!r})\n"
     execution = {"parallel": parallel, "local_every_steps": 3}
-    write_job(job, tokens, BATCH, every=8, execution=execution)
+    write_job(job, tokens, PAIR, every=8, execution=execution)
     assert forks(job, attempt=1, fault=fault + DIES.format(step=16)) == [9, 9], said_by(job)
     store = manifests(job / "checkpoints")[0].parent
     shutil.rmtree(store)  # the store is behind: its newest is of step 8
@@ -90,7 +92,7 @@ def test_the_machines_own_disks_have_what_the_store_does_not(forks, tokens, tmp_
     assert {path.parent.name for path in local} == {"step-00000012", "step-00000015"}
     assert forks(job, attempt=2, fault=fault + DIES.format(step=-1)) == [0, 0], said_by(job)
     assert result(job)["resumed_from_step"] == 15 and result(job)["checkpoints_local"] == 2
-    whole = write_job(tmp_path / "whole", tokens, BATCH, every=24, execution={"parallel": parallel})
+    whole = write_job(tmp_path / "whole", tokens, PAIR, every=24, execution={"parallel": parallel})
     assert forks(whole) == [0, 0], said_by(whole)
     assert numbers(job) == numbers(whole)
 
@@ -99,7 +101,7 @@ def test_the_machines_own_disks_have_what_the_store_does_not(forks, tokens, tmp_
 def test_an_own_disk_that_one_rank_has_lost_does_not_count(forks, tokens, tmp_path):
     job = tmp_path / "job"
     fault = f"import os; os.environ['HEADWAY_SCRATCH'] = {str(tmp_path / 'disk')!r}\n"
-    write_job(job, tokens, BATCH, every=8, execution={"local_every_steps": 3})
+    write_job(job, tokens, PAIR, every=8, execution={"local_every_steps": 3})
     assert forks(job, attempt=1, fault=fault + DIES.format(step=12)) == [9, 9], said_by(job)
     (lost,) = (tmp_path / "disk").glob("headway-checkpoints-*/*/rank-1")
     shutil.rmtree(lost)

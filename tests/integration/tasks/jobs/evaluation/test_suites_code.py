@@ -44,9 +44,12 @@ def allowed():
     assert best_limits(LIMITS, fall_back=False).namespaces, "this machine allows no namespaces"
 
 
-def test_each_shipped_function_passes_with_its_solution_and_fails_with_another_body():
-    records = shipped()
-    assert len(records) == 20 == len({record["name"] for record in records})
+@pytest.mark.parametrize(
+    "some", [slice(0, None, 5), pytest.param(slice(None), marks=pytest.mark.long)], ids=["4", "all"]
+)
+def test_each_shipped_function_passes_with_its_solution_and_fails_with_another_body(some):
+    assert len(shipped()) == 20 == len({record["name"] for record in shipped()})
+    records = shipped()[some]
     solved = {record["name"]: judge(as_problem(record), record["solution"], LIMITS) for record in records}
     assert set(solved.values()) == {"passed"}, solved
     empty = {record["name"]: judge(as_problem(record), "    return None\n", LIMITS) for record in records}

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,6 +195,22 @@ def test_a_harness_out_of_time_is_killed_and_says_so(tmp_path, measured):
     assert told["lm_eval"]["metrics"] == {} and "did not end within" in told["lm_eval"]["failed"]
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """The harness runs in a fork of a process that has imported torch, which is not so with a cache of the hub of its own."""
+    start = subprocess.Popen
+
+    def begin(argv, *, env, **how):
+        own = {name: value for name, value in env.items() if name != "HF_HOME"}
+        code = f"# fork: jobs\nimport runpy\nrunpy.run_module({argv[-1]!r}, run_name='__main__', alter_sys=True)"
+        return start([argv[0], "-c", code], env=own, **how)
+
+    monkeypatch.setattr(
+        lm_eval_suite, "subprocess", SimpleNamespace(Popen=begin, TimeoutExpired=subprocess.TimeoutExpired)
+    )
+
+
+@pytest.mark.usefixtures("forked")
 def test_templates_do_not_reach_the_inside_of_python(tmp_path, measured):
     pytest.importorskip("lm_eval")
     place = harness_data(tmp_path / "data")

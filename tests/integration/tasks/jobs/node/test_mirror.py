@@ -18,6 +18,7 @@ import pytest
 from azure.storage.blob import generate_container_sas
 from azurite import ACCOUNT
 from blob_relay import Relay
+from support import python_path
 from waiting import limit
 
 from tasks.common.errors import IntegrityError
@@ -46,6 +47,10 @@ def put(path, text):
     (folder / ("." + path.replace("/", "-"))).write_text(text)
     os.replace(folder / ("." + path.replace("/", "-")), folder / path)
 exec(json.loads((folder / "config.json").read_text())["settings"]["code"][rank])
+"""
+MIRROR = """# fork: commands
+import runpy
+runpy.run_module("tasks.jobs.node.mirror", run_name="__main__", alter_sys=True)
 """
 
 
@@ -105,8 +110,8 @@ def start(store, tmp_path):
         process = subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "tasks.jobs.node.mirror",
+                "-c",
+                MIRROR,
                 *told,
                 *more,
                 "--",
@@ -114,7 +119,7 @@ def start(store, tmp_path):
                 str(tmp_path / "node.py"),
                 "{folder}",
             ],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / disk), **place},
+            env={**os.environ, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(tmp_path / disk), **place},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -151,6 +156,7 @@ wait(f"{place}/manifest.json"); put("nodes/1/done", "")
     while not (here / "metrics.jsonl").exists():
         side.pull()
         assert all(node.poll() in (None, 0) for node in nodes), nodes[0].stderr.read()
+        time.sleep(0.1)
     assert ended(*nodes) == [0, 0]
     side.pull()
     assert (here / "nodes/1/node.json").read_text() == "10.0.0.1vm1"

@@ -41,8 +41,9 @@ time.sleep(90)
 """
 
 
-def program(body):
-    return PROGRAM.format(body=body.replace("\n", "\n    "))
+def program(body, *, torch=False):
+    mark = "# fork: jobs" if torch else ""
+    return mark + PROGRAM.format(body=body.replace("\n", "\n    "))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_rank_that_fails_is_started_again_on_both_machines_with_the_real_torch
     machines = Machines(tmp_path, torch=True)
     body = 'if rank.attempt == 1 and rank.rank == 1: raise OSError("a link")\nreturn {"attempt": rank.attempt}'
     try:
-        ended = machines.run(machines.job(program(body)))
+        ended = machines.run(machines.job(program(body, torch=True)))
     finally:
         machines.end()
     assert [(end["code"], end["reason"]) for end in ended] == [(0, "ended")] * 2
@@ -71,7 +72,7 @@ def test_what_the_ranks_of_one_machine_meet_in_is_never_unpickled(tmp_path, monk
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in a process that compiled something
     machines = Machines(tmp_path, torch=True)
     try:
-        machines.run(machines.job(program(STORE), nodes=1, ranks_per_node=2), TMPDIR=str(tmp_path))
+        machines.run(machines.job(program(STORE, torch=True), nodes=1, ranks_per_node=2), TMPDIR=str(tmp_path))
     finally:
         machines.end()
     result = machines.file("result.json")

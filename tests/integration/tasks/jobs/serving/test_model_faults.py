@@ -188,7 +188,9 @@ def test_no_process_of_a_model_outlives_its_server(run, model):
     assert process_started(pid) is None and not runtime.up
 
 
-def test_the_previous_model_answers_until_the_full_one_is_proven_again(run, ladder_of, model, golden):
+def test_the_previous_model_answers_until_the_full_one_is_proven_again_and_longer_after_each_crash(
+    run, ladder_of, model, golden
+):
     ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
     assert ladder.ready and ladder.reason == "" and ladder.take().rung == "full"
 
@@ -201,6 +203,13 @@ def test_the_previous_model_answers_until_the_full_one_is_proven_again(run, ladd
         assert (await whole(taken.runtime, asked(golden[0]))).ending.tokens == golden[0].tokens
         await until(lambda: ladder.ready)
         assert ladder.take().rung == "full" and ladder.reason == "" and ladder.up == {REF: True, BEFORE: True}
+        os.kill(ladder.take().runtime.pid, signal.SIGKILL)
+        await until(lambda: not ladder.ready)
+        await until(lambda: ladder.ready)
+        began = time.monotonic()
+        assert ladder.take().rung == "previous" and ladder.retry_seconds == 4
+        await until(lambda: ladder.take().rung == "full")
+        assert time.monotonic() - began > 2.0
 
     run(crash())
 
@@ -228,24 +237,6 @@ def test_a_previous_model_that_is_barred_answers_for_nobody_and_answers_again_wh
         assert ladder.take().rung == "previous"
         barred.touch()
         assert ladder.take() is None or ladder.take().rung == "full"
-
-    run(crash())
-
-
-def test_a_model_that_crashes_again_and_again_is_used_again_only_after_a_while(run, ladder_of, model):
-    ladder = ladder_of(rung("full", model), rung("previous", model, BEFORE))
-
-    async def crash():
-        await until(lambda: ladder.up[BEFORE])
-        full = ladder.take().runtime
-        for _ in range(2):
-            os.kill(full.pid, signal.SIGKILL)
-            await until(lambda: not ladder.ready)
-            await until(lambda: ladder.ready)
-        began = time.monotonic()
-        assert ladder.take().rung == "previous" and ladder.retry_seconds == 4
-        await until(lambda: ladder.take().rung == "full")
-        assert time.monotonic() - began > 2.0
 
     run(crash())
 
@@ -314,6 +305,7 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
     assert available(tmp_path) > 1 << 20
 
 
+@pytest.mark.long
 def test_a_server_whose_model_segfaults_stays_answers_degraded_and_is_ready_again(model, tmp_path):
     below = [{"name": "previous", "model_ref": BEFORE, "folder": str(model)}]
     fault = {"HEADWAY_MODEL_FAULT": "segfault:crash me"}

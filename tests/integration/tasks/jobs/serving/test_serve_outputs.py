@@ -45,6 +45,15 @@ def endpoint(tmp_path):
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def shared(model, tmp_path_factory):
+    """An endpoint that serves the model, for all tests to which it does not matter what others asked it."""
+    made = open_endpoint(tmp_path_factory.mktemp("endpoints"), "api")
+    deploy(made, model)
+    yield made
+    made.stop()
+
+
 def deploy(endpoint, model, ref=ONE):
     golden = read_json(model / "golden.json")
     return endpoint.switch(endpoint.start(model, ref, files=files_of(model), golden=golden, timeout=limit(120)))
@@ -63,8 +72,8 @@ def server_of(endpoint):
     return process.descendants(parent)[0]  # its last one is the model, a process of its own
 
 
-def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(endpoint, model):
-    at = deploy(endpoint, model)
+def test_every_answer_to_a_user_is_measured_and_no_text_is_kept(shared):
+    endpoint, at = shared, shared.observe()
     assert lines(endpoint) == []  # golden prompts are no users
     said = [complete(at.url, prompt, Sampling(24)) for prompt in PROMPTS]
     said.append(complete(at.url, f"def {SECRET}", Sampling(5)))
@@ -97,8 +106,9 @@ def feedback(url, **said):
         return error.code, json.load(error)
 
 
-def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(endpoint, model):
-    at = deploy(endpoint, model)
+def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(shared, model):
+    endpoint, at = shared, shared.observe()
+    before = len(lines(endpoint))
     said = [complete(at.url, prompt, Sampling(4)) for prompt in PROMPTS[:3]]
     status, kept = feedback(at.url, request_id=said[0]["id"], label="right", comment=SECRET)
     assert (status, kept) == (200, {"request_id": said[0]["id"], "model": ONE, "right": 1.0, "comment_kept": False})
@@ -106,7 +116,7 @@ def test_a_label_reaches_the_request_that_it_is_about_through_a_real_endpoint(en
     unknown, why = feedback(at.url, request_id="cmpl-" + "0" * 32, label="right")
     assert unknown == 404 and "no answer to a request" in why["error"]["message"]
     assert feedback(at.url, request_id=said[0]["id"])[0] == 400
-    until(lambda: len(lines(endpoint)) == len(said))
+    until(lambda: len(lines(endpoint)) == before + len(said))
     deploy(endpoint, model, TWO)  # another server, of another model, knows it from the disk
     assert feedback(at.url, request_id=said[2]["id"], label="wrong")[1]["model"] == ONE
     labels = read(outputs_of(endpoint.folder, TWO)).labels + read(outputs_of(endpoint.folder, ONE)).labels
@@ -128,7 +138,7 @@ def test_a_kill_loses_no_line_that_was_answered_a_moment_ago_and_a_switch_tears_
     answered, stop = [], threading.Event()
 
     def hammer():
-        while not stop.is_set():
+        while not stop.wait(0.1):
             try:
                 answered.append(complete(at.url, "class ", Sampling(8))["model"])
             except (Missing, ValueError) as error:
@@ -195,8 +205,8 @@ def change(folder):
 @pytest.mark.parametrize(
     "spoil", [change, *(pytest.param(one, marks=pytest.mark.long) for one in (one_more, one_less))]
 )
-def test_a_new_server_reads_no_file_that_it_was_not_handed(endpoint, model, copy, spoil):
-    before = deploy(endpoint, model)
+def test_a_new_server_reads_no_file_that_it_was_not_handed(shared, copy, spoil):
+    endpoint, before = shared, shared.observe()
     files, golden = files_of(copy), read_json(copy / "golden.json")
     spoil(copy)
     with pytest.raises(JobFailed, match=r"(custom_ops.so \(extra|parity.json \(missing|model.onnx \(sha256)"):

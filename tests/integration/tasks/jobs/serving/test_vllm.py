@@ -181,9 +181,11 @@ def test_no_process_of_it_is_left_when_it_is_closed(run, folder, program):
     assert [one for one in below if Path(f"/proc/{one}").exists()] == []
 
 
-@pytest.fixture
-def server(folder, program, tmp_path):
-    with serving(tmp_path / "server", folder, vllm=program.config().model_dump(mode="json")) as made:
+@pytest.fixture(scope="module")
+def server(exported, tmp_path_factory):
+    place = tmp_path_factory.mktemp("served")
+    config = Program(place).config().model_dump(mode="json")
+    with serving(place / "server", shutil.copytree(exported, place / "model"), vllm=config) as made:
         yield made
 
 

@@ -220,7 +220,7 @@ def test_the_harness_measures_the_endpoint_as_it_measures_the_model_itself(model
 def _compare_by_harness(server, checkpoint, tmp_path):
     rows = [
         {"question": f"def f{n}(", "choices": ["values", " return self", f"x{n}", "import"], "answer": n % 4}
-        for n in range(8)
+        for n in range(4)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, kind, more in (("picks", "multiple_choice", CHOICES), ("writes", "generate_until", GENERATES)):
@@ -233,7 +233,7 @@ def _compare_by_harness(server, checkpoint, tmp_path):
         "hf, talking": ("hf", f"pretrained={checkpoint},dtype=float32", ["writes"], talks),
         "chat": ("local-chat-completions", f"{api}/chat/completions", ["writes"], talks),
     }
-    code = f"""
+    code = f"""# fork: jobs
 import json, lm_eval
 from lm_eval.tasks import TaskManager
 tasks = TaskManager(include_path={str(tmp_path)!r}, include_defaults=False)

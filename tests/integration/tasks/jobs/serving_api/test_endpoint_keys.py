@@ -12,12 +12,12 @@ from waiting import limit
 from tasks.serving import open_endpoint
 
 
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path / "home")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return Home(tmp_path_factory.mktemp("endpoint") / "home")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(home, model):
     endpoint = open_endpoint(home.path / "endpoints", "tiny")
     golden = json.loads((model / "golden.json").read_text())
@@ -39,25 +39,6 @@ def settles(served, status, **headers):
         time.sleep(0.1)
 
 
-def test_keys_are_made_shown_once_asked_for_and_revoked(home, served):
-    assert home.ok("endpoint", "key", "list", "tiny").said["keys"] == []
-    assert ask(served).status_code == 200
-    made = home.ok("endpoint", "key", "add", "tiny", "--caller", "team-a", "--reason", "a first caller").said
-    key = {"Authorization": f"Bearer {made['key']}"}
-    settles(served, 401)
-    assert ask(served, **key).status_code == 200
-    assert home.ok("complete", "endpoint/tiny", "def ", "--max-tokens", 2).said["model"] == "model/tiny@aaaaaaaa"
-    listed = home.ok("endpoint", "key", "list", "tiny").said["keys"]
-    assert [one["caller"] for one in listed] == ["headway", "team-a"] and made["key"] not in json.dumps(listed)
-    revoked = home.ok("endpoint", "key", "revoke", "tiny", made["id"], "--reason", "it leaked").said
-    assert revoked["caller"] == "team-a"
-    settles(served, 401, **key)
-    entries = home.ok("audit-log").said["entries"]
-    assert [one["action"] for one in entries] == ["revoke key", "make key"]
-    assert entries[0]["reason"] == "it leaked" and entries[1]["after"] == "team-a"
-    assert all(made["key"].encode() not in path.read_bytes() for path in home.path.rglob("*") if path.is_file())
-
-
 def test_headway_complete_draws_by_temperature_and_seed_and_ends_before_a_text(home, served):
     def said(*how):
         return home.ok("complete", "tiny", "def ", "--max-tokens", 24, *how).said["completion"]
@@ -76,3 +57,22 @@ def test_mistakes_are_told(home, served):
     assert home.run("endpoint", "key", "add", "other", "--caller", "a").code == 2
     assert home.run("endpoint", "key", "revoke", "tiny", "key-00000000").code == 2
     assert ask(served).status_code == 200
+
+
+def test_keys_are_made_shown_once_asked_for_and_revoked(home, served):
+    assert home.ok("endpoint", "key", "list", "tiny").said["keys"] == []
+    assert ask(served).status_code == 200
+    made = home.ok("endpoint", "key", "add", "tiny", "--caller", "team-a", "--reason", "a first caller").said
+    key = {"Authorization": f"Bearer {made['key']}"}
+    settles(served, 401)
+    assert ask(served, **key).status_code == 200
+    assert home.ok("complete", "endpoint/tiny", "def ", "--max-tokens", 2).said["model"] == "model/tiny@aaaaaaaa"
+    listed = home.ok("endpoint", "key", "list", "tiny").said["keys"]
+    assert [one["caller"] for one in listed] == ["headway", "team-a"] and made["key"] not in json.dumps(listed)
+    revoked = home.ok("endpoint", "key", "revoke", "tiny", made["id"], "--reason", "it leaked").said
+    assert revoked["caller"] == "team-a"
+    settles(served, 401, **key)
+    entries = home.ok("audit-log").said["entries"]
+    assert [one["action"] for one in entries] == ["revoke key", "make key"]
+    assert entries[0]["reason"] == "it leaked" and entries[1]["after"] == "team-a"
+    assert all(made["key"].encode() not in path.read_bytes() for path in home.path.rglob("*") if path.is_file())

@@ -12,7 +12,9 @@ import httpx
 import pytest
 from api_stand import head, raw, serving, start, status
 from tiny_model import files_of
-from waiting import limit
+from waiting import limit, until
+
+from tasks.common.process import descendants, process_started
 
 BODY = json.dumps({"prompt": "def ", "max_tokens": 2}).encode()
 HOSTILE_LIMITS = {"read_seconds": 1.0, "body_bytes": 100_000}
@@ -109,14 +111,14 @@ def test_fault_61_overload_is_refused_and_what_is_accepted_is_answered(model, tm
     with serving(tmp_path / "server", model, limits=limits) as server:
         closed_loop(server.url, 40, 20)
         before = memory(server.process.pid)
-        found = closed_loop(server.url, 40, 100)
+        found = closed_loop(server.url, 40, 60)
         grown = memory(server.process.pid) - before
         assert server.complete(max_tokens=1).status_code == 200
         assert server.figure('refused_total{status="429",why="waiting"}') > 0
     accepted = [seconds for code, seconds, _ in found if code == 200]
     refused = [wait for code, _, wait in found if code == 429]
     assert {code for code, _, _ in found} == {200, 429}
-    assert len(accepted) >= 100 and len(refused) >= 100
+    assert len(accepted) >= 60 and len(refused) >= 60
     assert set(refused) == {"1"}
     assert grown < 30
 
@@ -146,6 +148,7 @@ def test_fault_64_a_stop_under_load_finishes_what_was_begun(model, tmp_path):
                 late.append(server.complete(max_tokens=1))
             except httpx.TransportError:
                 break
+            time.sleep(0.02)
         code = server.process.wait(limit(30))
         took = time.monotonic() - began
         for one in under_way:
@@ -178,7 +181,8 @@ def test_changed_files_never_get_ready_and_are_not_tried_again(model, tmp_path):
             said = server.client.get("/readyz")
             states.append((said.status_code, said.json()["reason"]))
         except httpx.TransportError:
-            time.sleep(0.05)
+            pass
+        time.sleep(0.05)
     assert server.process.returncode == 5
     assert {code for code, _ in states} == {503} and any("config.json" in reason for _, reason in states)
     told = json.loads((server.folder / "errors" / "serve.json").read_text())
@@ -201,8 +205,6 @@ def test_a_version_that_is_named_must_be_the_one_that_is_mounted(model, tmp_path
 
 def test_a_kill_of_the_model_is_no_end_of_the_server(model, tmp_path):
     """The model's own process is another: tests/integration/tasks/jobs/serving. Here: what a client sees meanwhile."""
-    from tasks.common.process import descendants
-
     with serving(tmp_path / "server", model) as server:
         (child,) = [
             pid for pid in descendants(server.process.pid) if "model_child" in Path(f"/proc/{pid}/cmdline").read_text()
@@ -220,6 +222,10 @@ def test_a_kill_of_the_model_is_no_end_of_the_server(model, tmp_path):
             time.sleep(0.05)
         assert seen == {200, 503}
         server.wait()
+        models = descendants(server.process.pid)
+        assert models
+        server.process.kill()
+        until(lambda: not any(map(process_started, models)))
 
 
 def test_fault_63_a_segfault_is_answered_degraded_until_the_full_model_is_back(model, golden, tmp_path):
@@ -233,7 +239,9 @@ def test_fault_63_a_segfault_is_answered_degraded_until_the_full_model_is_back(m
         while server.figure("rungs_up") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)  # the second one is held ready where there is memory
         died = server.complete("boom", max_tokens=4)
-        assert died.status_code == 503 and int(died.headers["Retry-After"]) >= 1
+        assert died.status_code == 503 and int(died.headers["Retry-After"]) >= 1 and "SIGSEGV" in died.text
+        assert died.headers["X-Headway-Gone"] == "1"  # whoever stands before it sends it to nobody else
+        assert server.client.get("/livez").status_code == 200
         assert server.client.get("/readyz").status_code == 503
         said = server.complete(entry["prompt"], max_tokens=24)
         assert said.headers["X-Headway-Degraded"] == "previous"

@@ -164,7 +164,6 @@ engine.TorchEngine.update = update
     assert content(job / "out") == content(lora / "out")
 
 
-@pytest.mark.long
 def test_divided_weights_give_the_same_adapters(launch, lora, tokens, base, tmp_path):
     job = write(tmp_path / "divided", tokens, base, LORA, execution={"parallel": "fsdp"})
     assert launch(job, ranks=2) == [0, 0], said_by(job)

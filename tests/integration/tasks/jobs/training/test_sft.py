@@ -48,10 +48,8 @@ Rank.metrics = metrics
 
 
 @pytest.fixture(scope="module")
-def launch():
-    forks = Forks("import peft")
-    yield forks
-    forks.close()
+def launch(forks):
+    return forks
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +132,7 @@ def test_losses_are_the_same_on_two_ranks_and_with_other_micro_batches(launch, a
     assert losses(alone)[-1] < losses(alone)[0] - 0.5
 
 
+@pytest.mark.long
 def test_fsdp_and_adapters_give_the_same_losses_on_any_number_of_ranks(launch, tokens, base, tmp_path):
     config = CONFIG.model_copy(update={"lora": LoraConfig(rank=2, alpha=4.0), "learning_rate": 2e-2})
     one, two = tmp_path / "one", tmp_path / "two"

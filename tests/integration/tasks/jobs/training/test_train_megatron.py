@@ -18,6 +18,7 @@ import pytest
 import torch
 from fake_megatron import converter, write_checkout
 from safetensors import safe_open
+from support import python_path
 from training_runs import all_lines, content, error, last_lines, result, said_by, steps_of_checkpoints
 from waiting import limit
 
@@ -36,7 +37,7 @@ CONFIG = TrainingConfig(
     steps=10,
     warmup_steps=2,
 )
-SERVER = """
+SERVER = """# fork: jobs
 import json, os, sys
 from torch.distributed import TCPStore
 from tasks.jobs.node.runtime import main
@@ -61,7 +62,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def launch():
     """A function that runs a job to its end, with the store that torchrun would hold; returns the exit codes of its ranks."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], env=environment, start_new_session=True, text=True, **pipes

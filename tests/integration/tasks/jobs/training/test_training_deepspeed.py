@@ -15,7 +15,7 @@ from tasks.config.training import DeepspeedConfig, ExecutionConfig
 from tasks.jobs.checkpoint.files import Manifest, digest, manifests
 from tasks.jobs.training.deepspeed_engine import _filled, _whole_of_stage_3, files_of
 
-STEPS, EVERY, KILLED_AT = 100, 25, 80
+STEPS, EVERY, KILLED_AT = 24, 6, 20
 TOLERANCE = 1e-5
 """In nats a token: float32 sums in another order. Measured over 100 steps: 2.4e-7."""
 IMPORTS = """
@@ -26,7 +26,10 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # DeepSpeed does when it star
 TRAINED = CONFIG.model_copy(update={"steps": STEPS, "micro_batch_size": 2})
 KILL = f"""
 import os, signal
+import tasks.jobs.train as train
 import tasks.jobs.training.deepspeed_engine as module
+patient = train.Training._save
+train.Training._save = lambda self, tier, *, wait: patient(self, tier, wait=True)
 plain, done = module.DeepspeedEngine.update, []
 def update(self, learning_rate):
     plain(self, learning_rate)
@@ -94,7 +97,7 @@ def differences(job, other):
 def test_killed_and_resumed_it_has_the_losses_of_torch_and_writes_its_network(stage, launch, left_over, with_torch):
     job = left_over(stage)
     assert launch(job, attempt=2) == [0, 0], said_by(job)
-    assert result(job)["resumed_from_step"] == 75
+    assert result(job)["resumed_from_step"] == 18
     assert max(differences(job, with_torch)) < TOLERANCE
     ours, theirs = (load_file(each / "out" / "model.safetensors") for each in (job, with_torch))
     assert ours.keys() == theirs.keys() and all(value.dtype == torch.float32 for value in ours.values())
@@ -110,7 +113,7 @@ def test_a_flipped_byte_in_its_own_file_is_refused_and_the_checkpoint_before_is_
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert launch(job, attempt=2) == [0, 0], said_by(job)
-    assert result(job)["resumed_from_step"] == 50
+    assert result(job)["resumed_from_step"] == 12
     assert "quarantined" in said_by(job) and path.name in said_by(job)
     assert max(differences(job, with_torch)) < TOLERANCE
 
@@ -154,7 +157,7 @@ def test_another_number_of_ranks_or_another_stage_goes_on(stage, then, ranks, la
     job = left_over(stage)
     deepspeed_job(job, tokens, then)
     assert launch(job, attempt=2, ranks=ranks) == [0] * ranks, said_by(job)
-    assert result(job)["resumed_from_step"] == 75
+    assert result(job)["resumed_from_step"] == 18
     assert max(differences(job, with_torch)) < TOLERANCE
 
 

@@ -162,7 +162,7 @@ def kill_at(job, what, *, steps, later, attempt):
     ranks = [pid_of(job, rank, attempt) for rank in (0, 1)]
     wanted = min(max(last_lines(job), default=0) + steps, HELD)
     while max(last_lines(job), default=0) < wanted and process.process_started(ranks[0]):
-        time.sleep(0.001)
+        time.sleep(0.005)
     time.sleep(later)
     victims = {"rank": ranks[1:], "first rank": ranks[:1], "ranks": ranks, "writer": writers_of(ranks[0])[:1]}[what]
     hit = any(process.process_started(pid) for pid in victims)

@@ -36,7 +36,7 @@ from tasks.jobs.node.elastic import SAVED_AND_STOPPED, process_age
 from tasks.jobs.training.stops import Guard, Held, Reaction, next_position, reached
 from tasks.jobs.training.watch import WINDOW, Stragglers, bits
 
-BAD_STEP = 22
+BAD_STEP = 14
 BATCH = CONFIG.global_batch_size
 SPOILT = """
 import zlib, tasks.jobs.training.torch_engine as engine
