@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -149,11 +150,16 @@ FAULTS = {
 }
 
 
+@cache
+def functions_of(path):
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
 @pytest.mark.parametrize("number", sorted(FAULTS))
 def test_every_fault_has_its_tests(number):
     for path, name in FAULTS[number][1:]:
-        tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
-        assert f"test_{name}" in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert f"test_{name}" in functions_of(path)
 
 
 def test_no_fault_is_left_out_and_the_page_names_them_alike():
