@@ -44,7 +44,7 @@ def test_machines_at_fault_are_named_and_no_others(number):
     [
         *((64, 0.03, 0.10, "quick"), (8, 0.03, 0.10, "standard")),
         *(
-            pytest.param(*one, marks=[pytest.mark.integration, pytest.mark.long])
+            pytest.param(*one, marks=pytest.mark.long)
             for one in ((64, 0.03, 0.10, "standard"), (64, 0.05, 0.20, "quick"))
         ),
     ],

@@ -398,8 +398,8 @@ def test_a_rule_for_a_slice_is_widened_by_the_noise_of_seeds_too(run):
     ("documents", "noise"),
     [
         *((5, 0.02), (200, 0.01)),
-        pytest.param(5, 0.01, marks=[pytest.mark.integration, pytest.mark.long]),
-        pytest.param(200, 0.02, marks=[pytest.mark.integration, pytest.mark.long]),
+        pytest.param(5, 0.01, marks=pytest.mark.long),
+        pytest.param(200, 0.02, marks=pytest.mark.long),
     ],
 )
 def test_the_gate_is_wrong_over_seeds_no_more_often_than_stated(documents, noise):
