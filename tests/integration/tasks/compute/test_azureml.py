@@ -228,7 +228,7 @@ def test_folders_of_jobs_get_a_container_of_their_own_and_a_job_that_runs_keeps_
     files = fill(tmp_path / "more", **{"data.bin": b"an input"})
     made = open_store(stand.home).publish(files, kind="tokens", inputs=(), provenance=Provenance(name="apart"))
     code = "(write(rank, 'weights'), {'read': (rank.inputs['tokens'] / 'data.bin').read_text()})[-1]"
-    before, after = job(f"wait_for({str(go)!r})", name="before"), job(name="after")
+    before, after = job(f"(wait_for({str(go)!r}), int('five'))", name="before"), job(name="after")
     work = job(code, inputs={"tokens": "x"}, artifacts={"tokens": made.ref})
     backend, folder = stand.backend(), folder_of(stand, before)
     handle = backend.submit(before, folder)
@@ -240,7 +240,10 @@ def test_folders_of_jobs_get_a_container_of_their_own_and_a_job_that_runs_keeps_
         service.holds.clear()
         newer = again.submit(after, folder_of(stand, after))
         go.touch()
-        assert stand.wait(again, handle, folder).code == 0, stand.said()
+        ended = stand.wait(again, handle, folder)
+        assert (ended.state, ended.code) == ("ended", 1), stand.said()
+        report = json.loads((folder / "errors" / "rank-0.json").read_text())
+        assert report["class"] == "user" and "'five'" in report["message"], "the program's own error, of its own folder"
         names = {blob.name for blob in stand.blobs(apart).list_blobs()}
         tags = service.record(work.submission_id).body["properties"]["tags"]
         assert tags["headway.folder"] == f"az://{ACCOUNT}/{apart}/f/jobs/{work.id}"
@@ -335,15 +338,6 @@ def test_why_a_job_failed_is_the_services_word(stand, service, job, fails, failu
     assert (state.state, state.code, state.failure) == ("ended", 1, failure)
     assert said in state.reason
     assert len([line for line in service.log if line.endswith("/details")]) == 1, "the run history is asked once"
-
-
-def test_a_users_error_is_the_programs_own(stand, service, job):
-    work = job("int('five')")
-    backend, folder = stand.backend(), folder_of(stand, work)
-    state = stand.wait(backend, backend.submit(work, folder), folder)
-    assert (state.state, state.code) == ("ended", 1)
-    report = json.loads((folder / "errors" / "rank-0.json").read_text())
-    assert report["class"] == "user" and "'five'" in report["message"]
 
 
 def test_an_input_that_is_damaged_there_is_told(stand, service, job, tmp_path):

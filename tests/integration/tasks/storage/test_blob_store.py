@@ -154,9 +154,9 @@ def test_doctor_says_how_a_store_keeps_what_was_and_warns_of_folders_of_jobs_in_
     told = yaml.safe_load(path.read_text())
     told["stores"]["folders"] = {**told["stores"]["cloud"], "uri": f"{told['stores']['cloud']['uri']}/of-jobs"}
     path.write_text(yaml.safe_dump({**told, "jobs": "folders"}))
-    all_found = findings(stand, 0)
-    assert kept in all_found["store cloud"]["said"] and all_found["store"]["said"] == "0 artifact(s)"
-    found = all_found["store folders"]
+    every = findings(stand, 0)
+    assert kept in every["store cloud"]["said"] and every["store"]["said"] == "0 artifact(s)"
+    found = every["store folders"]
     assert found["ok"] and found["warned"] == warned == ("An account for jobs" in found["remedy"])
     assert open_files(stand.home).keeps_versions() == open_files(stand.home).jobs.keeps_versions() == warned
 

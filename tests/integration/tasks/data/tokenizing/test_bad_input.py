@@ -51,7 +51,8 @@ def tokenizer(folder):
 def test_a_line_that_is_no_document_is_named(tokenizer, tmp_path, line, said):
     (tmp_path / "good.jsonl").write_bytes(b"\n".join(GOOD) + b"\n")
     (tmp_path / "shard.jsonl").write_bytes(b"\n".join([*GOOD[:12], line, *GOOD]) + b"\n")
-    _refused(tokenizer, tmp_path, [tmp_path / "good.jsonl", tmp_path / "shard.jsonl"], rf"shard\.jsonl:13: .*{said}")
+    inputs = [tmp_path / "good.jsonl", tmp_path / "shard.jsonl"]
+    _refused(tokenizer, tmp_path, inputs, rf"shard\.jsonl:13: .*{said}", workers=2)
 
 
 def test_a_nul_in_a_document_is_text(tokenizer, tmp_path):
@@ -176,7 +177,7 @@ def _little_room():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def _refused(tokenizer, folder, inputs, said):
+def _refused(tokenizer, folder, inputs, said, *, workers=1):
     with pytest.raises(ValueError, match=said):
-        preprocess(plan(inputs, Work(tokenizer), prefix=folder / "out"), workers=2)
+        preprocess(plan(inputs, Work(tokenizer), prefix=folder / "out"), workers=workers)
     assert not list(folder.glob("out_*")), "nothing that looks done"
