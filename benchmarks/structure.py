@@ -98,6 +98,9 @@ class Module:
     @property
     def empty_names(self) -> list[str]:
         """Variables and parameters whose name tells nothing, as `name:line`. Fields are not meant: JSON has their names."""
+        named = [(name, node) for node in ast.walk(self.tree) if (name := _name_given(node)) in EMPTY_NAMES]
+        if not named:
+            return []
         fields = {
             id(name)
             for node in ast.walk(self.tree)
@@ -106,11 +109,7 @@ class Module:
             if isinstance(statement, ast.Assign | ast.AnnAssign)
             for name in ast.walk(statement)
         }
-        return [
-            f"{name}:{node.lineno}"
-            for node in ast.walk(self.tree)
-            if (name := _name_given(node)) in EMPTY_NAMES and id(node) not in fields
-        ]
+        return [f"{name}:{node.lineno}" for name, node in named if id(node) not in fields]
 
     def imports(self, known: set[str], *, top: bool) -> Iterator[str]:
         """Modules of the product that this one imports; at its top only, or anywhere."""

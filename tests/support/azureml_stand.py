@@ -84,7 +84,7 @@ class Stand:
             if until(state) if until else state.over:
                 return state
             assert time.monotonic() < deadline, f"{state} after {timeout:g} s; {self.said()}"
-            time.sleep(0.1)
+            time.sleep(0.3)  # each look lists the folder in the store, which costs more than the wait
 
     def said(self) -> str:
         """The nodes' own logs, for a test that fails."""

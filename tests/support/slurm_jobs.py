@@ -78,7 +78,7 @@ def until(
         log = folder / "launcher.log"
         said = log.read_text()[-2000:] if log.exists() else ""
         assert time.monotonic() < deadline, f"{seen}\nmark: {ended_state(folder)}\n{said}"
-        time.sleep(0.1)
+        time.sleep(0.25)
     return seen
 
 

@@ -59,10 +59,11 @@ def asked_names(tree: ast.AST) -> list[str]:
     asked = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
+            if not {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)} & {*BACKENDS, *ENGINES}:
+                continue
             text = ast.unparse(node)
-            words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
             subject = re.search(r"\b(?<!deployment\.)(backend|engine)\b", re.sub(r"'[^']*'", "", text))
-            asked += [text] if subject and words & {*BACKENDS, *ENGINES} else []
+            asked += [text] if subject else []
     return asked
 
 

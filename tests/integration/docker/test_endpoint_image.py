@@ -50,6 +50,7 @@ def test_the_image_serves_a_model_with_the_packages_that_it_has(installed, model
     assert (tmp_path / "run" / "serve.json").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_one_is_unhealthy(installed, model, tmp_path):
     shutil.copytree(model, tmp_path / "model")
     golden = json.loads((model / "golden.json").read_text())
@@ -135,6 +136,7 @@ def test_a_variant_in_the_mounted_folder_answers_when_the_model_cannot(installed
     folder = with_a_variant(model, tmp_path / "model")
     port, running = start(tmp_path / "run", installed, folder, MODEL_REF="model/tiny")
     try:
+        assert "golden prompt" in wait_for_reason(port, running)
         status, headers = first_answer(port, running)
         assert (status, headers["X-Headway-Degraded"]) == (200, "smaller")
         assert headers["X-Headway-Model"] == "model/tiny/variants/int8"

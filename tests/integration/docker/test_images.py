@@ -154,7 +154,10 @@ def test_no_secret_is_in_an_image(dockerfile):
     assert [name for name in [*arguments, *environment(dockerfile)] if SECRET.search(name)] == []
 
 
-@pytest.mark.parametrize("dockerfile", [DOCKER / "orchestrator.Dockerfile", DOCKER / "endpoint.Dockerfile"])
+@pytest.mark.parametrize(
+    "dockerfile",
+    [pytest.param(DOCKER / "orchestrator.Dockerfile", marks=pytest.mark.long), DOCKER / "endpoint.Dockerfile"],
+)
 def test_the_wheel_builds_from_what_is_copied_in(dockerfile, tmp_path):
     """In the image, pip sees these files and no others. The cluster's are the endpoint's, but for the entry point."""
     assert {*copied(DOCKER / "cluster.Dockerfile")} == {*copied(DOCKER / "endpoint.Dockerfile")} - {

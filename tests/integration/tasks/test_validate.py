@@ -76,8 +76,8 @@ def test_what_looks_like_a_binary_is_refused_and_named(judged):
 
 
 def test_repeated_documents_are_refused_from_the_limit_on(judged):
-    assert failed(judged([*GOOD, *GOOD[:5]])) == []  # 5 of 25: the limit itself passes
-    assert check(judged([*GOOD, *GOOD[:5]]), "exact duplicates").outcome == "warned"
+    few = judged([*GOOD, *GOOD[:5]])  # 5 of 25: the limit itself passes
+    assert failed(few) == [] and check(few, "exact duplicates").outcome == "warned"
     found = judged([*GOOD, *GOOD[:6]])
     assert failed(found) == ["exact duplicates"]
     told = check(found, "exact duplicates")
@@ -179,15 +179,6 @@ def test_drift_against_the_version_before_is_a_check_of_every_column(judged, tmp
     assert {check.measured for check in few.checks if check.name.startswith("drift")} == {"insufficient data"}
 
 
-def test_batches_are_added_up(judged):
-    whole = judged([*GOOD, *GOOD, "", *GOOD[:3]], max_duplicate_share=0.1)
-    assert whole.profile.batch_rows > 44
-    few = dataclasses.replace(whole.profile, batch_rows=7)
-    parts = judge(few, ValidationConfig(max_duplicate_share=0.1), before=None, strange={})
-    assert parts.checks == whole.checks and failed(parts) == ["exact duplicates"]
-    assert (parts.bits == whole.bits).all()
-
-
 def test_the_verdict_is_json_of_the_whole_corpus(judged, tmp_path):
     found = judged([*GOOD, "x" * 5000, GOOD[0], ""])
     told = verdict(found, {"dataset": "d"})
@@ -214,6 +205,7 @@ def test_the_quarantine_says_where_and_why(judged, tmp_path):
     assert told[1]["detail"] == "repeats a.jsonl:1"
 
 
+@pytest.mark.long
 def test_the_same_corpus_gives_the_same_verdict_whenever_it_is_judged(judged):
     first, second = (verdict(judged([*GOOD, GOOD[3], "", "again and again\n" * 50]), {}) for _ in range(2))
     assert first == second
@@ -264,14 +256,17 @@ def test_expectations_of_a_user_close_the_gate_with_their_names(judged, own, tmp
     assert "Failed" in pages["corpus-own"] and "estimated tokens" in pages["corpus-corpus"]
 
 
-def test_aggregates_of_batches_are_those_of_the_whole(judged, own):
+def test_batches_are_added_up_and_their_aggregates_are_those_of_the_whole(judged, own):
     kinds = ("sum", "min", "max", "mean", "stdev")
     suite = own(*[(f"expect_column_{kind}_to_be_between", {"column": "characters", "min_value": 0}) for kind in kinds])
-    lines = ["x" * (number**2 % 97 + 1) for number in range(30)]
-    whole = judged(lines, own=suite)
+    lines = [*GOOD, *GOOD, "", *GOOD[:3]]
+    whole = judged(lines, own=suite, max_duplicate_share=0.1)
+    assert whole.profile.batch_rows > 44
     few = dataclasses.replace(whole.profile, batch_rows=7)
     place = Place(few.folder.parent, "corpus", "two")
-    parts = judge(few, ValidationConfig(), before=None, strange={}, own=suite, place=place)
+    parts = judge(few, ValidationConfig(max_duplicate_share=0.1), before=None, strange={}, own=suite, place=place)
+    assert parts.checks[:-5] == whole.checks[:-5] and failed(parts) == ["exact duplicates"]
+    assert (parts.bits == whole.bits).all()
     lengths = [len(line) for line in lines]
     expected = [sum(lengths), min(lengths), max(lengths), statistics.mean(lengths), statistics.stdev(lengths)]
     for found in (whole, parts):
@@ -348,7 +343,7 @@ def test_code_of_a_user_is_what_the_suite_was_read_with_and_is_on_no_path(judged
 
 
 def test_runs_that_judge_at_once_leave_whole_stores(judged, own, tmp_path):
-    """Three processes judge the same corpus; a fourth finds what one left that was killed while it wrote."""
+    """Two processes judge the same corpus; a third finds what one left that was killed while it wrote."""
     found = judged(GOOD, own=own(("expect_table_row_count_to_be_between", {"min_value": 1})))
     context = multiprocessing.get_context("fork")
 
@@ -356,16 +351,16 @@ def test_runs_that_judge_at_once_leave_whole_stores(judged, own, tmp_path):
         place = Place(tmp_path, "corpus", run)
         assert judge(found.profile, ValidationConfig(), before=None, strange={}, place=place).passed
 
-    runs = [context.Process(target=again, args=(name,)) for name in ("two", "three", "four")]
+    runs = [context.Process(target=again, args=(name,)) for name in ("two", "three")]
     for process in runs:
         process.start()
     for process in runs:
         process.join()
-    assert [process.exitcode for process in runs] == [0, 0, 0]
+    assert [process.exitcode for process in runs] == [0, 0]
     stores = tmp_path / FOLDER
     kept = [path for path in stores.rglob("*.json") if json.loads(path.read_text())]
     results = {path.parts[-3] for path in kept if "validations" in path.parts}
-    assert results == {"one", "two", "three", "four"} and not (stores / ".writing").exists()
+    assert results == {"one", "two", "three"} and not (stores / ".writing").exists()
     torn = next(path for path in kept if "two" in path.parts)
     torn.write_text(torn.read_text()[:100])
     (stores / ".writing").touch()

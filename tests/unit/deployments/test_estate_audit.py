@@ -668,19 +668,19 @@ def test_a_waiver_counts_until_its_day_and_for_its_resource(good, tmp_path):
         load_waivers(file)
 
 
-def test_ten_thousand_resources_of_odd_names_are_judged(good, tmp_path):
+def test_thousands_of_resources_of_odd_names_are_judged(good, tmp_path):
     export = copy.deepcopy(good)
     rows = export["resources-1.json"]["answer"]["data"]
     one = next(row for row in rows if row["type"] == VM.lower())
-    for at in range(10_000):
+    for at in range(2_000):
         name = f"vm'; rm -rf $HOME {at} \u202e(ü)"
         rows.append({**one, "id": f"{SUB}/resourceGroups/a b (c)/providers/{VM}/{name}", "name": name})
     export["resources-1.json"]["answer"] = page(rows)
     folder = written(tmp_path / "export", export)
     began = time.process_time()
     row = rows_of(folder, {})["backups"]
-    assert time.process_time() - began < limit(10)
-    assert len([one for one in row.findings if one.verdict == "not met"]) == 10_000
+    assert time.process_time() - began < limit(3)
+    assert len([one for one in row.findings if one.verdict == "not met"]) == 2_000
     assert "'/subscriptions/" in row.findings[1].remedy and "'\"'\"'" in row.findings[1].remedy
 
 

@@ -179,6 +179,7 @@ def test_the_recipe_touches_few_files_and_says_all_that_a_backend_needs(copy, tm
         copy.undo()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left_out", [file for step in STEPS for file in step])
 def test_no_step_is_without_need(copy, tmp_path, left_out):
     try:

@@ -96,6 +96,9 @@ def test_a_job_runs_there_and_its_folder_arrives_here(stand, service, job, tmp_p
     assert running.state == "running", "metrics come while it runs"
     assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 2.5
     assert not (folder / "out").exists()
+    (stand.home / "keys" / "jobs.key").write_text(
+        "f" * 64
+    )  # as another home has it: the workspace has the one that counts
     go.touch()
     changed = {"name": "of-another", "prefix": "jobs/of-another"}
     ended = stand.wait(backend, changed, folder)  # as its home may say it, no journal
@@ -142,32 +145,9 @@ def test_an_output_that_somebody_else_wrote_into_the_store_is_refused(stand, ser
         assert key.encode() not in data and secret.encode() not in data, blob.name
 
 
-def test_a_job_that_another_home_submitted_is_taken_by_the_key_that_the_workspace_has(stand, service, job):
-    work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
-    backend, folder = stand.backend(), folder_of(stand, work)
-    handle = backend.submit(work, folder)
-    (stand.home / "keys" / "jobs.key").write_text("f" * 64)
-    assert stand.wait(backend, handle, folder).code == 0, stand.said()
-    assert (folder / "out" / "made").read_text() == "weights"
-
-
-def test_a_job_of_an_earlier_release_whose_files_have_no_codes_ends_as_it_did(stand, service, job):
-    work = job("(write(rank, 'weights'), {'answer': 42})[-1]")
-    backend, folder = stand.backend(), folder_of(stand, work)
-    service.holds.clear()
-    handle = backend.submit(work, folder)
-    sent = service.record(work.submission_id).body["properties"]
-    del sent["tags"]["headway.codes"], sent["environmentVariables"]["HEADWAY_FOLDER_KEY"]
-    sent["command"] = sent["command"].replace(" --codes", "")
-    service.holds.set()
-    state = stand.wait(backend, handle, folder)
-    assert (state.state, state.code) == ("ended", 0), stand.said()
-    assert (folder / "out" / "made").read_text() == "weights"
-
-
 def test_a_handle_that_somebody_changed_names_no_other_job(stand, service, job):
-    """The workspace has jobs whose files have no codes, such as one of an earlier release; a handle could name one."""
-    other = job(name="earlier")
+    """A job of an earlier release, whose files have no codes, ends as it did; a handle could name one."""
+    other = job("(write(rank, 'weights'), {'answer': 42})[-1]", name="earlier")
     backend, folder = stand.backend(), folder_of(stand, other)
     service.holds.clear()
     handle = backend.submit(other, folder)
@@ -175,7 +155,9 @@ def test_a_handle_that_somebody_changed_names_no_other_job(stand, service, job):
     del sent["tags"]["headway.codes"], sent["environmentVariables"]["HEADWAY_FOLDER_KEY"]
     sent["command"] = sent["command"].replace(" --codes", "")
     service.holds.set()
-    assert stand.wait(backend, handle, folder).code == 0, stand.said()
+    state = stand.wait(backend, handle, folder)
+    assert (state.state, state.code) == ("ended", 0), stand.said()
+    assert (folder / "out" / "made").read_text() == "weights"
     service.holds.clear()
     work = job()
     folder = folder_of(stand, work)
@@ -238,49 +220,51 @@ def jobs_apart(stand):
         stores.write_text(before)
 
 
-def test_folders_of_jobs_lie_in_a_container_of_their_own_and_inputs_beside_the_other_artifacts(
+def test_folders_of_jobs_get_a_container_of_their_own_and_a_job_that_runs_keeps_the_one_that_it_has(
     stand, service, job, tmp_path
 ):
+    """And when they get none any more, its state is unknown, and says why, until the store is named again."""
+    go = tmp_path / "go"
     files = fill(tmp_path / "more", **{"data.bin": b"an input"})
     made = open_store(stand.home).publish(files, kind="tokens", inputs=(), provenance=Provenance(name="apart"))
     code = "(write(rank, 'weights'), {'read': (rank.inputs['tokens'] / 'data.bin').read_text()})[-1]"
+    before, after = job(f"(wait_for({str(go)!r}), int('five'))", name="before"), job(name="after")
     work = job(code, inputs={"tokens": "x"}, artifacts={"tokens": made.ref})
-    folder = folder_of(stand, work)
+    backend, folder = stand.backend(), folder_of(stand, before)
+    handle = backend.submit(before, folder)
+    stand.wait(backend, handle, folder, until=lambda state: state.state == "running")
     with jobs_apart(stand) as apart:
-        backend = stand.backend()
-        assert stand.wait(backend, backend.submit(work, folder), folder).code == 0, stand.said()
+        again = stand.backend()
+        submitted = again.submit(work, folder_of(stand, work))
+        assert stand.wait(again, submitted, folder_of(stand, work)).code == 0, stand.said()
+        service.holds.clear()
+        newer = again.submit(after, folder_of(stand, after))
+        go.touch()
+        ended = stand.wait(again, handle, folder)
+        assert (ended.state, ended.code) == ("ended", 1), stand.said()
+        report = json.loads((folder / "errors" / "rank-0.json").read_text())
+        assert report["class"] == "user" and "'five'" in report["message"], "the program's own error, of its own folder"
         names = {blob.name for blob in stand.blobs(apart).list_blobs()}
         tags = service.record(work.submission_id).body["properties"]["tags"]
         assert tags["headway.folder"] == f"az://{ACCOUNT}/{apart}/f/jobs/{work.id}"
-    assert (folder / "out" / "made").read_text() == "weights"
-    assert json.loads((folder / "result.json").read_text()) == {"read": "an input"}
+    assert (folder_of(stand, work) / "out" / "made").read_text() == "weights"
+    assert json.loads((folder_of(stand, work) / "result.json").read_text()) == {"read": "an input"}
     assert names >= {f"f/jobs/{work.id}/{one}" for one in ("job.json", "result.json", "out/made")}
-    assert not stand.lying(work) and not [name for name in names if "/jobs/" not in name]
-
-
-def test_a_job_that_runs_keeps_its_folder_when_jobs_get_a_container_of_their_own(stand, service, job, tmp_path):
-    """And when they get none any more, its state is unknown, and says why, until the store is named again."""
-    go = tmp_path / "go"
-    before, after = job(f"wait_for({str(go)!r})"), job("wait_for('/never')", name="after")
-    backend, folder = stand.backend(), folder_of(stand, before)
-    handle = backend.submit(before, folder)
-    with jobs_apart(stand) as apart:
-        again = stand.backend()
-        newer = again.submit(after, folder_of(stand, after))
-        stand.wait(again, newer, folder_of(stand, after), until=lambda state: state.state == "running")
-        go.touch()
-        assert stand.wait(again, handle, folder).code == 0, stand.said()
-        assert {blob.name.split("/")[2] for blob in stand.blobs(apart).list_blobs()} == {after.id}
+    assert {tuple(name.split("/")[:3]) for name in names} == {("f", "jobs", one.id) for one in (work, after)}
+    assert not stand.lying(work) and stand.lying(before)
     lost = stand.backend().states([(newer, folder_of(stand, after))])[0]
     assert lost.state == "unknown" and f"its folder lies in az://{ACCOUNT}/{apart}/f/jobs/{after.id}" in lost.reason
     again.cancel(newer, folder_of(stand, after))
+    service.holds.set()
 
 
 def test_a_datastore_of_our_name_that_is_of_another_container_is_refused(stand, service, job):
     work = job("wait_for('/never')")
     backend, folder = stand.backend(), folder_of(stand, work)
     before = job(name="before")
-    stand.wait(backend, backend.submit(before, folder_of(stand, before)), folder_of(stand, before))
+    service.holds.clear()
+    backend.cancel(backend.submit(before, folder_of(stand, before)), folder_of(stand, before))
+    service.holds.set()
     ((name, known),) = service.datastores.items()
     service.datastores[name] = {"properties": {**known["properties"], "containerName": "elsewhere"}}
     try:
@@ -320,7 +304,9 @@ def test_cancelling_ends_every_process(stand, service, job):
     backend.cancel(handle, folder)
 
 
-def test_waiting_for_nodes_and_images_is_no_running(stand, service, job):
+def test_waiting_for_nodes_and_images_is_no_running_and_an_ended_jobs_name_is_not_taken_for_a_new_one(
+    stand, service, job
+):
     service.holds.clear()
     work = job()
     backend, folder = stand.backend(), folder_of(stand, work)
@@ -329,6 +315,9 @@ def test_waiting_for_nodes_and_images_is_no_running(stand, service, job):
     assert state.reason == "Preparing"
     service.holds.set()
     assert stand.wait(backend, handle, folder).code == 0
+    with pytest.raises(JobFailed, match="ended job of the name") as error:
+        backend.submit(work, folder)
+    assert "az ml job delete" in error.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -349,15 +338,6 @@ def test_why_a_job_failed_is_the_services_word(stand, service, job, fails, failu
     assert (state.state, state.code, state.failure) == ("ended", 1, failure)
     assert said in state.reason
     assert len([line for line in service.log if line.endswith("/details")]) == 1, "the run history is asked once"
-
-
-def test_a_users_error_is_the_programs_own(stand, service, job):
-    work = job("int('five')")
-    backend, folder = stand.backend(), folder_of(stand, work)
-    state = stand.wait(backend, backend.submit(work, folder), folder)
-    assert (state.state, state.code) == ("ended", 1)
-    report = json.loads((folder / "errors" / "rank-0.json").read_text())
-    assert report["class"] == "user" and "'five'" in report["message"]
 
 
 def test_an_input_that_is_damaged_there_is_told(stand, service, job, tmp_path):
@@ -382,15 +362,6 @@ def test_a_job_that_an_administrator_deleted_is_lost(stand, service, job):
     service.delete(work.submission_id)
     state = backend.states([(handle, folder)])[0]
     assert (state.state, "deleted" in state.reason) == ("lost", True)
-
-
-def test_a_name_of_an_ended_job_is_not_taken_for_a_new_one(stand, service, job):
-    work = job()
-    backend, folder = stand.backend(), folder_of(stand, work)
-    stand.wait(backend, backend.submit(work, folder), folder)
-    with pytest.raises(JobFailed, match="ended job of the name") as error:
-        backend.submit(work, folder)
-    assert "az ml job delete" in error.value.remedy
 
 
 def test_many_jobs_are_one_listing(stand, service, job):

@@ -138,12 +138,20 @@ def names(cluster):
     return sorted(cluster.command("squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING").split())
 
 
-def test_a_machine_whose_processes_die_is_submitted_again_and_cancel_ends_all(cluster, backend, waiting):
+def test_who_dies_is_replaced_the_holder_of_the_store_and_a_machine_and_cancel_ends_all(cluster, backend, waiting):
     job, folder, handle = waiting
     parts = [f"{job.submission_id}.e{number}" for number in (0, 1)]
     until(lambda: all((folder / "nodes" / str(number) / "node.json").exists() for number in (0, 1)))
     assert backend.states([(handle, folder)])[0].state == "running" and names(cluster) == parts
     assert backend.find(job, folder) == handle
+    until(lambda: (folder / "rendezvous" / "rendezvous.json").exists())
+    first = process.read_json(folder / "rendezvous" / "handle.json")
+    os.kill(first["pid"], signal.SIGKILL)
+    until(lambda: not process.alive(first))
+    assert backend.states([(handle, folder)])[0].state in ("running", "queued", "starting")
+    second = process.read_json(folder / "rendezvous" / "handle.json")
+    assert process.alive(second) and second["pid"] != first["pid"]
+    until(lambda: json.loads((folder / "rendezvous" / "rendezvous.json").read_text())["opening"] == 2)
     os.kill(process.read_json(folder / "nodes" / "1" / "handle.json")["pid"], signal.SIGKILL)
 
     def again():
@@ -173,18 +181,6 @@ def test_nobody_left_is_an_end(cluster, backend, waiting):
     state = backend.states([(handle, folder)])[0]
     assert (state.state, state.failure) == ("ended", "cancelled")
     assert not process.alive(process.read_json(folder / "rendezvous" / "handle.json"))
-
-
-def test_the_store_is_held_again_after_its_holder_died(cluster, backend, waiting):
-    _, folder, handle = waiting
-    until(lambda: (folder / "rendezvous" / "rendezvous.json").exists())
-    first = process.read_json(folder / "rendezvous" / "handle.json")
-    os.kill(first["pid"], signal.SIGKILL)
-    until(lambda: not process.alive(first))
-    assert backend.states([(handle, folder)])[0].state in ("running", "queued", "starting")
-    second = process.read_json(folder / "rendezvous" / "handle.json")
-    assert process.alive(second) and second["pid"] != first["pid"]
-    until(lambda: json.loads((folder / "rendezvous" / "rendezvous.json").read_text())["opening"] == 2)
 
 
 @pytest.mark.long

@@ -123,6 +123,12 @@ def orchestrator(base, job):
     )
 
 
+def left_alone(base, journal, work):
+    """Submit a job as an orchestrator does that is killed then."""
+    journal.put(f"jobs/{work.token}/0001/intent", {"spec": work.spec_digest})
+    journal.put(f"jobs/{work.token}/0001/handle", open_backend(ClusterConfig()).submit(work, base / "job"))
+
+
 def starts(base):
     path = base / "starts"
     return path.read_text().splitlines() if path.exists() else []
@@ -155,7 +161,7 @@ def test_a_users_error_is_a_value_error_and_not_tried_again(base, journal):
     assert journal.get(f"jobs/{wrong.token}/0001/end")["outcome"] == "failed"
 
 
-@pytest.mark.parametrize("kind", [IntegrityError, Missing])
+@pytest.mark.parametrize("kind", [IntegrityError, pytest.param(Missing, marks=pytest.mark.long)])
 def test_domain_errors_come_through_with_their_remedy(base, journal, kind):
     with pytest.raises(kind, match=r"shard 3") as error:
         supervise(base, journal, job(f"fail({kind.__name__}('shard 3', remedy='Mend it.'))"))
@@ -217,6 +223,7 @@ def test_time_that_is_over_is_a_timeout(base, journal):
     assert error.value.failure == "timeout"
 
 
+@pytest.mark.long
 def test_a_killed_orchestrators_job_is_adopted_and_not_run_again(base, journal):
     work = job(f"(wait_for({str(base / 'go')!r}), {{'done': True}})[1]")
     first = orchestrator(base, work)
@@ -238,7 +245,7 @@ def test_a_killed_orchestrators_job_is_adopted_and_not_run_again(base, journal):
 def test_orchestrators_killed_at_any_moment_do_not_run_the_work_twice(base):
     """One after another is killed, ever later, from before the intent until the job runs; then one is left alone."""
     work = job(f"(wait_for({str(base / 'go')!r}), {{'done': True}})[1]")
-    for tenths in range(1, 7):
+    for tenths in (1, 2, 4, 6):
         killed = orchestrator(base, work)
         time.sleep(tenths / 10)
         killed.kill()
@@ -282,10 +289,8 @@ def test_a_job_that_failed_while_nobody_looked_is_a_new_submission(base, journal
     """It goes on in the same folder, from its checkpoints; what the first one left of its end is gone."""
     code = f"{{'kept': (rank.folder / 'checkpoint').exists()}} if os.path.exists({str(base / 'mended')!r}) else "
     code += "((rank.folder / 'checkpoint').touch(), fail(ValueError('not yet')))"
-    killed = orchestrator(base, job(code))
+    left_alone(base, journal, job(code))
     until(lambda: starts(base))
-    killed.kill()
-    killed.communicate()
     until(lambda: not process.alive(process.read_json(base / "job" / "handle.json")))
     (base / "mended").touch()
     done = supervise(base, journal, job(code))
@@ -322,10 +327,7 @@ def test_an_open_generation_with_a_result_is_handed_on_until_it_is_settled(base,
 
 def test_another_spec_under_the_same_token_is_refused_while_the_first_one_runs(base, journal):
     work = job("time.sleep(60)")
-    killed = orchestrator(base, work)
-    until(lambda: journal.get(f"jobs/{work.token}/0001/handle"))
-    killed.kill()
-    killed.communicate()
+    left_alone(base, journal, work)
     with pytest.raises(ValueError, match="under other settings of the cluster"):
         supervise(base, journal, job("time.sleep(60)", threads_per_rank=2))
     assert process.alive(process.read_json(base / "job" / "handle.json"))

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -119,17 +120,17 @@ def hand_in(home, seed):
         ledger.receive_all([event(f"{seed}/{n}", object=f"blob{n}", occurred=n) for n in numbers[start : start + 100]])
 
 
-def test_four_processes_that_hand_in_the_same_shuffled_events_leave_one_of_each(ledger, tmp_path):
+def test_processes_that_hand_in_the_same_shuffled_events_leave_one_of_each(ledger, tmp_path):
     context = multiprocessing.get_context("spawn")
-    running = [context.Process(target=hand_in, args=(tmp_path, seed)) for seed in range(4)]
+    running = [context.Process(target=hand_in, args=(tmp_path, seed)) for seed in range(2)]
     for process in running:
         process.start()
     for process in running:
         process.join()
-    assert [process.exitcode for process in running] == [0] * 4
+    assert [process.exitcode for process in running] == [0] * 2
     found = everything(ledger)
     accepted = {row["number"]: row["object"] for row in found if row["status"] == "accepted"}
-    assert len(found) == 6000 and sorted(accepted.values()) == sorted(f"blob{n}" for n in range(1000))
+    assert len(found) == 3000 and sorted(accepted.values()) == sorted(f"blob{n}" for n in range(1000))
     assert all(accepted[row["of"]] == row["object"] for row in found if row["status"] == "duplicate")
 
 
@@ -148,7 +149,7 @@ def test_a_kill_while_events_are_taken_loses_none_that_was_acknowledged_and_doub
         before = said.stat().st_size
         taker = subprocess.Popen([sys.executable, "-c", TAKER, str(tmp_path), str(said)])
         while said.stat().st_size - before < acknowledged * 5 and taker.poll() is None:
-            continue
+            time.sleep(0.001)
         taker.send_signal(signal.SIGKILL)
         taker.wait()
     accepted = [row["identity"] for row in everything(ledger) if row["status"] == "accepted"]

@@ -15,6 +15,7 @@ from tasks.orchestration.prefect_artifacts import table
 from tasks.orchestration.run import lifecycle
 from tasks.orchestration.stage import stage
 
+ran = pytest.mark.usefixtures("made")
 HERE = Cluster(name="here", backend="local", nodes=1, ranks_per_node=1, threads_per_rank=1)
 
 
@@ -34,7 +35,7 @@ def of_its_place(seed: int, *, on: Cluster) -> Told:
     return Told(seed=seed)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def made(tmp_path, monkeypatch):
     """Both stages ran once, with seed 7."""
     monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
@@ -54,6 +55,7 @@ def test_a_stage_that_ran_for_the_first_time_says_why_in_words_that_are_true_aft
         assert (outcome.status, outcome.why) == ("ran", "no earlier result with these inputs")
 
 
+@ran
 def test_a_person_is_asked_before_what_is_not_recorded_and_what_they_reject_does_not_run():
     @contextmanager
     def reject(seed, *, on):
@@ -69,6 +71,7 @@ def test_a_person_is_asked_before_what_is_not_recorded_and_what_they_reject_does
         assert run.outcomes["train"].status == "not_run"
 
 
+@ran
 def test_nothing_runs_unasked_because_its_record_goes_after_it_was_looked_for(tmp_path):
     asks = {"train": nullcontext}
     with lifecycle("retrain", RetrainConfig(), subject="x", stages=("plan", "train"), approvals=asks) as run:
@@ -80,6 +83,7 @@ def test_nothing_runs_unasked_because_its_record_goes_after_it_was_looked_for(tm
                 told._reuse_or_execute(run, run.outcome_for("train"), call)
 
 
+@ran
 def test_a_dry_run_says_who_would_be_asked():
     with dry(approvals={"train": nullcontext, "plan": nullcontext}) as run:
         told(7, on=HERE)
@@ -104,6 +108,7 @@ def test_a_stage_that_learns_to_take_more_keeps_its_keys():
     assert list(grown._call((7, 1, ()), {}).arguments["arguments"]) == ["seed", "other"]
 
 
+@ran
 def test_a_new_qualification_trains_nothing_again_but_plans_again():
     later = Pending(stage="benchmark")
     with dry() as run:

@@ -41,7 +41,13 @@ def test_machines_at_fault_are_named_and_no_others(number):
 @pytest.mark.unit
 @pytest.mark.parametrize(
     ("machines", "noise", "slower", "depth"),
-    [(64, 0.03, 0.10, "standard"), (64, 0.03, 0.10, "quick"), (64, 0.05, 0.20, "quick"), (8, 0.03, 0.10, "standard")],
+    [
+        *((64, 0.03, 0.10, "quick"), (8, 0.03, 0.10, "standard")),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in ((64, 0.03, 0.10, "standard"), (64, 0.05, 0.20, "quick"))
+        ),
+    ],
 )
 def test_a_machine_all_of_whose_gpus_are_a_little_slow_is_found(machines, noise, slower, depth):
     found, false = slow_machine(machines, noise, depth, slower=slower, trials=20)

@@ -36,7 +36,7 @@ def state(endpoint):
     return until(endpoint.gateway.state)
 
 
-def test_requests_go_by_shares_that_hold_over_any_hundred(endpoint):
+def test_requests_go_by_shares_that_hold_over_any_hundred_and_who_names_a_model_gets_it(endpoint):
     endpoint.serve()
     traffic = endpoint.beside()
     assert set(models(endpoint, 10)) == {BLUE}
@@ -49,14 +49,10 @@ def test_requests_go_by_shares_that_hold_over_any_hundred(endpoint):
     assert endpoint.asked("green") == {"user": 10 + 10 + 10}
     assert ask(endpoint.port, method="GET", path="/livez")[0] == 200
     assert json.loads(ask(endpoint.port, method="GET", path="/readyz")[2])["server"] == "blue"  # it is still in service
-
-
-def test_who_names_a_model_gets_it_and_never_a_turn_of_the_other(endpoint):
-    endpoint.serve()
-    endpoint.beside().set_traffic({"blue": 50, "green": 50})
+    traffic.set_traffic({"blue": 50, "green": 50})
     for ref in (BLUE, GREEN):
         said = [json.loads(ask(endpoint.port, {**BODY, "model": ref})[2])["model"] for _ in range(6)]
-        assert set(said) == {ref}
+        assert set(said) == {ref}, "never a turn of the other"
 
 
 def test_what_green_fails_before_its_first_byte_blue_answers(endpoint):
@@ -194,12 +190,6 @@ def test_copies_go_to_green_and_nobody_gets_their_answers(endpoint):
     assert state(endpoint)["colours"]["green"]["totals"]["requests"] == 0
 
 
-def test_no_client_says_whose_request_it_is(endpoint):
-    endpoint.serve()
-    ask(endpoint.port, BODY, headers={"X-Headway-Traffic": "mirror"})
-    assert endpoint.asked("blue") == {"user": 1}
-
-
 def test_a_green_that_plainly_fails_loses_its_share_without_any_deployer(endpoint):
     endpoint.serve()
     endpoint.beside(errors=1.0).set_traffic({"blue": 90, "green": 10})  # it says that it is ready: it lies
@@ -248,19 +238,6 @@ def test_shares_whose_deployer_died_go_back_to_blue(endpoint):
     assert "died" in state(endpoint)["tripped"]["why"]
 
 
-def test_routes_that_do_not_sum_to_100_are_neither_written_nor_followed(endpoint):
-    endpoint.serve()
-    routes = read_routes(endpoint.gateway.routes)
-    with pytest.raises(ValueError, match="sum to 100"):
-        replace(routes, colours={"blue": replace(routes.colours["blue"], weight=90)})
-    broken = process.read_json(endpoint.gateway.routes)
-    broken["colours"]["blue"]["weight"], broken["number"] = 90, 99
-    process.write_json(endpoint.gateway.routes, broken)
-    assert "sum to 100" in until(lambda: state(endpoint)["problem"])
-    assert state(endpoint)["applied"] == routes.number and models(endpoint, 2) == [BLUE, BLUE]
-    assert isinstance(routes, Routes)
-
-
 def test_a_server_that_is_not_there_is_waited_for_and_one_that_is_not_ready_is_passed_by(endpoint):
     endpoint.serve(replicas={"least": 2, "most": 2, "queue": 8, "idle_seconds": 300})
     until(lambda: len(ready(endpoint)) == 2)
@@ -305,8 +282,12 @@ def test_an_idle_endpoint_may_have_no_server_and_the_first_request_waits_for_one
     assert models(endpoint, 1) == [BLUE]
 
 
-def test_the_private_port_asks_for_its_token_and_listens_on_loopback_only(endpoint):
+def test_a_client_says_neither_whose_request_it_is_nor_anything_to_the_private_port_and_bad_routes_are_not_followed(
+    endpoint,
+):
     endpoint.serve()
+    ask(endpoint.port, BODY, headers={"X-Headway-Traffic": "mirror"})
+    assert endpoint.asked("blue") == {"user": 1}
     control = process.read_json(endpoint.folder / "gateway" / "control.json")
     assert ask(control["port"], method="GET", path="/state")[0] == 401
     good = {"Authorization": f"Bearer {control['token']}"}
@@ -318,6 +299,15 @@ def test_the_private_port_asks_for_its_token_and_listens_on_loopback_only(endpoi
         ask(endpoint.port, method="GET", path="/state")[0] == 200
     )  # the server's own affair: nothing of the gateway's
     assert b"weights" not in ask(endpoint.port, method="GET", path="/state")[2]
+    routes = read_routes(endpoint.gateway.routes)
+    with pytest.raises(ValueError, match="sum to 100"):
+        replace(routes, colours={"blue": replace(routes.colours["blue"], weight=90)})
+    broken = process.read_json(endpoint.gateway.routes)
+    broken["colours"]["blue"]["weight"], broken["number"] = 90, 99
+    process.write_json(endpoint.gateway.routes, broken)
+    assert "sum to 100" in until(lambda: state(endpoint)["problem"])
+    assert state(endpoint)["applied"] == routes.number and models(endpoint, 2) == [BLUE, BLUE]
+    assert isinstance(routes, Routes)
 
 
 def test_a_caller_that_goes_away_frees_its_place(endpoint):

@@ -66,7 +66,9 @@ def killed_and_settled(folder, at, after):
     return code
 
 
-@pytest.mark.parametrize(("at", "after"), [(ROUTES, True), (COMMIT, True), (RECORD, True)])
+@pytest.mark.parametrize(
+    ("at", "after"), [(ROUTES, True), (COMMIT, True), pytest.param(RECORD, True, marks=pytest.mark.long)]
+)
 def test_a_rollback_that_is_killed_is_finished_or_reverted(tmp_path, at, after):
     assert killed_and_settled(tmp_path / "e", at, after) == -9
 

@@ -58,24 +58,24 @@ def test_steps_by_hand():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_whatever_ends_a_deployer_that_lives_on_gives_the_traffic_back(endpoint, error):
+def test_whatever_ends_a_deployer_that_lives_on_gives_the_traffic_back(endpoint):
     class Ended:
         """The real traffic, but for whoever looks at it."""
 
-        def __init__(self, traffic):
-            self._traffic = traffic
+        def __init__(self, traffic, error):
+            self._traffic, self._error = traffic, error
 
         def __getattr__(self, name):
             return getattr(self._traffic, name)
 
         def observe(self):
-            raise error
+            raise self._error
 
     endpoint.serve()
-    with pytest.raises(type(error)):
-        roll_out(Ended(endpoint.beside()), QUICK, endpoint.journal)
-    assert endpoint.journal.open_change() is None and endpoint.journal.lines()[-1]["event"] == "reverted"
+    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            roll_out(Ended(endpoint.beside(), error), QUICK, endpoint.journal)
+        assert endpoint.journal.open_change() is None and endpoint.journal.lines()[-1]["event"] == "reverted"
 
 
 def test_a_sound_model_takes_the_traffic_step_by_step_and_nobody_notices(endpoint):
@@ -104,8 +104,11 @@ BAD = {
 }
 
 
-ONCE_MORE = ("lies about its health", "slow only under load", "says something else")
-"""What judge and gateway have tests of their own for."""
+ONCE_MORE = (
+    *("lies about its health", "drops connections", "slow", "slow only under load"),
+    "says something else",
+)
+"""What judge, gateway and test_serving_faults.py have tests of their own for."""
 
 
 @pytest.mark.parametrize(
@@ -134,26 +137,22 @@ def test_a_bad_model_loses_its_traffic_within_30_seconds_and_no_caller_notices(e
 def test_beside_a_model_that_must_not_serve_a_new_one_is_judged_by_copies_and_gets_no_share_before_it_is_committed(
     endpoint,
 ):
+    """One whose copies fail leaves the traffic where it is; the sound one after it gets all of it."""
     endpoint.serve()
-    traffic, told = endpoint.beside(), []
+    told = []
     with Clients(endpoint.port, rate=100) as clients:
+        with pytest.raises(GateFailed, match="lost its traffic at the step mirror"):
+            roll_out(endpoint.beside(errors=0.5), QUICK, endpoint.journal, barred="revoked")
+        assert clients.got[GREEN] == 0 and model_now(endpoint) == BLUE
+        assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "revert", "reverted"]
+        traffic = endpoint.beside()
         roll_out(traffic, QUICK, endpoint.journal, barred="revoked", report=lambda *event: told.append(event))
         until(lambda: clients.got[GREEN] > 20)
     assert not clients.failed and record(endpoint)["model_ref"] == GREEN
     assert [(event, details.get("step") or details.get("why")) for event, details in told] == [
         ("one way", "revoked"), ("step", "mirror"), ("switched", None)
     ]  # fmt: skip
-    assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "commit", "done"]
-
-
-def test_copies_that_fail_leave_the_traffic_where_it_is(endpoint):
-    endpoint.serve()
-    traffic = endpoint.beside(errors=0.5)
-    with Clients(endpoint.port, rate=100) as clients:
-        with pytest.raises(GateFailed, match="lost its traffic at the step mirror"):
-            roll_out(traffic, QUICK, endpoint.journal, barred="revoked")
-        assert clients.got[GREEN] == 0 and model_now(endpoint) == BLUE
-    assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "revert", "reverted"]
+    assert [line["event"] for line in endpoint.journal.lines()][4:] == ["begin", "step", "commit", "done"]
 
 
 DEPLOYER = """
@@ -264,23 +263,44 @@ def test_going_back_takes_seconds_and_loses_nothing_at_50_requests_a_second(endp
     assert again["model_ref"] == GREEN  # and forth
 
 
-def test_a_large_model_is_given_the_time_that_reading_it_takes_for_the_way_back(endpoint):
+def test_there_is_no_way_back_without_a_model_before_or_to_one_that_does_not_start_in_the_time_that_reading_it_takes(
+    endpoint,
+):
+    def back():
+        go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, report=lambda event, details: None)
+
     endpoint.config["keep_warm_seconds"] = 0.0
     endpoint.serve()
+    with pytest.raises(ValueError, match="no way back"):
+        back()
     roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
-    file = endpoint.folder / "servers" / "blue" / "serve.json"
+    process_file, serve_file = (endpoint.folder / "servers" / "blue" / name for name in ("process.json", "serve.json"))
+    spec = process.read_json(process_file)
+    ending = {"argv": [sys.executable, "-c", "raise SystemExit(3)"], "restarts": 0}
+    process.write_json(process_file, {**spec, **ending})
+    with pytest.raises(JobFailed, match="ended while it was starting"):
+        back()
+    assert model_now(endpoint) == GREEN == record(endpoint)["model_ref"]
+    assert read_routes(endpoint.gateway.routes).colours["green"].weight == 100
+    process.write_json(process_file, spec)
     for size, within in ((0, "0.01"), (3_000_000_000, "")):
-        process.write_json(
-            file, {**process.read_json(file), "start_timeout_seconds": 0.01, "files": [{"path": "m", "size": size}]}
-        )
+        files = {"start_timeout_seconds": 0.01, "files": [{"path": "m", "size": size}]}
+        process.write_json(serve_file, {**process.read_json(serve_file), **files})
         with pytest.raises(JobFailed, match=f"not ready within {within} s") if within else nullcontext():
-            go_back(endpoint.folder, endpoint.journal, reason="worse", taken=None, report=lambda event, details: None)
+            back()
     assert model_now(endpoint) == BLUE
 
 
-def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
+def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks_and_not_by_what_was_asked_of_the_one_before(endpoint):
     endpoint.serve()
+    before = endpoint.beside()
+    taken = ask_for_traffic_back(endpoint.folder, "too late")
+    asked = (endpoint.folder / "abort.json").read_text()
+    assert before.asked_back() == "too late"
+    assert settle(before, endpoint.journal) == "reverted"
+    (endpoint.folder / "abort.json").write_text(asked)  # as when it was written while the deploy ended
     traffic, failed = endpoint.beside(), []
+    assert traffic.asked_back() == "" and endpoint.journal.open_change().begun["time"] != taken
 
     def deploy():
         try:
@@ -300,38 +320,10 @@ def test_a_deploy_that_is_under_way_is_taken_back_by_whoever_asks(endpoint):
     assert ask_for_traffic_back(endpoint.folder, "again") is None
 
 
-def test_a_deploy_is_not_taken_back_by_what_was_asked_of_the_one_before(endpoint):
-    endpoint.serve()
-    before = endpoint.beside()
-    taken = ask_for_traffic_back(endpoint.folder, "too late")
-    asked = (endpoint.folder / "abort.json").read_text()
-    assert before.asked_back() == "too late"
-    assert settle(before, endpoint.journal) == "reverted"
-    (endpoint.folder / "abort.json").write_text(asked)  # as when it was written while the deploy ended
-    after = endpoint.beside()
-    assert after.asked_back() == "" and endpoint.journal.open_change().begun["time"] != taken
-
-
-def test_without_a_model_before_there_is_no_way_back(endpoint):
-    endpoint.serve()
-    with pytest.raises(ValueError, match="no way back"):
-        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, report=lambda event, details: None)
-
-
-def test_a_model_before_that_does_not_start_again_leaves_the_traffic_where_it_is(endpoint):
-    endpoint.config["keep_warm_seconds"] = 0.0
-    endpoint.serve()
-    roll_out(endpoint.beside(), AT_ONCE, endpoint.journal)
-    spec = process.read_json(endpoint.folder / "servers" / "blue" / "process.json")
-    spec |= {"argv": [sys.executable, "-c", "raise SystemExit(3)"], "restarts": 0}
-    process.write_json(endpoint.folder / "servers" / "blue" / "process.json", spec)
-    with pytest.raises(JobFailed, match="ended while it was starting"):
-        go_back(endpoint.folder, endpoint.journal, reason="x", taken=None, report=lambda event, details: None)
-    assert model_now(endpoint) == GREEN == record(endpoint)["model_ref"]
-    assert read_routes(endpoint.gateway.routes).colours["green"].weight == 100
-
-
-def test_what_was_seen_at_earlier_looks_is_kept_when_the_gateway_starts_again(endpoint):
+def test_what_was_seen_is_kept_when_the_gateway_starts_again_and_one_of_an_earlier_release_is_understood(
+    endpoint, monkeypatch
+):
+    """That one outlives whoever started it, and tells of the whole step at every look."""
     endpoint.serve()
     traffic = endpoint.beside()
     traffic.set_traffic({"blue": 50, "green": 50})
@@ -345,12 +337,7 @@ def test_what_was_seen_at_earlier_looks_is_kept_when_the_gateway_starts_again(en
         ask(endpoint.port, {"prompt": "a", "max_tokens": 4})
     seen = traffic.observe()
     assert (seen["green"].requests, len(seen["green"].seconds_per_token), seen["blue"].requests) == (10, 10, 10)
-
-
-def test_a_gateway_of_a_release_before_this_one_is_understood(endpoint, monkeypatch):
-    """It outlives whoever started it, and tells of the whole step at every look."""
-    endpoint.serve()
-    traffic = endpoint.beside()
+    traffic = endpoint.traffic()
     told = {"requests": 3, "failures": 1, "seconds_per_token": [0.1, 0.2], "measures": {"odd": [0.0, 0.0]}}
     monkeypatch.setattr(traffic._gateway, "observed", lambda wanted: dict.fromkeys(wanted, told))
     for _ in range(2):

@@ -143,20 +143,20 @@ def findings(stand, code):
 
 
 @pytest.mark.parametrize(
-    ("stand", "kept"), [("versions", "keeps versions"), ("snapshots", "snapshots replace them")], indirect=["stand"]
+    ("stand", "kept", "warned"),
+    [("versions", "keeps versions", True), ("snapshots", "snapshots replace them", False)],
+    indirect=["stand"],
 )
-def test_doctor_says_how_a_store_keeps_what_was(stand, kept):
-    found = findings(stand, 0)
-    assert kept in found["store cloud"]["said"] and found["store"]["said"] == "0 artifact(s)"
-
-
-@pytest.mark.parametrize(("stand", "warned"), [("versions", True), ("snapshots", False)], indirect=["stand"])
-def test_doctor_warns_of_folders_of_jobs_in_an_account_that_keeps_versions(stand, warned):
+def test_doctor_says_how_a_store_keeps_what_was_and_warns_of_folders_of_jobs_in_an_account_that_keeps_versions(
+    stand, kept, warned
+):
     path = stand.home / "stores.yaml"
     told = yaml.safe_load(path.read_text())
     told["stores"]["folders"] = {**told["stores"]["cloud"], "uri": f"{told['stores']['cloud']['uri']}/of-jobs"}
     path.write_text(yaml.safe_dump({**told, "jobs": "folders"}))
-    found = findings(stand, 0)["store folders"]
+    every = findings(stand, 0)
+    assert kept in every["store cloud"]["said"] and every["store"]["said"] == "0 artifact(s)"
+    found = every["store folders"]
     assert found["ok"] and found["warned"] == warned == ("An account for jobs" in found["remedy"])
     assert open_files(stand.home).keeps_versions() == open_files(stand.home).jobs.keeps_versions() == warned
 

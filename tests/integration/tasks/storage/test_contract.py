@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from store_stand import contents, entry, fill, put
+from store_stand import LIVE, contents, entry, fill, put
 from waiting import limit
 
 from tasks.common.errors import IntegrityError, Unknown
@@ -34,6 +34,18 @@ ODD_NAMES = [
     "/".join(["deep"] * 30),
     "n" * 200,
 ]
+
+
+ONE_OF_BLOB = pytest.mark.parametrize(
+    "stand",
+    [
+        *("local", "versions"),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("snapshots", "faulty")),
+        pytest.param("live", marks=pytest.mark.skipif(not LIVE, reason="HEADWAY_AZURE_TEST_ACCOUNT names no account")),
+    ],
+    indirect=True,
+)
+"""For what has nothing to do with how a store of blobs keeps versions: in `make test` on one of the two kinds."""
 
 
 @pytest.fixture
@@ -62,6 +74,7 @@ def test_what_is_fetched_is_what_was_published_also_for_a_process_that_comes_lat
     assert (said["commit"], said["metrics"], said["colour"]) == ("a" * 40, {"loss": 1.5}, "extra")
 
 
+@ONE_OF_BLOB
 def test_equal_content_is_the_same_version_whatever_is_said_of_it(store, folder, tmp_path):
     first = put(store, folder, created="2026-01-01", commit="a" * 40)
     again = put(store, shutil.copytree(folder, tmp_path / "copy"), created="2027-01-01", commit="b" * 40)
@@ -73,6 +86,7 @@ def test_equal_content_is_the_same_version_whatever_is_said_of_it(store, folder,
     assert contents(store.fetch(other)) == contents(folder)
 
 
+@ONE_OF_BLOB
 def test_versions_of_a_name_are_listed_newest_first_and_names_are_not_mixed_up(store, folder):
     made = []
     for number in range(3):
@@ -89,6 +103,7 @@ def test_versions_of_a_name_are_listed_newest_first_and_names_are_not_mixed_up(s
     assert next(store.manifests("dataset", "corpus")).version == made[0]  # published again: the newest
 
 
+@ONE_OF_BLOB
 def test_versions_are_listed_without_their_manifests_and_a_manifest_that_is_written_again_has_another_stamp(
     store, folder
 ):
@@ -104,6 +119,7 @@ def test_versions_are_listed_without_their_manifests_and_a_manifest_that_is_writ
     assert [each.name for each in store.versions()] == ["other"]
 
 
+@ONE_OF_BLOB
 def test_files_of_all_names_that_a_folder_can_hold_come_back(store, tmp_path):
     source = tmp_path / "odd"
     for number, name in enumerate(ODD_NAMES):
@@ -116,6 +132,7 @@ def test_files_of_all_names_that_a_folder_can_hold_come_back(store, tmp_path):
         assert file.path.rpartition("/")[2] in store.location(manifest, file)
 
 
+@ONE_OF_BLOB
 def test_a_store_does_not_hand_on_what_was_changed_in_a_fetched_folder(store, folder):
     manifest = put(store, folder)
     path = store.fetch(manifest) / "a"
@@ -127,6 +144,7 @@ def test_a_store_does_not_hand_on_what_was_changed_in_a_fetched_folder(store, fo
         assert "a (sha256)" in refused.message
 
 
+@ONE_OF_BLOB
 def test_only_a_folder_of_plain_files_is_published(store, folder, tmp_path):
     (tmp_path / "empty" / "below").mkdir(parents=True)
     for nothing in (tmp_path / "empty", tmp_path / "not-there"):
@@ -148,6 +166,7 @@ def link_to_folder(path):
     path.symlink_to(path.parent / "deep")
 
 
+@ONE_OF_BLOB
 def test_what_is_attached_is_no_part_of_the_version(store, folder):
     manifest = put(store, folder)
     other = put(store, folder, name="other")
@@ -161,6 +180,7 @@ def test_what_is_attached_is_no_part_of_the_version(store, folder):
     assert store.attachment(manifest, "model.sig") == b"another"
 
 
+@ONE_OF_BLOB
 def test_documents_change_by_compare_and_set(store):
     assert store.read("a/b.json") is None
     assert not store.replace("a/b.json", b"0", etag="not there")
@@ -175,6 +195,7 @@ def test_documents_change_by_compare_and_set(store):
     assert store.read("a/empty").data == b""
 
 
+@ONE_OF_BLOB
 def test_documents_are_listed_below_a_folder_in_order(store):
     for key in ("journal/jobs/2", "journal/jobs/1", "journal/other", "journals/x", "records/ä b.json"):
         assert store.create(key, key.encode())
@@ -184,6 +205,7 @@ def test_documents_are_listed_below_a_folder_in_order(store):
     assert store.read("records/ä b.json").data == "records/ä b.json".encode()
 
 
+@ONE_OF_BLOB
 def test_of_those_who_write_one_document_at_once_one_wins(stand):
     """Threads with a store of their own: create-only, and compare-and-set from one tag."""
     stores, wins = [stand.open() for _ in range(6)], []
@@ -212,6 +234,7 @@ def at_once(*calls):
             done.result(limit(60))
 
 
+@ONE_OF_BLOB
 def test_processes_that_publish_one_name_at_once_leave_every_version_whole(stand, tmp_path):
     """The same names of files with other bytes, by a writer each; two of them write the same."""
     stand.open().create("warm", b"")
@@ -316,6 +339,7 @@ def test_an_old_version_that_was_damaged_or_deleted_is_not_promoted(store, folde
     assert contents(store.fetch(new)) == contents(folder)
 
 
+@ONE_OF_BLOB
 def test_a_name_means_what_was_published_last_or_rolled_back_to(stand, folder):
     store, made = stand.open(), []
     for number in range(3):
@@ -342,6 +366,7 @@ def publish_as_the_registry(store, folder):
     return versions.publish(store, folder, kind="dataset", inputs=(), provenance=Provenance(name="corpus"))
 
 
+@ONE_OF_BLOB
 def test_history_of_writers_at_once_has_every_change_once(stand):
     stores = [stand.open() for _ in range(4)]
     at_once(
@@ -352,12 +377,14 @@ def test_history_of_writers_at_once_has_every_change_once(stand):
     assert {change.version for change in noted} == {"0", "1", "2", "3"}
 
 
+@ONE_OF_BLOB
 def test_a_published_artifact_does_not_change_with_its_source(store, folder):
     manifest, before = put(store, folder), contents(folder)
     (folder / "a").write_bytes(bytes(3000))
     assert store.verify(manifest) == [] and contents(store.fetch(manifest)) == before
 
 
+@ONE_OF_BLOB
 def test_with_link_the_artifact_stands_once_the_folder_is_gone(store, folder):
     before = contents(folder)
     manifest = store.publish(folder, kind="dataset", inputs=(), provenance=Provenance(name="corpus"), link=True)
@@ -365,6 +392,7 @@ def test_with_link_the_artifact_stands_once_the_folder_is_gone(store, folder):
     assert contents(store.fetch(manifest)) == before
 
 
+@ONE_OF_BLOB
 def test_addresses_are_below_the_stores_own(store, folder):
     manifest = put(store, folder)
     assert store.uri_of(manifest).startswith(store.uri)

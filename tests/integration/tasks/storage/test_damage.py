@@ -28,6 +28,9 @@ def published(stand, tmp_path):
 
 
 local = pytest.mark.parametrize("stand", ["local"], indirect=True)
+one_of_blob = pytest.mark.parametrize(
+    "stand", ["versions", pytest.param("snapshots", marks=pytest.mark.long)], indirect=True
+)
 blob = pytest.mark.parametrize("stand", ["versions", "snapshots"], indirect=True)
 
 
@@ -64,7 +67,7 @@ def test_of_a_few_files_each_byte_is_checked_and_no_other_file_is_read(published
         store.copy_files(manifest, names, tmp_path / "gone")
 
 
-@blob
+@one_of_blob
 def test_of_a_few_blobs_each_byte_is_checked_and_no_other_one_is_read(stand, published, tmp_path):
     store, manifest, source = published
     stand.rot(contents(source)["a.bin"], at=17)
@@ -163,7 +166,7 @@ def test_every_file_that_is_no_plain_file_is_found(published, tmp_path, make):
     assert store.verify(manifest) == []
 
 
-@blob
+@one_of_blob
 def test_bytes_that_change_where_the_service_keeps_them_are_found(stand, published):
     store, manifest, source = published
     assert contents(store.fetch(manifest)) == contents(source)
@@ -173,7 +176,7 @@ def test_bytes_that_change_where_the_service_keeps_them_are_found(stand, publish
     assert later.present(manifest)
 
 
-@blob
+@one_of_blob
 def test_rotten_bytes_are_not_fetched_and_published_again_they_are_whole(stand, published, tmp_path):
     _, manifest, source = published
     stand.rot((source / "a.bin").read_bytes(), at=0)

@@ -48,8 +48,13 @@ def elsewhere(stand, tmp_path):
     return open_named(home, "cloud")
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize(("kind", "direction"), UPLOADS, ids=["-".join(each) for each in UPLOADS])
+def of_both_sizes(faults, *, large):
+    """Each fault at a small file; at the second block of a large one those of `large`, and the others in `make long`."""
+    later = [pytest.param(LARGE, *fault, marks=[pytest.mark.long] * (fault not in large)) for fault in faults]
+    return [*((SMALL, *fault) for fault in faults), *later]
+
+
+@pytest.mark.parametrize(("size", "kind", "direction"), of_both_sizes(UPLOADS, large=[("flip", "up")]))
 def test_an_upload_is_mended(stand, tmp_path, kind, direction, size):
     source, store = source_of(tmp_path, size), stand.open()
     fault = stand.relay.arm(kind, direction, method="PUT", contains="big.bin", nth=1 if size == SMALL else 2)
@@ -58,8 +63,7 @@ def test_an_upload_is_mended(stand, tmp_path, kind, direction, size):
     assert contents(elsewhere(stand, tmp_path).fetch(manifest)) == contents(source)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize("kind", DOWNLOADS)
+@pytest.mark.parametrize(("size", "kind"), of_both_sizes([(kind,) for kind in DOWNLOADS], large=[("cut",)]))
 def test_a_download_is_mended(stand, tmp_path, kind, size):
     source = source_of(tmp_path, size)
     manifest = put(stand.open(), source)

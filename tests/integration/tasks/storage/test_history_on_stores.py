@@ -10,7 +10,12 @@ from tasks.registry.versions import past
 from tasks.storage.blob.layout import files_folder
 from tasks.storage.store import find
 
-KINDS = pytest.mark.parametrize("stand", ["local", "versions", "snapshots"], indirect=True)
+KINDS = pytest.mark.parametrize(
+    "stand",
+    ["versions", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("local", "snapshots"))],
+    indirect=True,
+)
+"""In a folder the same is shown by test_rollback.py and test_retention.py of the registry."""
 
 
 SECOND = {"same": b"same", "changes": b"2", "only-2": b"xx"}

@@ -39,6 +39,9 @@ STORES = {"local": open_store, "bound": open_bound}
 CHANGES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.chmod", "os.utime", "os.rmdir")
 
 
+BOUND_LATER = ["local", pytest.param("bound", marks=pytest.mark.long)]
+
+
 @pytest.fixture(params=STORES)
 def reopen(request, tmp_path):
     """Opens the store under test; a process of its own opens it anew."""
@@ -326,7 +329,16 @@ def dying_at(count):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("damaged", [False, True], ids=["new", "healing"])
+@pytest.mark.parametrize(
+    ("reopen", "damaged"),
+    [
+        pytest.param("local", False, id="local-new"),
+        pytest.param("bound", True, id="bound-healing"),
+        pytest.param("bound", False, id="bound-new", marks=pytest.mark.long),
+        pytest.param("local", True, id="local-healing", marks=pytest.mark.long),
+    ],
+    indirect=["reopen"],
+)
 def test_a_publisher_killed_before_any_of_its_steps_leaves_nothing_torn(reopen, folder, damaged):
     """Nothing torn is visible, and the next publish heals; `healing` begins with an artifact that was damaged before."""
     store, deaths = reopen(), 0
@@ -352,6 +364,7 @@ def test_a_publisher_killed_before_any_of_its_steps_leaves_nothing_torn(reopen, 
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_a_publisher_killed_at_any_time_leaves_nothing_torn(reopen, tmp_path):
     store, source = reopen(), tmp_path / "source"
     fill(source, size=8 << 20)
@@ -373,9 +386,10 @@ def test_a_publisher_killed_at_any_time_leaves_nothing_torn(reopen, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("reopen", BOUND_LATER, indirect=True)
 def test_processes_that_publish_the_same_at_once_all_succeed(reopen, folder):
     """And whoever looks meanwhile sees a whole artifact or none."""
-    store, rounds, publishers = reopen(), 25, 4
+    store, rounds, publishers = reopen(), 12, 4
     meet = fork.Barrier(publishers + 1)
 
     def publish():
@@ -484,6 +498,7 @@ def test_keys_do_not_leave_the_store(store, key, tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("reopen", BOUND_LATER, indirect=True)
 def test_eight_writers_lose_no_update_and_one_of_eight_creators_wins(reopen):
     store = reopen()
     store.create("counter", b"0")

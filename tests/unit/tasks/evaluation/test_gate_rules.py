@@ -394,8 +394,14 @@ def test_a_rule_for_a_slice_is_widened_by_the_noise_of_seeds_too(run):
         compare(twin, champion, CONFIG, ComparisonConfig(**open_to_all, seed_noise=0.02))
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.02])
-@pytest.mark.parametrize("documents", [5, 200])
+@pytest.mark.parametrize(
+    ("documents", "noise"),
+    [
+        *((5, 0.02), (200, 0.01)),
+        pytest.param(5, 0.01, marks=pytest.mark.long),
+        pytest.param(200, 0.02, marks=pytest.mark.long),
+    ],
+)
 def test_the_gate_is_wrong_over_seeds_no_more_often_than_stated(documents, noise):
     """5 % and three standard errors of 200 trials; without the noise 12 to 50 % are wrong."""
     passed = gate.verdicts(documents, noise, gate.MARGIN, known=True, trials=200)["passed"]

@@ -51,10 +51,10 @@ def mean(asked, *, runs=24, seed=5):
 @pytest.mark.parametrize(
     "asked",
     [
-        PLAIN,
+        pytest.param(PLAIN, marks=pytest.mark.long),
         replace(PLAIN, saving=Saving(6, 900)),
-        replace(PLAIN, recovery=Recovery(1200, 600)),
-        replace(PLAIN, days=100, failing=Failing(64 * HOUR), saving=Saving(300)),
+        pytest.param(replace(PLAIN, recovery=Recovery(1200, 600)), marks=pytest.mark.long),
+        pytest.param(replace(PLAIN, days=100, failing=Failing(64 * HOUR), saving=Saving(300)), marks=pytest.mark.long),
         replace(PLAIN, days=40, failing=Failing(64 * HOUR / 3), interval_seconds=300),
         replace(PLAIN, failing=Failing(64 * 8 * HOUR, hardware_share=0.3)),
     ],
@@ -73,7 +73,7 @@ def test_against_a_sum_by_hand():
     assert expected(PLAIN) == pytest.approx(by_hand) == pytest.approx(0.9330, abs=0.0001)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 @pytest.mark.parametrize(
     "asked",
     [

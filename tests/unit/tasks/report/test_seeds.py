@@ -59,7 +59,7 @@ def test_of_a_seed_that_was_trained_twice_the_newest_counts(store, tmp_path):
     assert [run.bits_per_byte for run in recipe.runs] == [1.8, 1.9]
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("seeds", [2, *(pytest.param(seeds, marks=pytest.mark.long) for seeds in (3, 5))])
 def test_two_further_models_lie_within_what_few_seeds_tell(seeds):
     """The interval of the difference of two models, by seeds alone, misses in 5 %; with the bare deviation in 11 to 30 %."""
     chance = np.random.default_rng(seeds)

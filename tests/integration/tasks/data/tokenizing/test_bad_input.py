@@ -19,6 +19,7 @@ from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
 
+COMMAND = "# fork: commands\nfrom deployments.cli.main import run; run()"
 GOOD = [json.dumps({"text": f"document {i}"}).encode() for i in range(20)]
 
 
@@ -37,20 +38,21 @@ def tokenizer(folder):
     [
         (b'{"text": "half a li', "not a JSON line"),
         (b'{"content": "another field"}', "no text in field 'text'.*there: content"),
-        (b'{"text": 5}', "no text in field .text. .it is a number"),
-        (b'{"text": ["a", "b"]}', "no text in field .text. .it is a list"),
-        (b'"only a string"', "no text in field .text."),
+        pytest.param(b'{"text": 5}', "no text in field .text. .it is a number", marks=pytest.mark.long),
+        pytest.param(b'{"text": ["a", "b"]}', "no text in field .text. .it is a list", marks=pytest.mark.long),
+        pytest.param(b'"only a string"', "no text in field .text.", marks=pytest.mark.long),
         (b'{"text": "broken \xff\xfe"}', "not UTF-8 at byte 17"),
-        (b'{"text": "raw nul \x00"}', "not a JSON line"),
+        pytest.param(b'{"text": "raw nul \x00"}', "not a JSON line", marks=pytest.mark.long),
         (b'{"text": "lone \\ud800 surrogate"}', "lone surrogate"),
-        (b'{"text": null}', "no text in field"),
+        pytest.param(b'{"text": null}', "no text in field", marks=pytest.mark.long),
         (b"", "not a JSON line"),
     ],
 )
 def test_a_line_that_is_no_document_is_named(tokenizer, tmp_path, line, said):
     (tmp_path / "good.jsonl").write_bytes(b"\n".join(GOOD) + b"\n")
     (tmp_path / "shard.jsonl").write_bytes(b"\n".join([*GOOD[:12], line, *GOOD]) + b"\n")
-    _refused(tokenizer, tmp_path, [tmp_path / "good.jsonl", tmp_path / "shard.jsonl"], rf"shard\.jsonl:13: .*{said}")
+    inputs = [tmp_path / "good.jsonl", tmp_path / "shard.jsonl"]
+    _refused(tokenizer, tmp_path, inputs, rf"shard\.jsonl:13: .*{said}", workers=2)
 
 
 def test_a_nul_in_a_document_is_text(tokenizer, tmp_path):
@@ -132,7 +134,7 @@ def test_no_room_leaves_nothing_that_counts_and_the_same_command_goes_on(folder,
     """A limit on the size of files stands for the full disk: the error is the system's, and the rest is done later."""
     source = write_documents(tmp_path / "source.jsonl", [words(2000, i) for i in range(60)])
     arguments = ["--input", str(source), "--tokenizer-model", str(folder), "--output-prefix", str(tmp_path / "out")]
-    command = [sys.executable, "-c", "from deployments.cli.main import run; run()", "preprocess", *arguments, "--json"]
+    command = [sys.executable, "-c", COMMAND, "preprocess", *arguments, "--json"]
     failed = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_little_room)
     assert failed.returncode != 0
     assert json.loads(failed.stdout)["error"]["message"]
@@ -157,7 +159,7 @@ def test_a_full_disk_is_said_with_its_remedy(folder, tmp_path):
         "--output-prefix",
         str(tmp_path / "disk" / "out"),
     ]
-    command = [sys.executable, "-c", "from deployments.cli.main import run; run()", "preprocess", *arguments, "--json"]
+    command = [sys.executable, "-c", COMMAND, "preprocess", *arguments, "--json"]
     try:
         failed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert failed.returncode == 6
@@ -175,7 +177,7 @@ def _little_room():
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def _refused(tokenizer, folder, inputs, said):
+def _refused(tokenizer, folder, inputs, said, *, workers=1):
     with pytest.raises(ValueError, match=said):
-        preprocess(plan(inputs, Work(tokenizer), prefix=folder / "out"), workers=2)
+        preprocess(plan(inputs, Work(tokenizer), prefix=folder / "out"), workers=workers)
     assert not list(folder.glob("out_*")), "nothing that looks done"

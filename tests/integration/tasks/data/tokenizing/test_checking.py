@@ -1,5 +1,6 @@
 """A dataset is looked at whole: every kind of damage is found, and the figures are those of the documents."""
 
+import shutil
 import statistics
 import struct
 
@@ -23,10 +24,20 @@ def tokenizer(tmp_path_factory):
     return open_tokenizer(make_tokenizer("bytes", tmp_path_factory.mktemp("tokenizer")))
 
 
+@pytest.fixture(scope="module")
+def encoded(tokenizer, tmp_path_factory):
+    """The files of a dataset that is whole."""
+    folder = tmp_path_factory.mktemp("encoded")
+    source = write_documents(folder / "source.jsonl", TEXTS)
+    preprocess(plan([source], Work(tokenizer), prefix=folder / "out"), workers=1)
+    return [*folder.glob("out_text_document.*")]
+
+
 @pytest.fixture
-def prefix(tokenizer, tmp_path):
-    source = write_documents(tmp_path / "source.jsonl", TEXTS)
-    preprocess(plan([source], Work(tokenizer), prefix=tmp_path / "out"), workers=1)
+def prefix(encoded, tmp_path):
+    """A copy of it, to damage."""
+    for path in encoded:
+        shutil.copyfile(path, tmp_path / path.name)
     return tmp_path / "out_text_document"
 
 

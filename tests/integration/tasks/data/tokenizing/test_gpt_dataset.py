@@ -15,6 +15,10 @@ from tasks.data.tokenizing.tokenizer import open_tokenizer
 from tasks.data.tokenizing.units import Work
 from tasks.formats.mmididx import open_tokens
 
+pytestmark = (
+    pytest.mark.long
+)  # test_megatron.py shows that our bytes are those of Megatron, and that its core reads them
+
 LENGTH, SAMPLES = 64, 400
 # In a process of its own: it needs a process group, and takes seconds to import.
 PROGRAM = """

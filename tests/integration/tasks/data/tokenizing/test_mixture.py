@@ -31,7 +31,7 @@ def test_megatron_reads_weights_and_prefixes(prefixes):
 def test_one_dataset_needs_no_weight(prefixes):
     from megatron.core.datasets.utils import get_blend_from_list
 
-    assert get_blend_from_list(blend(parse_mixture(["5", prefixes["a"]])))[1] is None
+    assert get_blend_from_list(blend(parse_mixture(["5", prefixes["a"]]))) == ([prefixes["a"]], None)
 
 
 def test_the_file_by_split_has_the_three_names_of_megatron(tmp_path):

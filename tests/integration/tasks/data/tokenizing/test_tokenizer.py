@@ -23,6 +23,9 @@ def test_size_end_and_tokens_are_those_of_auto_tokenizer(folder):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    "folder", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])], indirect=True
+)
 def test_the_usual_folders_need_no_transformers(folder):
     code = (
         "import sys; from tasks.data.tokenizing.tokenizer import open_tokenizer; "

@@ -59,7 +59,11 @@ def test_a_reference_is_of_the_windows_time_of_day_and_of_more_hours_where_it_is
     assert same_time_of_day(times, 3 * DAY, 5 * DAY, fewest=1).all()
 
 
-@pytest.mark.parametrize("traffic", [watch.BURSTS[1], watch.BURSTS[3], watch.BURSTS[5]], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "traffic",
+    [watch.BURSTS[5], *(pytest.param(one, marks=pytest.mark.long) for one in (watch.BURSTS[1], watch.BURSTS[3]))],
+    ids=lambda one: one.name,
+)
 def test_answers_in_bursts_that_are_alike_are_no_anomaly(traffic):
     assert sum(watch.stands_out(seed, traffic, watch.NOTHING) for seed in range(2)) == 0
 
@@ -128,6 +132,7 @@ def rate_of(line):
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_operating_characteristics_of_the_watch_are_rows():
     lines = list(watch.rows(quick=True))
     assert {line.judgement for line in lines} == {"watch", "watch, labels"}

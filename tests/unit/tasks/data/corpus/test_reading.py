@@ -72,7 +72,7 @@ def test_json_lines_are_read_however_they_were_laid_out(tmp_path, name):
     assert texts(tmp_path) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 40))])
 def test_every_line_comes_once_in_order_with_its_number_wherever_a_file_is_cut(tmp_path, monkeypatch, seed):
     dice = random.Random(seed)
     monkeypatch.setattr(reading, "BLOCK_BYTES", dice.choice([1, 50, 1000, 8 << 20]))

@@ -13,7 +13,7 @@ from tasks.data.tokenizing.tokenizer import open_tokenizer
 
 pytestmark = pytest.mark.unit
 
-TEXTS = {"small": [*AWKWARD[:10], *(words(5, i) for i in range(80))], "large": [words(4000, i) for i in range(5)]}
+TEXTS = {"small": [*AWKWARD[:10], *(words(5, i) for i in range(80))], "large": [words(4000, i) for i in range(2)]}
 
 
 @pytest.fixture(scope="module")
