@@ -112,9 +112,10 @@ def test_an_own_disk_that_one_rank_has_lost_does_not_count(forks, tokens, tmp_pa
 FULL = """
 import resource, sys
 from tasks.jobs.training.checkpoints import Saves
-save = Saves.save
+save, room = Saves.save, Saves.room
+# A save that is due while the one before is still written, on a slow machine, would be left out.
+Saves.room = lambda self, *, wait=False: room(self, wait=True)
 def limited(self, tier, *, step, consumed_samples):
-    self.saver.wait()  # a save that is due while the one before is written is skipped
     full = {full}
     limit = 2000 if full else resource.RLIM_INFINITY
     if self.saver.writing.rank == 1:
@@ -128,7 +129,7 @@ Saves.save = limited
 def test_a_disk_that_is_full_on_one_rank_costs_checkpoints_and_no_step(forks, tokens, unbroken, tmp_path):
     job = write_job(tmp_path / "job", tokens, BATCH)
     assert forks(job, fault=FULL.format(full="step in (8, 12)")) == [0, 0], said_by(job)
-    assert result(job)["checkpoints_failed"] in (1, 2)  # one that is due while a slow machine still saves is skipped
+    assert result(job)["checkpoints_failed"] == 2
     assert {step: line[:3] for step, line in numbers(job).items()} == {
         step: line[:3] for step, line in numbers(unbroken).items()
     }
