@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_raylet_start_wait_time_s": "120",
 }
 

@@ -1,9 +1,9 @@
 """Jobs on a real Ray cluster of two nodes on this machine: from the placement to the end, whatever dies in between."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +24,6 @@ from tasks.config.training import NetworkConfig, TrainingConfig
 from tasks.registry.records import StoreJournal
 from tasks.storage import open_store
 
-ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import os, sys, time
 from tasks.jobs.node.runtime import main
@@ -49,20 +48,6 @@ def where():
 ray.init(log_to_driver=False)
 print("known nodes", len(ray.nodes()), "ran on", ray.get(where.remote()), "folder", os.environ["HEADWAY_JOB"])
 sys.exit(int(sys.argv[1]))
-"""
-ORCHESTRATOR = """
-import sys
-from pathlib import Path
-from tasks.config.cluster import ClusterConfig, WatchConfig
-from tasks.compute import open_backend
-from tasks.compute.job import Job
-from tasks.compute.supervisor import Watch, run
-from tasks.registry.records import StoreJournal
-from tasks.storage import open_store
-base = Path(sys.argv[1])
-backend = open_backend(ClusterConfig.model_validate_json(sys.argv[2]))
-job = Job.model_validate_json(sys.argv[3])
-print(run(job, backend=backend, folder=base / "job", journal=StoreJournal(open_store(base)), watch=Watch()).model_dump_json())
 """
 
 
@@ -156,20 +141,13 @@ def as_submitted(work, base):
 
 def test_a_killed_orchestrators_job_is_adopted_and_not_submitted_again(stand, base, backend):
     work = job(base, "2")
-    argv = [
-        sys.executable,
-        "-P",
-        "-c",
-        ORCHESTRATOR,
-        str(base),
-        config(stand).model_dump_json(),
-        work.model_dump_json(),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(argv, env=environment)
+    first = multiprocessing.get_context("fork").Process(
+        target=lambda: supervise(base, work, open_backend(config(stand))), daemon=True
+    )
+    first.start()
     until(lambda: (base / "job" / "metrics.jsonl").exists())
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.kill()
+    first.join()
     (base / "go").touch()
     done = supervise(base, work, backend)
     assert (done.adopted, done.submissions, done.attempts) == (True, 1, 1)

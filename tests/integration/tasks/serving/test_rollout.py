@@ -145,7 +145,7 @@ def test_beside_a_model_that_must_not_serve_a_new_one_is_judged_by_copies_and_ge
             roll_out(endpoint.beside(errors=0.5), QUICK, endpoint.journal, barred="revoked")
         assert clients.got[GREEN] == 0 and model_now(endpoint) == BLUE
         assert [line["event"] for line in endpoint.journal.lines()] == ["begin", "step", "revert", "reverted"]
-        traffic = endpoint.beside()
+        traffic = endpoint.beside(name="another")  # what a server lost stays with its name
         roll_out(traffic, QUICK, endpoint.journal, barred="revoked", report=lambda *event: told.append(event))
         until(lambda: clients.got[GREEN] > 20)
     assert not clients.failed and record(endpoint)["model_ref"] == GREEN
