@@ -17,7 +17,7 @@ TORCH_INDEX ?= $(if $(PIP_FIND_LINKS)$(wildcard /proc/driver/nvidia/version)$(sh
 
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
 
-.PHONY: install retrain up down test-fast test long check pages docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
+.PHONY: install retrain up down test-fast test long check check-types check-rules pages docs bench mutants operating-characteristics soak constraints audit images images-refresh release gpu azure clean
 .DEFAULT_GOAL := install
 
 install: .venv/.local
@@ -47,9 +47,14 @@ long: .venv/.dev
 	$(BIN)/python -m pytest -m 'long and not soak' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: .venv/.dev
+	@$(MAKE) --no-print-directory -j2 check-types check-rules
+
+check-types: .venv/.dev
+	$(BIN)/mypy
+
+check-rules: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.structure
 	$(BIN)/python -m benchmarks.prose --strings
