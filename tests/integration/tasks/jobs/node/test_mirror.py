@@ -50,6 +50,8 @@ exec(json.loads((folder / "config.json").read_text())["settings"]["code"][rank])
 """
 MIRROR = """# fork: commands
 import runpy
+import tempfile
+tempfile.tempdir = None  # what the process that was forked had is not this one's TMPDIR
 runpy.run_module("tasks.jobs.node.mirror", run_name="__main__", alter_sys=True)
 """
 
