@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.artifacts import Artifact, Cluster, Dataset, Index, Quarantine, Validation
-from tasks.compute.job import JobResult
 from tasks.config.data import ValidationConfig
 from tasks.data import judging
 from tasks.data.admission import refused
@@ -90,7 +89,7 @@ def validate(
         judged = judging.judge_apart(
             profile, config, before=before, strange=strange, own=own, place=place, folder=folder / "judged"
         )
-        aside, left = _divide(dataset, judged, folder, job, on=on)
+        aside, left = _divide(dataset, judged, folder, Path(job.folder) / "marks", on=on)
         refs |= {"accepted": left.ref if left and judged.passed else None, "quarantined": aside.ref if aside else None}
         index = _publish_index(dataset, judged, folder) if config.index and judged.passed else None
         refs |= {"index": index.ref} if index else {}
@@ -156,22 +155,23 @@ def _origins(dataset: Dataset) -> tuple[dict[str, str], dict[str, list[str]], li
 
 
 def _divide(
-    dataset: Dataset, judged: Judged, folder: Path, job: JobResult, *, on: Cluster
+    dataset: Dataset, judged: Judged, folder: Path, marks: Path, *, on: Cluster
 ) -> tuple[Quarantine | None, Dataset | None]:
     """Publish the quarantine and, when the gate is open, what is left: the dataset itself when nothing is set aside.
 
-    Where machines share a folder with this one, those that profiled a large corpus divide it; what they wrote is taken over.
+    Where machines share a folder with this one, those that profiled a large corpus divide it, by the `marks` in the folder of
+    their job; what they wrote is taken over.
     """
     if not judged.quarantined["documents"]:
         return None, dataset
-    corpus, profile = fetch(dataset), judged.profile
+    profile = judged.profile
     if on.config.shares_folder and manifest_of(dataset).bytes > DIVIDED_HERE:
-        marks = Path(job.folder) / "marks"
         write_marks(marks, profile.names, *judged.marked())
         folder = run_job(dividing(dataset, marks, left=judged.passed, on=on), on=on, again="divide").output
     else:
         write_marks(folder / "marks", profile.names, *judged.marked())
-        work = Division(corpus, folder / "marks", folder / "parts", folder / "left" if judged.passed else None)
+        left = folder / "left" if judged.passed else None
+        work = Division(fetch(dataset), folder / "marks", folder / "parts", left)
         for name in work.files:
             work.do(name)
         work.finish(folder / "aside")

@@ -52,8 +52,10 @@ def rates(**a_byte: float) -> Rates:
         "verify",
         "measure",
         "merge",
-        "set aside",
-        "rewrite",
+        "mark",
+        "divide",
+        "join",
+        "take over",
         "publish",
         "encode",
         "write",
@@ -62,7 +64,7 @@ def rates(**a_byte: float) -> Rates:
     )
 
     def corpus(size: int) -> dict:
-        of = {step: {"cpu": 2 + size * a_byte.get(step.replace(" ", "_"), 0.0)} for step in steps}
+        of = {step: {"cpu": 2 + size * a_byte.get(step.replace(" ", "_"), 0.0), "written": 0.0} for step in steps}
         often = {**dict.fromkeys(("cpu", "wall", "read", "written"), 0.0), "documents": 1.0}
         return {
             "bytes": size,

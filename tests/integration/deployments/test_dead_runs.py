@@ -311,7 +311,7 @@ def test_slots_are_as_many_as_runs_at_work(platform, client, tmp_path):
 
 def test_killed_on_the_command_line(platform, client, tmp_path):
     """It is marked, with its task runs; nobody starts it again: the words say what to do."""
-    words = python("-c", "# fork: commands\nimport sys, probed\nprobed.probe(sys.argv[1])", str(tmp_path))
+    words = python("-c", "import sys, probed; probed.probe(sys.argv[1])", str(tmp_path))
     flow = subprocess.Popen(words, env=platform.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = until(lambda: lines(tmp_path / "starts"))[0][0]
     until(lambda: client.read_task_runs())

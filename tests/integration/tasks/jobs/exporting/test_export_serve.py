@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, export_tiny, files_of, make_checkpoint, start_export
+from tiny_model import CONTEXT, CORPUS, PROMPTS, VOCABULARY, files_of, make_checkpoint, start_export
 from waiting import limit, until
 
 from tasks.artifacts import require_checks
@@ -40,16 +40,18 @@ def log_of(job):
 
 @pytest.fixture(scope="session")
 def exports(checkpoint, tmp_path_factory):
-    """The same checkpoint exported twice, by two processes in two folders: the second is the one of the whole run of tests."""
+    """The same checkpoint exported twice, by two processes in two folders."""
     root = tmp_path_factory.mktemp("exports")
-    jobs = [root / "a-longer-name-than-the-other" / "one", root / "two"]
-    assert start_export(jobs[0], checkpoint, hash_seed="1").wait(limit(120)) == 0, log_of(jobs[0])
-    return [jobs[0] / "out", export_tiny(jobs[1])]
+    jobs = [root / "one", root / "a-longer-name-than-the-first" / "two"]
+    running = [start_export(job, checkpoint, hash_seed=str(seed)) for seed, job in enumerate(jobs)]
+    for child, job in zip(running, jobs, strict=True):
+        assert child.wait(limit(120)) == 0, log_of(job)
+    return jobs
 
 
 @pytest.fixture(scope="session")
 def model(exports):
-    return exports[0]
+    return exports[0] / "out"
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +65,7 @@ def copy(model, tmp_path):
 
 
 def test_the_export_holds_the_model_and_proves_it(exports, golden):
-    out, result = exports[0], read_json(exports[0].parent / "result.json")
+    out, result = exports[0] / "out", read_json(exports[0] / "result.json")
     names = {"model.onnx", "model.onnx.data", "genai_config.json", "config.json", "golden.json", "parity.json"}
     told = {"README.md", "reference.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in out.iterdir()} == names | told
@@ -90,13 +92,12 @@ def test_the_golden_answers_are_not_trivial(golden):
 
 def test_two_exports_are_bitwise_equal_and_know_nothing_of_where_they_were_made(exports, checkpoint):
     digests = [
-        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} for folder in exports
+        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (job / "out").iterdir()}
+        for job in exports
     ]
     assert digests[0] == digests[1]
-    for path in exports[0].iterdir():
-        assert not any(
-            str(place).encode() in path.read_bytes() for place in (checkpoint, exports[0].parent, Path.cwd())
-        )
+    for path in (exports[0] / "out").iterdir():
+        assert not any(str(place).encode() in path.read_bytes() for place in (checkpoint, exports[0], Path.cwd()))
 
 
 def test_the_graph_is_not_stamped_with_a_commit(model):
