@@ -36,7 +36,8 @@ def run(rank: Rank) -> dict[str, Any] | None:
             rank.progress(gone_through, total, f"{gone_through / 1e6:.1f} of {total / 1e6:.1f} MB divided")
 
         def do(name: str, report: Callable[[int], None]) -> None:
-            work.do(name)
+            if not aside.exists():  # a restart finds all done, and rank 0 may clear up before this rank has looked
+                work.do(name)
             report(work.size(name))
 
         on_processes(mine, do, workers=int(rank.settings["threads"]), report=told)
@@ -46,9 +47,9 @@ def run(rank: Rank) -> dict[str, Any] | None:
             while not work.done(name):  # when another rank dies, the launcher ends this one too
                 time.sleep(POLL_SECONDS)
         work.finish(aside)
-        shutil.rmtree(parts)
     if rank.rank:
         return None
+    shutil.rmtree(parts, ignore_errors=True)
     return {"metrics": {"documents": float(json.loads((aside / "quarantine.json").read_text())["documents"])}}
 
 
