@@ -137,7 +137,7 @@ def program(
     return Program("tasks.jobs.profile", settings, inputs)
 
 
-def dividing(dataset: Dataset, marks: Path, *, left: bool, on: Cluster) -> Program:
+def divide_program(dataset: Dataset, marks: Path, *, left: bool, on: Cluster) -> Program:
     """What divides a corpus by a folder of marks, which its machines see: one rank a machine, with its threads.
 
     Without `left`, only what is set aside is written.
@@ -167,7 +167,7 @@ def _divide(
     profile = judged.profile
     if on.config.shares_folder and manifest_of(dataset).bytes > DIVIDED_HERE:
         write_marks(marks, profile.names, *judged.marked())
-        folder = run_job(dividing(dataset, marks, left=judged.passed, on=on), on=on, again="divide").output
+        folder = run_job(divide_program(dataset, marks, left=judged.passed, on=on), on=on, again="divide").output
     else:
         write_marks(folder / "marks", profile.names, *judged.marked())
         left = folder / "left" if judged.passed else None

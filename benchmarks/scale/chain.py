@@ -116,29 +116,19 @@ class Model:
         ]
         if self.shared:
             # Whole shards are shared out; a process holds a part of one, and its marks.
-            dividing = self._units("divide", size, written=size, memory=self.on.cores * self.unit_memory)
-            joined = Stage(
-                "join what was set aside", "first machine", max(joining, self.on.moving(2 * gone)), joining, gone, gone
-            )
+            stages.append(self._units("divide", size, written=size, memory=self.on.cores * self.unit_memory))
+            seconds = max(joining, self.on.moving(2 * gone))
+            stages.append(Stage("join what was set aside", "first machine", seconds, joining, gone, gone))
             publishing = self._by_threads(size * self.rates("take over")) + manifest
-            moved, written = self.on.moving(size), 0.0
+            read, written = size, 0.0
         else:
             alone = size * self.rates("divide") + joining
-            dividing = Stage("divide", "launcher", max(alone, self.on.moving(2 * size)), alone, size, size, held)
-            joined = None
+            stages.append(Stage("divide", "launcher", max(alone, self.on.moving(2 * size)), alone, size, size, held))
             copied = size * max(0.0, self.rates("publish") - 2 * self.rates("verify"))  # hashed before and after
             publishing = copied + 2 * self._hashed(size) + manifest
-            moved, written = self.on.moving(4 * size), size
-        last = Stage(
-            "publish what stays",
-            "launcher",
-            max(publishing, moved),
-            publishing,
-            size if self.shared else 3 * size,
-            written,
-            held,
-        )
-        return [*stages, dividing, *([joined] if joined else []), last]
+            read, written = 3 * size, size
+        seconds = max(publishing, self.on.moving(read + written))
+        return [*stages, Stage("publish what stays", "launcher", seconds, publishing, read, written, held)]
 
     def preprocess(self) -> list[Stage]:
         size, tokens = self.corpus.size, self.corpus.size * self.rates.tokens

@@ -67,7 +67,7 @@ def run_stage(stage, config, corpus, folder, *, dataset=DATASET, files=None, hom
     if stage == "validate":
         program = validate.program(dataset, ValidationConfig(), 0.1, (), on=on)
     elif stage == "divide":
-        program = validate.dividing(dataset, write_every_tenth(corpus, folder.parent / "marks"), left=True, on=on)
+        program = validate.divide_program(dataset, write_every_tenth(corpus, folder.parent / "marks"), left=True, on=on)
     else:
         program = preprocess.program(dataset, PREPROCESSING, None, on=on)
     token = f"{abs(hash((str(folder), stage))):032x}"

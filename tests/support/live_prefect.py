@@ -82,9 +82,8 @@ class Live:
     made: dict[str, UUID] = field(default_factory=dict)
 
     def client(self) -> SyncPrefectClient:
-        plain = {
-            "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        }  # as `prefect_server.client` does, without all certificates
+        # As `prefect_server.client` has it: reading all certificates costs more than what is asked.
+        plain = {"verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
         password = prefect_server.password(self.home)
         return SyncPrefectClient(api=f"{self.url}/api", auth_string=password, httpx_settings=plain)
 

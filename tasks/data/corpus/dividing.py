@@ -125,7 +125,7 @@ class Division:
         with open(self.marks / _numbered(number), encoding="utf-8") as file:
             marks = {line: (names, detail, raw) for line, names, detail, raw in map(json.loads, file)}
         with open(self.parts / _numbered(number), "w", encoding="utf-8") as aside:
-            for line, value in divide(self.corpus / name, marks.keys(), making if self.left else None):
+            for line, value in divide_shard(self.corpus / name, marks.keys(), making if self.left else None):
                 names, detail, raw = marks[line]
                 rules.update(names)
                 payload = {"shard": name, "line": line, "rules": names, "detail": detail}
@@ -164,7 +164,7 @@ class Division:
         os.replace(making, place)
 
 
-def divide(path: Path, lines: Collection[int], left: Path | None) -> Iterator[tuple[int, Any]]:
+def divide_shard(path: Path, lines: Collection[int], left: Path | None) -> Iterator[tuple[int, Any]]:
     """Yield these lines of a shard (of Parquet its rows), from 1 and in order, each as its JSON value; `left` gets all others.
 
     None stands for what is no JSON, longer than LINE_LIMIT, or a plain file. `left` is complete when this has come to its

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from backports import zstd
 
-from tasks.data.corpus.dividing import Division, Marked, divide, write_marks
+from tasks.data.corpus.dividing import Division, Marked, divide_shard, write_marks
 
 pytestmark = pytest.mark.unit
 
@@ -97,7 +97,7 @@ def test_rows_leave_a_parquet_file_and_its_schema_stays(tmp_path):
     stays = pq.ParquetFile(left / "a.parquet")
     assert stays.schema_arrow == schema and stays.metadata.row_group(0).column(0).compression == "ZSTD"
     assert stays.read().to_pylist() == [row for number, row in enumerate(table.to_pylist(), 1) if number not in without]
-    assert list(divide(tmp_path / "in" / "a.parquet", [4, 10], None)) == [
+    assert list(divide_shard(tmp_path / "in" / "a.parquet", [4, 10], None)) == [
         (4, {"text": "text 3", "n": 3, "tags": ["a"]}),
         (10, {"text": "text 9", "n": 9, "tags": ["a"]}),
     ]
@@ -107,7 +107,7 @@ def test_rows_leave_a_parquet_file_and_its_schema_stays(tmp_path):
 def test_lines_are_set_aside_as_their_values(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
     path.write_bytes(PACKED[ending][0](b"".join(LINES)))
-    values = dict(divide(path, {2, 3, 4, 5}, None))
+    values = dict(divide_shard(path, {2, 3, 4, 5}, None))
     assert values[2] == {"text": "zwei \u00e4"} and values[3] is None
     assert values[4] == json.loads(LINES[3]) and values[5] == json.loads(LINES[4])
     assert list(values) == [2, 3, 4, 5]
